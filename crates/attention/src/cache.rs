@@ -4,6 +4,8 @@
 //! the only source of positions: rows of different lengths need no padding token. Rows come and go without a copy of the
 //! others. The tensors are written in place, so a cache is for inference; training runs without one.
 
+use std::ops::Range;
+
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2_kernels::{KvDType, KvMemory, KvSlot, TakenSlot};
 
@@ -229,6 +231,21 @@ impl KvCache {
     pub fn remove_row(&mut self, row: usize) -> Result<(TakenSlot, usize)> {
         self.expect_rows(&[row])?;
         Ok((self.slots.remove(row), self.lengths.remove(row)))
+    }
+
+    /// What `work` makes of a cache of these rows alone; after an error too this cache has all its rows.
+    pub(crate) fn with_rows<R>(
+        &mut self,
+        rows: Range<usize>,
+        work: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
+        let (slots, lengths) = (self.slots.drain(rows.clone()), self.lengths.drain(rows.clone()));
+        let mut some =
+            Self { memory: self.memory.clone(), slots: slots.collect(), lengths: lengths.collect() };
+        let result = work(&mut some);
+        self.slots.splice(rows.start..rows.start, some.slots);
+        self.lengths.splice(rows.start..rows.start, some.lengths);
+        result
     }
 
     /// Gives the cache these of its rows, in this order; each at most once. The slots of the others are free.

@@ -81,6 +81,16 @@ pub enum AttentionError {
         /// Rows of the pass.
         found: usize,
     },
+    /// A mask of texts side by side was given to other tokens.
+    #[error("attention: expected texts of {tokens} tokens in all, found {queries} queries and {keys} keys")]
+    Rows {
+        /// Tokens of the texts.
+        tokens: usize,
+        /// Queries that were given.
+        queries: usize,
+        /// Keys that were given.
+        keys: usize,
+    },
     /// A pass after lengths in memory ([`Pass::after`](crate::Pass::after)) is something else than causal inference with a
     /// cache.
     #[error(

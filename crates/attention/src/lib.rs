@@ -12,6 +12,7 @@ mod modules;
 mod multi_head;
 mod pass;
 mod position;
+mod projection;
 mod scaled_dot_product;
 mod site;
 pub mod steps;
@@ -24,10 +25,9 @@ pub use candle_gpt2_kernels::{
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
 pub use mask::AttentionMask;
-pub use multi_head::{
-    AttentionMemory, HeadWidth, MultiHeadAttention, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection,
-};
+pub use multi_head::{AttentionMemory, MultiHeadAttention};
 pub use pass::{Observer, Pass, Placement};
 pub use position::SinusoidalPositions;
+pub use projection::{HeadWidth, MultiHeadAttentionConfig, ProjectionLayout, QkvProjection};
 pub use scaled_dot_product::ScaledDotProduct;
 pub use site::{Site, SiteKind};

@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Result, Tensor};
+
+use crate::AttentionError;
 
 /// Which keys each query may see.
 ///
@@ -43,106 +45,76 @@ pub(crate) struct RowKeys {
     pub(crate) key_count: usize,
 }
 
-impl AttentionMask {
-    /// For each query of each row of the batch the number of keys that it sees, where these are the first ones and at least
-    /// one; `None` where they are others.
-    ///
-    /// `rows` is as in [`AttentionMask::additive`].
-    pub(crate) fn visible_prefixes(
-        &self,
-        batch: usize,
-        query_len: usize,
-        key_len: usize,
-        rows: &[RowKeys],
-    ) -> Option<Vec<usize>> {
-        let seen = |row: &RowKeys, query: usize| match self {
-            Self::Bidirectional => Some(row.key_count.min(key_len)),
-            Self::Causal => Some((row.first_query + query + 1).min(row.key_count).min(key_len)),
-            Self::CausalRows(_) | Self::Window { .. } | Self::Additive(_) => None,
-        };
-        let row_of = |index: usize| rows.get(index).or(rows.first());
-        let queries = (0..batch).flat_map(|row| (0..query_len).map(move |query| (row, query)));
-        queries.map(|(row, query)| seen(row_of(row)?, query).filter(|keys| *keys > 0)).collect()
-    }
-
-    /// For each query of each row of the batch the keys that it sees, where they lie side by side and are at least one; `None`
-    /// where they do not.
-    ///
-    /// `rows` is as in [`AttentionMask::additive`].
-    pub(crate) fn visible_keys(
-        &self,
-        batch: usize,
-        query_len: usize,
-        key_len: usize,
-        rows: &[RowKeys],
-    ) -> Option<Vec<Range<usize>>> {
-        if let Self::CausalRows(lengths) = self {
-            let tokens: usize = lengths.iter().sum();
-            let is_all = lengths.iter().all(|length| *length > 0) && (tokens, tokens) == (query_len, key_len);
-            return is_all.then(|| keys_of_rows(lengths));
+impl RowKeys {
+    /// Rows that held so many tokens before these queries, which are the last of their keys; without any, one row with all keys.
+    pub(crate) fn of_rows(past_lengths: &[usize], query_len: usize, key_len: usize) -> Vec<Self> {
+        if past_lengths.is_empty() {
+            return vec![Self { first_query: 0, key_count: key_len }];
         }
-        let Self::Window { before, after } = self else {
-            let prefixes = self.visible_prefixes(batch, query_len, key_len, rows)?;
-            return Some(prefixes.into_iter().map(|keys| 0..keys).collect());
+        let row = |past: &usize| Self { first_query: *past, key_count: past + query_len };
+        past_lengths.iter().map(row).collect()
+    }
+}
+
+impl AttentionMask {
+    /// For each query the keys that it sees, which may be none: of `T` queries where all rows stand alike, else of `B · T`.
+    ///
+    /// `rows` has one entry for each row of the batch, or a single one that holds for all.
+    ///
+    /// # Errors
+    /// When the texts of [`AttentionMask::CausalRows`] are not those of the queries and keys.
+    pub(crate) fn visible(
+        &self,
+        query_len: usize,
+        key_len: usize,
+        rows: &[RowKeys],
+    ) -> Result<Vec<Range<usize>>> {
+        let of_texts = match self {
+            Self::CausalRows(lengths) => {
+                let tokens = lengths.iter().sum();
+                if [query_len, key_len] != [tokens; 2] {
+                    return Err(AttentionError::Rows { tokens, queries: query_len, keys: key_len }.into());
+                }
+                keys_of_rows(lengths)
+            }
+            _ => Vec::new(),
         };
         let seen = |row: &RowKeys, query: usize| {
             let position = row.first_query + query;
-            let end = position.saturating_add(*after).saturating_add(1).min(row.key_count).min(key_len);
-            position.saturating_sub(*before)..end
-        };
-        let row_of = |index: usize| rows.get(index).or(rows.first());
-        let queries = (0..batch).flat_map(|row| (0..query_len).map(move |query| (row, query)));
-        queries.map(|(row, query)| Some(seen(row_of(row)?, query)).filter(|keys| !keys.is_empty())).collect()
-    }
-
-    /// The same rule as a tensor to add to scores of shape `(B, H, T, S)`; `None` where it hides nothing.
-    ///
-    /// `rows` has one entry for each row of the batch, or a single one that holds for all.
-    pub(crate) fn additive(
-        &self,
-        query_len: usize,
-        key_len: usize,
-        rows: &[RowKeys],
-        device: &Device,
-    ) -> Result<Option<Tensor>> {
-        // One row of the mask serves the whole batch where all rows stand alike.
-        let uniform = rows.windows(2).all(|pair| pair[0] == pair[1]);
-        let rows = if uniform { &rows[..rows.len().min(1)] } else { rows };
-        let of_rows = match self {
-            Self::CausalRows(lengths) => keys_of_rows(lengths),
-            _ => Vec::new(),
-        };
-        let visible = |row: &RowKeys, query: usize| {
-            let position = row.first_query + query;
-            let (start, end) = match self {
-                Self::CausalRows(_) => of_rows.get(position).map_or((0, 0), |keys| (keys.start, keys.end)),
-                Self::Bidirectional | Self::Additive(_) => (0, key_len),
-                Self::Causal => (0, position + 1),
+            let Range { start, end } = match self {
+                Self::Bidirectional | Self::Additive(_) => 0..key_len,
+                Self::Causal => 0..position + 1,
+                Self::CausalRows(_) => of_texts.get(position).cloned().unwrap_or(0..0),
                 Self::Window { before, after } => {
-                    (position.saturating_sub(*before), position.saturating_add(*after).saturating_add(1))
+                    position.saturating_sub(*before)..position.saturating_add(*after).saturating_add(1)
                 }
             };
-            (start, end.min(row.key_count).min(key_len))
+            let end = end.min(row.key_count).min(key_len);
+            start.min(end)..end
         };
-        let ranges: Vec<_> =
-            rows.iter().flat_map(|row| (0..query_len).map(move |query| visible(row, query))).collect();
-        let positional = if ranges.iter().all(|range| *range == (0, key_len)) {
-            None
-        } else {
-            let mut scores = vec![f32::NEG_INFINITY; ranges.len() * key_len];
-            for (row, (start, end)) in scores.chunks_mut(key_len).zip(ranges) {
-                if start < end {
-                    row[start..end].fill(0.0);
-                }
-            }
-            Some(Tensor::from_vec(scores, (rows.len(), 1, query_len, key_len), device)?)
-        };
-        match (self, positional) {
-            (Self::Additive(given), Some(positional)) => {
-                Ok(Some(positional.broadcast_add(&given.to_dtype(positional.dtype())?)?))
-            }
-            (Self::Additive(given), None) => Ok(Some(given.clone())),
-            (_, positional) => Ok(positional),
+        let is_one = rows.windows(2).all(|pair| pair[0] == pair[1]);
+        let rows = if is_one { &rows[..rows.len().min(1)] } else { rows };
+        Ok(rows.iter().flat_map(|row| (0..query_len).map(move |query| seen(row, query))).collect())
+    }
+
+    /// What [`AttentionMask::visible`] gives, for each of the `B · T` queries; `None` where one sees nothing, or sees it with
+    /// something added.
+    pub(crate) fn seen_of_batch(
+        &self,
+        visible: &[Range<usize>],
+        batch: usize,
+        query_len: usize,
+    ) -> Option<Vec<Range<usize>>> {
+        let is_plain = self.added().is_none() && visible.iter().all(|seen| !seen.is_empty());
+        let times = if visible.len() == query_len { batch } else { 1 };
+        is_plain.then(|| std::iter::repeat_n(visible, times).flatten().cloned().collect())
+    }
+
+    /// What it adds to the scores.
+    pub(crate) fn added(&self) -> Option<&Tensor> {
+        match self {
+            Self::Additive(added) => Some(added),
+            _ => None,
         }
     }
 }
@@ -160,59 +132,53 @@ fn keys_of_rows(lengths: &[usize]) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::{DType, Device};
+
     use super::*;
 
-    const HIDDEN: f32 = f32::NEG_INFINITY;
-
-    /// The mask for rows that held `past` tokens before the queries, as with a cache.
-    fn cached(
-        mask: &AttentionMask,
-        query_len: usize,
-        key_len: usize,
-        past: &[usize],
-    ) -> Option<Vec<Vec<f32>>> {
-        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
-        let rows: Vec<_> = past.iter().map(row).collect();
-        let tensor = mask.additive(query_len, key_len, &rows, &Device::Cpu).unwrap()?;
-        Some(tensor.reshape(((), key_len)).unwrap().to_vec2().unwrap())
+    /// What is seen by rows that held `past` tokens before the queries, as with a cache.
+    fn cached(mask: &AttentionMask, query_len: usize, key_len: usize, past: &[usize]) -> Vec<Range<usize>> {
+        mask.visible(query_len, key_len, &RowKeys::of_rows(past, query_len, key_len)).unwrap()
     }
 
     #[test]
     fn causal_hides_the_future_at_any_offset() {
-        let start = cached(&AttentionMask::Causal, 2, 2, &[0]).expect("a mask");
-        assert_eq!(start, [[0.0, HIDDEN], [0.0, 0.0]]);
-        let later = cached(&AttentionMask::Causal, 2, 3, &[1, 1]).expect("a mask");
-        assert_eq!(later, [[0.0, 0.0, HIDDEN], [0.0, 0.0, 0.0]]);
+        assert_eq!(cached(&AttentionMask::Causal, 2, 2, &[0]), [0..1, 0..2]);
+        assert_eq!(cached(&AttentionMask::Causal, 2, 3, &[1, 1]), [0..2, 0..3]);
     }
 
     #[test]
     fn rows_see_their_own_tokens_alone() {
         let mask = AttentionMask::CausalRows(Arc::new([2, 1]));
-        let rows = cached(&mask, 3, 3, &[0]).expect("a mask");
-        assert_eq!(rows, [[0.0, HIDDEN, HIDDEN], [0.0, 0.0, HIDDEN], [HIDDEN, HIDDEN, 0.0]]);
+        assert_eq!(cached(&mask, 3, 3, &[0]), [0..1, 0..2, 2..3]);
         let all = [RowKeys { first_query: 0, key_count: 3 }];
-        assert_eq!(mask.visible_keys(1, 3, 3, &all), Some(vec![0..1, 0..2, 2..3]));
-        assert_eq!(mask.visible_keys(1, 2, 3, &all), None, "queries that are not all there");
+        let refusal = mask.visible(2, 3, &all).unwrap_err().to_string();
+        assert!(refusal.contains("texts of 3 tokens in all, found 2 queries and 3 keys"), "{refusal}");
     }
 
     #[test]
     fn window_keeps_its_band() {
         let mask = AttentionMask::Window { before: 1, after: 0 };
-        let band = cached(&mask, 3, 3, &[0]).expect("a mask");
-        assert_eq!(band, [[0.0, HIDDEN, HIDDEN], [0.0, 0.0, HIDDEN], [HIDDEN, 0.0, 0.0]]);
+        assert_eq!(cached(&mask, 3, 3, &[0]), [0..1, 0..2, 1..3]);
+        assert_eq!(cached(&mask, 4, 2, &[]), [0..1, 0..2, 1..2, 2..2], "a query after the keys sees none");
     }
 
     #[test]
     fn ragged_rows_hide_what_only_longer_rows_hold() {
-        let expected = vec![vec![0.0, 0.0, HIDDEN], vec![0.0, 0.0, 0.0]];
-        assert_eq!(cached(&AttentionMask::Causal, 1, 3, &[1, 2]), Some(expected.clone()));
-        assert_eq!(cached(&AttentionMask::Bidirectional, 1, 3, &[1, 2]), Some(expected));
+        for mask in [AttentionMask::Causal, AttentionMask::Bidirectional] {
+            assert_eq!(cached(&mask, 1, 3, &[1, 2]), [0..2, 0..3]);
+            assert_eq!(mask.seen_of_batch(&[0..2, 0..3], 2, 1), Some(vec![0..2, 0..3]));
+        }
     }
 
     #[test]
-    fn a_mask_that_hides_nothing_is_no_mask() {
-        assert_eq!(cached(&AttentionMask::Bidirectional, 1, 4, &[3]), None);
-        assert_eq!(cached(&AttentionMask::Causal, 1, 4, &[3, 3]), None, "a decode step of equal rows");
-        assert_eq!(cached(&AttentionMask::Window { before: 3, after: usize::MAX }, 1, 4, &[3]), None);
+    fn a_mask_that_hides_nothing_is_one_row_for_all() {
+        let visible = vec![0..4; 1];
+        assert_eq!(cached(&AttentionMask::Bidirectional, 1, 4, &[3]), visible);
+        assert_eq!(cached(&AttentionMask::Causal, 1, 4, &[3, 3]), visible, "a decode step of equal rows");
+        assert_eq!(cached(&AttentionMask::Window { before: 3, after: usize::MAX }, 1, 4, &[3]), visible);
+        assert_eq!(AttentionMask::Causal.seen_of_batch(&visible, 2, 1), Some(vec![0..4; 2]));
+        let added = AttentionMask::Additive(Tensor::zeros(4, DType::F32, &Device::Cpu).unwrap());
+        assert_eq!(added.seen_of_batch(&visible, 2, 1), None);
     }
 }

@@ -3,16 +3,16 @@
 use candle_core::{Result, Tensor};
 use candle_nn::Module;
 
-use crate::{AttentionMask, FeedForward, MultiHeadAttention, Pass};
+use crate::{FeedForward, MultiHeadAttention, Pass};
 
-/// Self-attention in which every token sees every other one, as PyTorch's layer without a mask. For another mask, give a
-/// `Sequential` the function `move |x| layer.forward_masked(x, &AttentionMask::Causal)`.
+/// Self-attention under the mask of [`MultiHeadAttention::with_mask`]; without one every token sees every other, as in PyTorch's
+/// layer.
 ///
 /// # Shapes
 /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
 impl Module for MultiHeadAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_masked(x, &AttentionMask::Bidirectional)
+        self.forward_masked(x, &self.mask)
     }
 }
 

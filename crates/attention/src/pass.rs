@@ -54,6 +54,29 @@ pub trait Observer {
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor>;
 }
 
+/// Keeps the last value of one kind.
+pub(crate) struct Kept {
+    kind: SiteKind,
+    pub(crate) value: Option<Tensor>,
+}
+
+impl Kept {
+    pub(crate) fn of(kind: SiteKind) -> Self {
+        Self { kind, value: None }
+    }
+}
+
+impl Observer for Kept {
+    fn wants(&self, site: Site) -> bool {
+        site.kind == self.kind
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        self.value = Some(value.clone());
+        Ok(value)
+    }
+}
+
 /// The mode of one forward pass: inference or training, observed or not.
 ///
 /// ```
@@ -171,14 +194,6 @@ impl<'a> Pass<'a> {
         &self.call.placement
     }
 
-    /// The lengths given to [`Pass::of_rows`].
-    pub fn rows(&self) -> Option<&[usize]> {
-        match self.placement() {
-            Placement::Rows(lengths) => Some(lengths),
-            Placement::AfterCache | Placement::OnDevice(_) => None,
-        }
-    }
-
     /// Which keys a query of a decoder sees in this pass.
     pub fn causal_mask(&self) -> AttentionMask {
         match self.placement() {
@@ -197,14 +212,6 @@ impl<'a> Pass<'a> {
     /// The states given to [`Pass::attending_to`].
     pub fn encoder_states(&self) -> Option<&Tensor> {
         self.call.encoder_states.as_ref()
-    }
-
-    /// The lengths given to [`Pass::after`].
-    pub fn lengths(&self) -> Option<&Tensor> {
-        match self.placement() {
-            Placement::OnDevice(lengths) => Some(lengths),
-            Placement::AfterCache | Placement::Rows(_) => None,
-        }
     }
 
     /// Whether nothing is drawn and nobody looks.
@@ -399,7 +406,8 @@ mod tests {
         pass = pass.computed_in(DType::F64).recomputing(true);
         pass.enter_layer(Some(7));
         let part = |x: &Tensor, pass: &mut Pass| {
-            assert_eq!((pass.rows(), pass.dtype()), (Some(&[2, 3][..]), Some(DType::F64)));
+            assert!(matches!(pass.placement(), Placement::Rows(lengths) if **lengths == [2, 3]));
+            assert_eq!(pass.dtype(), Some(DType::F64));
             assert_eq!((pass.encoder_states().map(Tensor::dims), pass.call.layer), (Some(x.dims()), Some(7)));
             assert!(!pass.is_recomputing(), "a part keeps what it is made of");
             Ok(x.clone())

@@ -1,31 +1,32 @@
-//! `softmax(scale · Q Kᵀ + mask) V`: the one place where attention itself is computed.
+//! `softmax(scale · Q Kᵀ + mask) V`: the one place that chooses how attention is computed.
 //!
-//! Where nobody looks at the weights, a CPU has two kernels: one over caches in any type, and one over projections, with dropout,
-//! masks that are added, and a way back; training on other devices takes the composition that is tested against the latter, which
-//! draws the same dropout. Elsewhere a window without a cache goes block by block along the band, so its cost grows with `T · (before + after)` and not
-//! with `T · S`, and rows that lie in one text one by one. Everything else takes the dense products below, which are the reference of all.
+//! ```text
+//! KvMemory::attention      over a cache on a CPU, whatever type it holds
+//! heads_attention          without a cache: on a CPU with the bits of the above; in training, with dropout and a way back, on any device
+//! prefix_attention_on_gpu  on an NVIDIA GPU, where every query sees the first keys
+//! attention_reference      everything else: for observers, in other types; the others are tested against it
+//! ```
 
 use std::ops::Range;
 
 use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2_kernels::{
-    HeadsAttention, WIDEST_SINGLE_QUERY, has_cpu_kernels, heads_attention, prefix_attention_on_gpu, softmax,
+    AttentionStage, HeadsAttention, WIDEST_SINGLE_QUERY, attention_reference, has_cpu_kernels,
+    heads_attention, heads_of, prefix_attention_on_gpu,
 };
 
 use crate::error::expect_sizes;
 use crate::mask::{AttentionMask, RowKeys};
 use crate::pass::Pass;
-use crate::{KvCache, SiteKind};
+use crate::{AttentionError, KvCache, SiteKind};
 
 /// Axis of the heads in a `(B, H, T, D)` tensor.
 const HEAD_DIM: usize = 1;
 /// Axis of the tokens in a `(B, H, T, D)` tensor.
 const TOKEN_DIM: usize = 2;
-/// Fewest queries in a block of the band: smaller products cost more in calls than they save in arithmetic.
-const MIN_BAND_BLOCK: usize = 32;
 
 /// How the scores are formed: scale, and dropout on the weights. Scores and softmax are computed in f32 at least, whatever the
-/// type of queries and keys: in f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
+/// type of queries and keys.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -74,43 +75,32 @@ impl ScaledDotProduct {
         past_lengths: &[usize],
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        let (batch, num_heads, query_len, _) = q.dims4()?;
-        let key_len = k.dim(TOKEN_DIM)?;
         expect_some([q, k, v])?;
-        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
-        let mut rows: Vec<_> = past_lengths.iter().map(row).collect();
-        if rows.is_empty() {
-            rows.push(RowKeys { first_query: 0, key_count: key_len });
-        }
-        if past_lengths.is_empty()
-            && let Some(visible) = self.seen_by_kernel(&[q, k, v], mask, (query_len, key_len), pass)
-        {
+        let (batch, num_heads, query_len, _) = q.dims4()?;
+        let rows = RowKeys::of_rows(past_lengths, query_len, k.dim(TOKEN_DIM)?);
+        let visible = mask.visible(query_len, k.dim(TOKEN_DIM)?, &rows)?;
+        if past_lengths.is_empty() && self.has_kernel(&[q, k, v], &visible, pass) {
             // Each `(B, T, H · D)`, the heads side by side.
             let side_by_side = |x: &Tensor| x.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM);
             let (q, k, v) = (side_by_side(q)?, side_by_side(k)?, side_by_side(v)?);
-            let context = self.of_projections(&[q, k, v], num_heads, visible, mask, pass)?;
+            let context = heads_attention(&[&q, &k, &v], self.of_heads(num_heads, visible, mask, pass)?)?;
             return context.reshape((batch, query_len, num_heads, ()))?.transpose(HEAD_DIM, TOKEN_DIM);
         }
-        if self.is_fused_on_gpu(q, pass)
-            && let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows)
-            && let Some(context) = prefix_attention_on_gpu(q, k, v, self.scale, &visible)?
-        {
+        if let Some(context) = self.on_gpu([q, k, v], mask, &visible, pass)? {
             return Ok(context);
         }
-        if let AttentionMask::CausalRows(lengths) = mask
-            && !shows_weights(pass)
-        {
-            return self.row_by_row([q, k, v], lengths, pass);
+        let attention = self.of_heads(num_heads, visible, mask, pass)?;
+        if !shows_weights(pass) {
+            return attention_reference([q, k, v], &attention, None);
         }
-        if let AttentionMask::Window { before, after } = mask
-            && past_lengths.is_empty()
-            && !shows_weights(pass)
-            && before.saturating_add(*after) < key_len
-        {
-            return self.band(&q.contiguous()?, &k.contiguous()?, v, mask, (*before, *after), pass);
-        }
-        let additive = mask.additive(query_len, key_len, &rows, q.device())?;
-        self.dense(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, additive.as_ref(), pass)
+        let show = &mut |stage, value| {
+            let kind = match stage {
+                AttentionStage::Scores => SiteKind::AttnScores,
+                AttentionStage::Weights => SiteKind::Pattern,
+            };
+            pass.show(kind, value)
+        };
+        attention_reference([q, k, v], &attention, Some(show))
     }
 
     /// Attention of the queries of new tokens over a cache, which gains their keys and values first.
@@ -135,22 +125,22 @@ impl ScaledDotProduct {
         cache.append(keys, values)?;
         let (batch, _, query_len, head_dim) = q.dims4()?;
         let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
-        let row = |past: &usize| RowKeys { first_query: *past, key_count: past + query_len };
-        let rows: Vec<_> = past_lengths.iter().map(row).collect();
+        let visible =
+            mask.visible(query_len, key_len, &RowKeys::of_rows(&past_lengths, query_len, key_len))?;
         let memory = cache.memory();
+        let is_plain = q.dtype() == DType::F32 && q.device().is_cpu() && !q.track_op();
         if memory.has_kernel()
-            && self.is_fused(q, pass)
-            && let Some(visible) = mask.visible_keys(batch, query_len, key_len, &rows)
+            && is_plain
+            && self.is_fused(pass)
+            && let Some(seen) = mask.seen_of_batch(&visible, batch, query_len)
         {
-            return memory.attention(q, &cache.slots(), self.scale, &visible);
+            return memory.attention(q, &cache.slots(), self.scale, &seen);
         }
         // The kernel for one query reads nothing after a row's own tokens, so rows of other lengths are not copied for it.
         if query_len == 1
             && head_dim <= WIDEST_SINGLE_QUERY
-            && self.is_fused_on_gpu(q, pass)
             && let Some([keys, values]) = cache.views()?
-            && let Some(visible) = mask.visible_prefixes(batch, query_len, key_len, &rows)
-            && let Some(context) = prefix_attention_on_gpu(q, &keys, &values, self.scale, &visible)?
+            && let Some(context) = self.on_gpu([q, &keys, &values], mask, &visible, pass)?
         {
             return Ok(context);
         }
@@ -158,146 +148,116 @@ impl ScaledDotProduct {
         self.forward(q, &keys, &values, mask, &past_lengths, pass)
     }
 
-    /// What the heads say, side by side, where it is computed from the projections as they are: by the CPU's kernel, and in
-    /// training.
+    /// What the heads say, side by side, from queries, keys and values as [`heads_attention`] takes them; with a cache, from
+    /// those of the new tokens.
     ///
     /// # Shapes
-    /// `projections` as [`heads_attention`] takes them; returns `(B, T, H · D)`.
-    pub(crate) fn forward_projected(
+    /// Returns `(B, T, H · D)`.
+    pub(crate) fn attend(
         &self,
         projections: &[Tensor],
         num_heads: usize,
         mask: &AttentionMask,
+        cache: Option<&mut KvCache>,
         pass: &mut Pass,
-    ) -> Result<Option<Tensor>> {
+    ) -> Result<Tensor> {
         let tensors: Vec<&Tensor> = projections.iter().collect();
-        let [Some(first), Some(last)] = [tensors.first(), tensors.last()] else { return Ok(None) };
-        let lengths = (first.dim(1)?, last.dim(1)?);
-        expect_sizes(&[
-            ("number of rows", first.dim(0)?),
-            ("number of queries", lengths.0),
-            ("number of keys", lengths.1),
-        ])?;
-        let Some(visible) = self.seen_by_kernel(&tensors, mask, lengths, pass) else { return Ok(None) };
-        self.of_projections(projections, num_heads, visible, mask, pass).map(Some)
+        if let (None, Some(first), Some(last)) = (&cache, projections.first(), projections.last()) {
+            let [(batch, query_len, _), (_, key_len, _)] = [first.dims3()?, last.dims3()?];
+            expect_sizes(&[
+                ("number of rows", batch),
+                ("number of queries", query_len),
+                ("number of keys", key_len),
+            ])?;
+            let visible = mask.visible(query_len, key_len, &RowKeys::of_rows(&[], query_len, key_len))?;
+            if self.has_kernel(&tensors, &visible, pass) {
+                return heads_attention(&tensors, self.of_heads(num_heads, visible, mask, pass)?);
+            }
+        }
+        let [q, k, v] = heads_of(&tensors, num_heads)?;
+        let context = match cache {
+            Some(cache) => self.forward_cached(&q, [&k, &v], mask, cache, pass)?,
+            None => self.forward(&q, &k, &v, mask, &[], pass)?,
+        }; // (B, H, T, D)
+        context.transpose(HEAD_DIM, TOKEN_DIM)?.flatten_from(TOKEN_DIM)
     }
 
-    fn of_projections(
+    /// The same of rows of different lengths, `(1, T_1 + … + T_B, n · H · D)`, each over its own row of the cache. Neighbours of one
+    /// length are computed together.
+    pub(crate) fn attend_rows(
         &self,
         projections: &[Tensor],
         num_heads: usize,
+        lengths: &[usize],
+        cache: &mut KvCache,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
+        let (rows, found) = (cache.lengths().len(), lengths.len());
+        if found != rows {
+            return Err(AttentionError::CacheRows { rows, found }.into());
+        }
+        let (mut contexts, mut first_row, mut first_token) = (Vec::new(), 0, 0);
+        for alike in lengths.chunk_by(|a, b| a == b) {
+            let (batch, length) = (alike.len(), alike[0]);
+            let of_rows = |x: &Tensor| {
+                let tokens = x.narrow(1, first_token, batch * length)?;
+                tokens.reshape((batch, length, x.dim(D::Minus1)?))
+            };
+            let projections = projections.iter().map(of_rows).collect::<Result<Vec<_>>>()?;
+            let context = cache.with_rows(first_row..first_row + batch, |cache| {
+                self.attend(&projections, num_heads, &AttentionMask::Causal, Some(cache), pass)
+            })?;
+            contexts.push(context.reshape((1, batch * length, ()))?);
+            (first_row, first_token) = (first_row + batch, first_token + batch * length);
+        }
+        Tensor::cat(&contexts, 1)
+    }
+
+    /// The description that kernels take.
+    fn of_heads(
+        &self,
+        heads: usize,
         visible: Vec<Range<usize>>,
         mask: &AttentionMask,
         pass: &mut Pass,
-    ) -> Result<Tensor> {
-        let added = match mask {
-            AttentionMask::Additive(added) => Some(added.clone()),
-            _ => None,
-        };
-        let dropout = pass.attention_dropout(self.dropout)?;
-        let attention = HeadsAttention { heads: num_heads, scale: self.scale, visible, added, dropout };
-        heads_attention(&projections.iter().collect::<Vec<_>>(), attention)
+    ) -> Result<HeadsAttention> {
+        let (added, dropout) = (mask.added().cloned(), pass.attention_dropout(self.dropout)?);
+        Ok(HeadsAttention { heads, scale: self.scale, visible, added, dropout })
     }
 
-    /// For each query the keys that it sees, where the CPU's kernel without a cache computes the same, or in training its
-    /// composition: tensors of one type, and nobody who looks.
-    fn seen_by_kernel(
-        &self,
-        tensors: &[&Tensor],
-        mask: &AttentionMask,
-        (query_len, key_len): (usize, usize),
-        pass: &Pass,
-    ) -> Option<Vec<Range<usize>>> {
+    /// Whether [`heads_attention`] is there for tensors without a cache: they are of one type, and nobody looks.
+    fn has_kernel(&self, tensors: &[&Tensor], visible: &[Range<usize>], pass: &Pass) -> bool {
         let dtype = tensors[0].dtype();
         let serves = |x: &&Tensor| x.dtype() == dtype && (has_cpu_kernels(x) || pass.is_training());
         let has_scale = self.scale > 0.0 && self.scale.is_finite();
-        if !tensors.iter().all(serves) || !has_scale || shows_weights(pass) {
-            return None;
-        }
-        match mask {
-            AttentionMask::Additive(added) if added.track_op() || key_len == 0 => None,
-            AttentionMask::Additive(_) => Some(vec![0..key_len; query_len]),
-            _ => mask.visible_keys(1, query_len, key_len, &[RowKeys { first_query: 0, key_count: key_len }]),
-        }
+        let sees = visible.iter().all(|seen| !seen.is_empty());
+        has_scale && sees && !shows_weights(pass) && tensors.iter().all(serves)
     }
 
-    /// Whether the CPU's kernel over a cache computes the same: f32 on the CPU, no gradient, no dropout, nobody who looks.
-    fn is_fused(&self, q: &Tensor, pass: &Pass) -> bool {
-        let is_dropped = pass.is_training() && self.dropout > 0.0;
-        !is_dropped && !shows_weights(pass) && is_plain(q)
-    }
-
-    /// Whether a GPU's kernels may compute it: no dropout, nobody who looks.
-    fn is_fused_on_gpu(&self, q: &Tensor, pass: &Pass) -> bool {
-        let is_dropped = pass.is_training() && self.dropout > 0.0;
-        q.device().is_cuda() && !is_dropped && !shows_weights(pass)
-    }
-
-    /// All queries against all keys, with `additive` `(B|1, H|1, T, S)` added to the scores.
-    fn dense(
+    /// What the kernels of a GPU give, where they are there for it.
+    fn on_gpu(
         &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        additive: Option<&Tensor>,
-        pass: &mut Pass,
-    ) -> Result<Tensor> {
-        let dtype = q.dtype();
-        let v = &v.to_dtype(dtype)?;
-        let score_dtype = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let (q, k) = (q.to_dtype(score_dtype)?, k.to_dtype(score_dtype)?);
-        let mut scores = (q.matmul(&k.t()?)? * self.scale)?; // (B, H, T, S)
-        if let Some(additive) = additive {
-            scores = scores.broadcast_add(&additive.to_dtype(scores.dtype())?)?;
-        }
-        let scores = pass.show(SiteKind::AttnScores, scores)?;
-        let weights = softmax(&scores, D::Minus1)?.to_dtype(dtype)?;
-        let weights = pass.show(SiteKind::Pattern, weights)?;
-        pass.dropout(weights, self.dropout)?.matmul(v)
-    }
-
-    /// The rows of one text, each by itself.
-    fn row_by_row(&self, [q, k, v]: [&Tensor; 3], lengths: &[usize], pass: &mut Pass) -> Result<Tensor> {
-        let mut first = 0;
-        let mut outputs = Vec::with_capacity(lengths.len());
-        for length in lengths {
-            let [q, k, v] = [q, k, v].map(|x| x.narrow(TOKEN_DIM, first, *length));
-            outputs.push(self.forward(&q?, &k?, &v?, &AttentionMask::Causal, &[], pass)?);
-            first += length;
-        }
-        Tensor::cat(&outputs, TOKEN_DIM)
-    }
-
-    /// The band of a window: blocks of queries, each against the keys that any of them may see.
-    fn band(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
+        [q, k, v]: [&Tensor; 3],
         mask: &AttentionMask,
-        (before, after): (usize, usize),
-        pass: &mut Pass,
-    ) -> Result<Tensor> {
-        let (query_len, key_len) = (q.dim(TOKEN_DIM)?, k.dim(TOKEN_DIM)?);
-        let block = (before + after).max(MIN_BAND_BLOCK);
-        let mut outputs = Vec::with_capacity(query_len.div_ceil(block));
-        for first_query in (0..query_len).step_by(block) {
-            let queries = block.min(query_len - first_query);
-            // Queries after the last key keep one key, which the mask hides, as the dense path would.
-            let first_key = first_query.saturating_sub(before).min(key_len - 1);
-            let end_key = (first_query + queries + after).min(key_len);
-            let keys = end_key.max(first_key + 1) - first_key;
-            let row = RowKeys { first_query: first_query - first_key, key_count: keys };
-            let additive = mask.additive(queries, keys, &[row], q.device())?;
-            outputs.push(self.dense(
-                &q.narrow(TOKEN_DIM, first_query, queries)?.contiguous()?,
-                &k.narrow(TOKEN_DIM, first_key, keys)?,
-                &v.narrow(TOKEN_DIM, first_key, keys)?.contiguous()?,
-                additive.as_ref(),
-                pass,
-            )?);
+        visible: &[Range<usize>],
+        pass: &Pass,
+    ) -> Result<Option<Tensor>> {
+        if !q.device().is_cuda() || !self.is_fused(pass) {
+            return Ok(None);
         }
-        Tensor::cat(&outputs, TOKEN_DIM)
+        let (batch, _, query_len, _) = q.dims4()?;
+        let first_keys = |seen: &Range<usize>| (seen.start == 0).then_some(seen.end);
+        let seen = mask.seen_of_batch(visible, batch, query_len);
+        match seen.and_then(|seen| seen.iter().map(first_keys).collect::<Option<Vec<_>>>()) {
+            Some(seen) => prefix_attention_on_gpu(q, k, v, self.scale, &seen),
+            None => Ok(None),
+        }
+    }
+
+    /// Whether no weight is dropped, and nobody looks at them.
+    fn is_fused(&self, pass: &Pass) -> bool {
+        let is_dropped = pass.is_training() && self.dropout > 0.0;
+        !is_dropped && !shows_weights(pass)
     }
 }
 
@@ -319,9 +279,4 @@ fn expect_some([q, k, v]: [&Tensor; 3]) -> Result<()> {
 /// Whether somebody looks at what the kernels keep to themselves.
 fn shows_weights(pass: &Pass) -> bool {
     pass.wants(SiteKind::AttnScores) || pass.wants(SiteKind::Pattern)
-}
-
-/// Whether a tensor is in f32 on the CPU, and no gradient goes through it.
-fn is_plain(x: &Tensor) -> bool {
-    x.dtype() == DType::F32 && x.device().is_cpu() && !x.track_op()
 }

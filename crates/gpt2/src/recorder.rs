@@ -10,6 +10,7 @@ use std::mem;
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor};
+use candle_gpt2_attention::Placement;
 use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 
 use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
@@ -179,8 +180,7 @@ fn is_step(
         && ids.dtype() == DType::U32
         && ids.dims() == [cache.lengths().len(), 1]
         && pass.is_inference()
-        && pass.rows().is_none()
-        && pass.lengths().is_none()
+        && matches!(pass.placement(), Placement::AfterCache)
         && pass.encoder_states().is_none()
         && pass.dtype().is_none_or(|dtype| dtype == model.dtype())
         && !model.is_observed()

@@ -41,8 +41,8 @@ pub use per_thread::{
 };
 pub use recording::{Recording, prepared};
 pub use training::{
-    Before, HeadsAttention, adamw_step, add, add_positions, expect_ids, gradient_norm, gradients, head_loss,
-    head_loss_reference, heads_attention, heads_attention_reference, recomputed, runs_as_in_training,
-    squared_norm,
+    AttentionStage, Before, HeadsAttention, adamw_step, add, add_positions, attention_reference, expect_ids,
+    gradient_norm, gradients, head_loss, head_loss_reference, heads_attention, heads_attention_reference,
+    heads_of, recomputed, runs_as_in_training, squared_norm,
 };
 pub use widths::WIDEST_SINGLE_QUERY;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
 
 use super::composed::{drawn_on_gpu, wide};
@@ -81,44 +81,126 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
     for_float!(dtype, forward(projections, attention))
 }
 
-/// The same as a composition of candle operations, on any device and in any type; scores and their softmax in f32 at least.
+/// The same as a composition of candle operations, on any device and in any type: [`attention_reference`] of the heads.
 /// Tests compare [`heads_attention`] with it.
 ///
 /// # Errors
 /// As [`heads_attention`].
 pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAttention) -> Result<Tensor> {
-    let sizes = attention.sizes(projections)?;
-    let HeadsAttention { heads, scale, added, dropout, .. } = attention;
+    attention.sizes(projections)?;
+    let [q, k, v] = heads_of(projections, attention.heads)?;
+    attention_reference([&q, &k, &v], attention, None)?.transpose(1, 2)?.flatten_from(2) // (B, T, H · Dv)
+}
+
+/// Views of queries `(B, H, T, D)`, keys `(B, H, S, D)` and values `(B, H, S, Dv)` in projections as [`heads_attention`] takes them.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_gpt2_kernels::heads_of;
+///
+/// let side_by_side = Tensor::arange(0f32, 24., &Device::Cpu)?.reshape((1, 2, 12))?; // two tokens
+/// let [_, keys, _] = heads_of(&[&side_by_side], 2)?;
+/// assert_eq!(keys.get(0)?.to_vec3::<f32>()?, [[[4., 5.], [16., 17.]], [[6., 7.], [18., 19.]]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// When the heads do not divide the widths.
+pub fn heads_of(projections: &[&Tensor], heads: usize) -> Result<[Tensor; 3]> {
     let mut parts = Vec::new();
-    for (index, tensor) in projections.iter().enumerate() {
-        for part in tensor.chunk(parts_of(projections.len(), index), D::Minus1)? {
-            let (batch, tokens, width) = part.dims3()?;
-            parts.push(part.reshape((batch, tokens, *heads, width / heads))?.transpose(1, 2)?.contiguous()?);
-        }
+    for (index, projection) in projections.iter().enumerate() {
+        let (batch, tokens, width) = projection.dims3()?;
+        let count = parts_of(projections.len(), index);
+        let split = projection.reshape((batch, tokens, count * heads, width / (count * heads).max(1)))?;
+        parts.extend(split.transpose(1, 2)?.chunk(count, 1)?);
     }
-    let [q, k, v] = &parts[..] else {
-        candle_core::bail!("queries, keys and values in {} parts", parts.len());
-    }; // (B, H, T, D), (B, H, S, D), (B, H, S, Dv)
+    let shapes = || projections.iter().map(|tensor| tensor.dims().to_vec()).collect();
+    parts.try_into().map_err(|_| KernelError::Projections { heads, found: shapes() }.into())
+}
+
+/// What is between the products of an attention. [`attention_reference`] shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionStage {
+    /// The scaled products of queries and keys with what is added to them, `-inf` for a key that is not seen.
+    Scores,
+    /// Their softmax, in the type of the queries.
+    Weights,
+}
+
+/// `softmax(scale · Q Kᵀ + added) V` as a composition of candle operations, on any device and in any type; scores and their
+/// softmax in f32 at least. In f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
+///
+/// Queries are computed in blocks with the keys that any of them sees, so a window costs `T · w` and not `T · S`, and texts side by
+/// side cost what they cost alone. `show` is given `(B, H, T, S)` of all queries and keys, and returns what to go on with.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_gpt2_kernels::{AttentionStage, HeadsAttention, attention_reference};
+///
+/// let causal = HeadsAttention { heads: 1, scale: 0.5, visible: vec![0..1, 0..2], added: None, dropout: None };
+/// let q = Tensor::zeros((1, 1, 2, 3), DType::F32, &Device::Cpu)?; // (B, H, T, D)
+/// let mut weights = None;
+/// attention_reference([&q, &q, &q], &causal, Some(&mut |stage, value| {
+///     if stage == AttentionStage::Weights {
+///         weights = Some(value.flatten_all()?.to_vec1::<f32>()?);
+///     }
+///     Ok(value)
+/// }))?;
+/// assert_eq!(weights, Some(vec![1., 0., 0.5, 0.5]));
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Shapes
+/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`. What is seen may be given for each of the
+/// `B · T` queries, and may be nothing, which gives NaN as in PyTorch.
+///
+/// # Errors
+/// When the shapes do not fit, and those of `show`.
+pub fn attention_reference(
+    [q, k, v]: [&Tensor; 3],
+    attention: &HeadsAttention,
+    mut show: Option<&mut dyn FnMut(AttentionStage, Tensor) -> Result<Tensor>>,
+) -> Result<Tensor> {
+    let HeadsAttention { scale, visible, added, dropout, .. } = attention;
+    let (batch, _, queries, _) = q.dims4()?;
+    let keys = k.dim(TOKEN_DIM)?;
+    let is_seen = |seen: &Range<usize>| seen.is_empty() || seen.end <= keys;
+    let is_for_each = [queries, batch * queries].contains(&visible.len());
+    if visible.is_empty() || keys == 0 || !is_for_each || !visible.iter().all(is_seen) {
+        let [q, k, v] = [q, k, v].map(|x| x.dims().to_vec());
+        return Err(KernelError::AttentionShapes { q, k, v }.into());
+    }
     let (dtype, score_dtype, device) = (q.dtype(), wide(q.dtype()), q.device());
-    let [q, k] = [q.to_dtype(score_dtype)?, k.to_dtype(score_dtype)?];
-    let groups = attention.groups(sizes);
+    let (q, k, v) = (q.to_dtype(score_dtype)?, k.to_dtype(score_dtype)?, v.to_dtype(dtype)?);
+    let blocks = if show.is_some() || added.is_some() || visible.len() != queries {
+        vec![Block { queries: 0..queries, keys: 0..keys }]
+    } else {
+        blocks(visible)
+    };
     let mut masks = match dropout {
-        Some(dropout) if device.is_cpu() => attention.masks(&groups, dropout, sizes.batch),
+        Some(dropout) if device.is_cpu() => attention.masks(&blocks, dropout, (batch, queries)),
         _ => Vec::new(),
     }
     .into_iter();
-    let mut contexts = Vec::with_capacity(groups.len());
-    for (index, group) in groups.iter().enumerate() {
+    let mut contexts = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks.iter().enumerate() {
         let tokens =
             |x: &Tensor, range: &Range<usize>| x.narrow(TOKEN_DIM, range.start, range.len())?.contiguous();
-        let (q, k) = (tokens(&q, &group.queries)?, tokens(&k, &group.keys)?);
-        let hidden = group.hidden(&attention.visible);
-        let hidden = Tensor::from_vec(hidden, (group.queries.len(), group.keys.len()), device)?;
-        let mut scores = (q.matmul(&k.t()?)? * *scale)?.broadcast_add(&hidden.to_dtype(score_dtype)?)?; // (B, H, T, S)
+        let (q, k) = (tokens(&q, &block.queries)?, tokens(&k, &block.keys)?);
+        let mut scores = (q.matmul(&k.t()?)? * *scale)?; // (B, H, T, S)
+        if let Some(hidden) = attention.hidden(block, queries, device)? {
+            scores = scores.broadcast_add(&hidden.to_dtype(score_dtype)?)?;
+        }
         if let Some(added) = added {
             scores = scores.broadcast_add(&added.to_dtype(score_dtype)?)?;
         }
+        if let Some(show) = &mut show {
+            scores = show(AttentionStage::Scores, scores)?;
+        }
         let mut weights = candle_nn::ops::softmax(&scores, D::Minus1)?;
+        if let Some(show) = &mut show {
+            weights = show(AttentionStage::Weights, weights.to_dtype(dtype)?)?;
+        }
         if let Some(dropout) = dropout {
             let kept = match masks.next() {
                 Some(mask) => Tensor::from_vec(mask, weights.shape(), device)?,
@@ -126,67 +208,91 @@ pub fn heads_attention_reference(projections: &[&Tensor], attention: &HeadsAtten
             };
             // At a rate of 1 nothing is kept, and zero is not to be divided by zero.
             let factor = if dropout.rate < 1.0 { dropout.mask(0).factor() } else { 0.0 };
-            weights = ((weights * kept.to_dtype(score_dtype)?)? * factor)?;
+            let kept = kept.to_dtype(weights.dtype())?;
+            weights = ((weights * kept)? * factor)?;
         }
-        contexts.push(weights.to_dtype(dtype)?.matmul(&tokens(v, &group.keys)?)?);
+        contexts.push(weights.to_dtype(dtype)?.matmul(&tokens(&v, &block.keys)?)?);
     }
-    Tensor::cat(&contexts, TOKEN_DIM)?.transpose(1, 2)?.flatten_from(2) // (B, T, H · Dv)
+    Tensor::cat(&contexts, TOKEN_DIM)
 }
 
-/// Queries side by side, and all keys that any of them sees, which no others see.
-struct Group {
+/// Fewest queries of a block of a window: smaller products cost more in calls than they save in arithmetic.
+const MIN_BLOCK: usize = 32;
+
+/// Queries side by side, and all keys that any of them sees.
+struct Block {
     queries: Range<usize>,
     keys: Range<usize>,
 }
 
-impl Group {
-    /// What is added to the scores of its queries with its keys.
-    fn hidden(&self, visible: &[Range<usize>]) -> Vec<f32> {
-        let mut hidden = vec![f32::NEG_INFINITY; self.queries.len() * self.keys.len()];
-        for (row, seen) in hidden.chunks_mut(self.keys.len()).zip(&visible[self.queries.clone()]) {
-            row[self.seen(seen)].fill(0.0);
-        }
-        hidden
-    }
-
-    /// Keys that a query sees, counted from the first of the group.
+impl Block {
+    /// Keys that a query sees, counted from the first of the block.
     fn seen(&self, seen: &Range<usize>) -> Range<usize> {
-        seen.start - self.keys.start..seen.end - self.keys.start
+        if seen.is_empty() { 0..0 } else { seen.start - self.keys.start..seen.end - self.keys.start }
     }
 }
 
-impl HeadsAttention {
-    /// The queries in groups that have no keys in common, as rows side by side are.
-    fn groups(&self, Sizes { queries, keys, .. }: Sizes) -> Vec<Group> {
-        if self.added.is_some() {
-            return vec![Group { queries: 0..queries, keys: 0..keys }];
-        }
-        let mut groups: Vec<Group> = Vec::new();
-        for (query, seen) in self.visible.iter().enumerate() {
-            match groups.last_mut() {
-                Some(Group { queries, keys }) if seen.start < keys.end => {
-                    queries.end = query + 1;
+/// The queries in blocks: no longer than what the widest sees, else most of a window's products would be for nothing; and no text
+/// with the keys of another.
+fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
+    let longest = visible.iter().map(Range::len).max().unwrap_or(0).max(MIN_BLOCK);
+    let mut blocks: Vec<Block> = Vec::new();
+    for (query, seen) in visible.iter().enumerate() {
+        match blocks.last_mut() {
+            Some(Block { queries, keys }) if queries.len() < longest && seen.start < keys.end => {
+                queries.end = query + 1;
+                if !seen.is_empty() {
                     *keys = keys.start.min(seen.start)..keys.end.max(seen.end);
                 }
-                _ => groups.push(Group { queries: query..query + 1, keys: seen.clone() }),
+            }
+            // A query that sees nothing keeps one key, which is hidden from it.
+            _ => {
+                let keys = if seen.is_empty() { 0..1 } else { seen.clone() };
+                blocks.push(Block { queries: query..query + 1, keys });
             }
         }
-        groups
+    }
+    blocks
+}
+
+impl HeadsAttention {
+    /// What hides the keys of a block from queries that do not see them, `(1, 1, T, S)`, or for each text `(B, 1, T, S)`; `None`
+    /// where all see all.
+    fn hidden(&self, block: &Block, queries: usize, device: &Device) -> Result<Option<Tensor>> {
+        let of_texts = self.visible.chunks(queries).map(|of_text| &of_text[block.queries.clone()]);
+        let seen: Vec<Range<usize>> = of_texts.flatten().map(|seen| block.seen(seen)).collect();
+        let keys = block.keys.len();
+        if seen.iter().all(|seen| seen.len() == keys) {
+            return Ok(None);
+        }
+        let mut hidden = vec![f32::NEG_INFINITY; seen.len() * keys];
+        for (row, seen) in hidden.chunks_mut(keys).zip(&seen) {
+            row[seen.clone()].fill(0.0);
+        }
+        let texts = seen.len() / block.queries.len();
+        Tensor::from_vec(hidden, (texts, 1, block.queries.len(), keys), device).map(Some)
     }
 
-    /// For each group whether the weights are kept, 1 or 0, `(B, H, T, S)`, drawn as the kernel does.
-    fn masks(&self, groups: &[Group], dropout: &AttentionDropout, batch: usize) -> Vec<Vec<u8>> {
-        let mut masks: Vec<Vec<u8>> = groups.iter().map(|_| Vec::new()).collect();
+    /// For each block whether the weights are kept, 1 or 0, `(B, H, T, S)`, drawn as the kernel does.
+    fn masks(
+        &self,
+        blocks: &[Block],
+        dropout: &AttentionDropout,
+        (batch, queries): (usize, usize),
+    ) -> Vec<Vec<u8>> {
+        let mut masks: Vec<Vec<u8>> = blocks.iter().map(|_| Vec::new()).collect();
         let mut kept = Vec::new();
+        let texts: Vec<_> = self.visible.chunks(queries).collect();
         for stream in 0..batch * self.heads {
+            let visible = texts[stream / self.heads % texts.len()];
             let mut drawn = dropout.mask(stream);
-            for (group, mask) in groups.iter().zip(&mut masks) {
-                for seen in &self.visible[group.queries.clone()] {
+            for (block, mask) in blocks.iter().zip(&mut masks) {
+                for seen in &visible[block.queries.clone()] {
                     kept.resize(seen.len(), false);
                     drawn.draw(&mut kept);
                     let row = mask.len();
-                    mask.resize(row + group.keys.len(), 0);
-                    let row = &mut mask[row..][group.seen(seen)];
+                    mask.resize(row + block.keys.len(), 0);
+                    let row = &mut mask[row..][block.seen(seen)];
                     row.iter_mut().zip(&kept).for_each(|(mask, kept)| *mask = u8::from(*kept));
                 }
             }

@@ -22,7 +22,9 @@ pub(crate) use crate::per_thread::has_cpu_kernels;
 use crate::per_thread::has_tape;
 
 pub use adamw::{adamw_step, gradient_norm, squared_norm};
-pub use attention::{HeadsAttention, heads_attention, heads_attention_reference};
+pub use attention::{
+    AttentionStage, HeadsAttention, attention_reference, heads_attention, heads_attention_reference, heads_of,
+};
 pub(crate) use composed::{composed_linear, drawn_on_gpu, in_wide_type};
 pub use elementwise::add;
 pub(crate) use elementwise::{Lanewise, apply_drawn, apply_dropout, lanewise};
