@@ -154,7 +154,7 @@ fn of_generation(error: &GenerationError) -> Option<&'static str> {
 fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
-        WeightsError::NotOnGpu { .. } => Some("--dtype q8, q6 and q4 need --device cpu"),
+        WeightsError::NotOnGpu { .. } => Some("a --dtype of small integers needs --device cpu"),
         WeightsError::NotFound { .. } => {
             Some("the name gpt2 downloads GPT-2, built-in is the model inside the program")
         }

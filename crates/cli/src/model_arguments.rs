@@ -22,10 +22,9 @@ pub(crate) struct ModelArguments {
     /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceChoice,
-    /// Precision of the weights in memory: f32 or f16, on the CPU also q8, q6 or q4 (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", help = dtype_help())]
     pub(crate) dtype: Option<WeightDType>,
-    /// Precision of cached keys and values: f32, f16, or q8 on the CPU (8-bit integers) [default: f32, and f16 where --dtype rounds the weights to f16, q8, q6 or q4; on GPUs that of the weights]
+    /// Precision of cached keys and values: f32, f16, or q8 on the CPU (8-bit integers) [default: f32, and f16 where --dtype rounds the weights to f16 or small integers; on GPUs that of the weights]
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvDType>,
     /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction
@@ -33,6 +32,13 @@ pub(crate) struct ModelArguments {
     pub(crate) tf32: bool,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
+}
+
+fn dtype_help() -> String {
+    let integers = WeightDType::names_on_cpu_only();
+    format!(
+        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]"
+    )
 }
 
 impl ModelArguments {

@@ -62,7 +62,7 @@ impl ModelOptions {
     ) -> Result<Conversion, EngineError> {
         let ConvertOptions { output, dtype, spelling } = options;
         let name = dtype.name();
-        if !is_gguf(output) && matches!(dtype, WrittenDType::Q8_0 | WrittenDType::Q4_0) {
+        if !is_gguf(output) && dtype.is_blocks() {
             let option = match spelling {
                 Spelling::Flags => format!("--dtype {name}"),
                 Spelling::Keywords => format!("dtype {name:?}"),

@@ -21,6 +21,8 @@ mod recording;
 mod training;
 mod widths;
 
+#[doc(hidden)]
+pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
     AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
     StoredFloat, StoredOrder, Strided, WeightFormat, limits, log_sum_exp, map_items, relative_entropy,

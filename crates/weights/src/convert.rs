@@ -2,71 +2,17 @@
 
 use std::fs;
 use std::path::Path;
-use std::str::FromStr;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, expected_parameters};
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
-use thiserror::Error;
 
 use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
 use crate::progress::{PIECE, go_on};
 use crate::replace::create_folder;
 use crate::write_tensors::{LazyTensor, serialize};
-use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, replace_file};
-
-/// The element type that a checkpoint is written in.
-///
-/// ```
-/// use candle_gpt2_weights::WrittenDType;
-///
-/// assert_eq!("q8_0".parse(), Ok(WrittenDType::Q8_0));
-/// assert_eq!(WrittenDType::F16.name(), "f16");
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WrittenDType {
-    /// 32-bit floating point.
-    F32,
-    /// 16-bit floating point.
-    F16,
-    /// 16-bit floating point with the exponent of F32.
-    BF16,
-    /// Blocks of 32 8-bit integers with a scale: GGUF only.
-    Q8_0,
-    /// Blocks of 32 4-bit integers with a scale: GGUF only.
-    Q4_0,
-}
-
-impl WrittenDType {
-    /// Every type by its name.
-    pub const NAMES: [(&'static str, Self); 5] = [
-        ("f32", Self::F32),
-        ("f16", Self::F16),
-        ("bf16", Self::BF16),
-        ("q8_0", Self::Q8_0),
-        ("q4_0", Self::Q4_0),
-    ];
-
-    /// Its name, as in [`WrittenDType::NAMES`].
-    pub fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, dtype)| *dtype == self).map_or("", |(name, _)| name)
-    }
-}
-
-/// A name that no [`WrittenDType`] has. What parsing a [`WrittenDType`] returns then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("expected one of {}", WrittenDType::NAMES.map(|(name, _)| name).join(", "))]
-pub struct UnknownWrittenDType;
-
-impl FromStr for WrittenDType {
-    type Err = UnknownWrittenDType;
-
-    fn from_str(name: &str) -> Result<Self, UnknownWrittenDType> {
-        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
-        known.map(|(_, dtype)| *dtype).ok_or(UnknownWrittenDType)
-    }
-}
+use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, replace_file};
 
 /// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, where there is a tokenizer, `tokenizer.json`.
 /// transformers loads it. `progress` is told how many bytes of the checkpoint were read since the last call, and asked whether
@@ -142,12 +88,9 @@ fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, Weight
         WrittenDType::F32 => Ok(Dtype::F32),
         WrittenDType::F16 => Ok(Dtype::F16),
         WrittenDType::BF16 => Ok(Dtype::BF16),
-        WrittenDType::Q8_0 | WrittenDType::Q4_0 => Err(WeightsError::Unwritable {
+        _ => Err(WeightsError::Unwritable {
             path: target.to_owned(),
-            what: format!(
-                "safetensors holds no {}; use f32, f16 or bf16, or write a .gguf file",
-                dtype.name()
-            ),
+            what: format!("safetensors holds no {dtype}; use f32, f16 or bf16, or write a .gguf file"),
         }),
     }
 }

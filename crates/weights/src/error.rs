@@ -101,7 +101,7 @@ pub enum WeightsError {
         mismatches: Vec<Mismatch>,
     },
     /// The CPU does not hold weights of this type.
-    #[error("{dtype}: the CPU holds weights in f32, f16, q8, q6 or q4")]
+    #[error("{dtype}: the CPU holds weights in {}", WeightDType::names_on_cpu())]
     NotOnCpu {
         /// The type.
         dtype: WeightDType,

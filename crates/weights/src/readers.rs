@@ -152,7 +152,7 @@ impl<'a> PackParameters<'a> {
         match self.format {
             // A head over labels has few rows, and an error in one is an error in all answers.
             Some(_) if is_of_head(name) && !TABLES.contains(&name) => WeightFormat::F32,
-            Some(WeightFormat::Q4) if TABLES.contains(&name) => WeightFormat::Q6,
+            Some(format) if TABLES.contains(&name) => format.of_tables(),
             Some(format) => format,
             None => self.stored(name).map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
         }

@@ -1,72 +1,50 @@
 //! The types in which weights can be held in memory, and which of them a CPU and a GPU have.
 
-use std::fmt;
-use std::str::FromStr;
-
 use candle_core::{DType, Device};
 use candle_gpt2_kernels::WeightFormat;
-use thiserror::Error;
 
 use crate::WeightsError;
+use crate::named::named;
 
-/// A type in which the weights of linear layers and embeddings can be held.
-///
-/// ```
-/// use candle_core::Device;
-/// use candle_gpt2_weights::WeightDType;
-///
-/// assert_eq!("q8".parse(), Ok(WeightDType::Q8));
-/// assert!(WeightDType::Q4.check(&Device::Cpu).is_ok());
-/// assert!(WeightDType::BF16.check(&Device::Cpu).is_err(), "that is for GPUs");
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WeightDType {
-    /// 32-bit floating point.
-    F32,
-    /// 16-bit floating point.
-    F16,
-    /// 16-bit floating point with the exponent of F32: GPUs only.
-    BF16,
-    /// Blocks of 8-bit integers, see [`WeightFormat::Q8`]: the CPU only.
-    Q8,
-    /// Blocks of 6-bit integers, see [`WeightFormat::Q6`]: the CPU only.
-    Q6,
-    /// Blocks of 4-bit integers, see [`WeightFormat::Q4`], embedding and head in [`WeightFormat::Q6`]: the CPU only.
-    Q4,
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident;)+) => {
+        named! {
+            /// A type in which the weights of linear layers and embeddings can be held: those of [`WeightFormat`] on a CPU, f32, f16
+            /// and bf16 on a GPU.
+            ///
+            /// ```
+            /// use candle_core::Device;
+            /// use candle_gpt2_weights::WeightDType;
+            ///
+            /// assert_eq!("q8".parse(), Ok(WeightDType::Q8));
+            /// assert!(WeightDType::Q4.check(&Device::Cpu).is_ok());
+            /// assert!(WeightDType::BF16.check(&Device::Cpu).is_err(), "that is for GPUs");
+            /// ```
+            WeightDType, UnknownWeightDType {
+                $($(#[$doc])* $format $name,)+
+                /// 16-bit floating point with the exponent of F32: GPUs only.
+                BF16 "bf16",
+            }
+        }
+
+        impl WeightDType {
+            /// How the CPU holds it.
+            ///
+            /// # Errors
+            /// [`WeightsError::NotOnCpu`] where it does not.
+            pub fn on_cpu(self) -> Result<WeightFormat, WeightsError> {
+                match self {
+                    $(Self::$format => Ok(WeightFormat::$format),)+
+                    Self::BF16 => Err(WeightsError::NotOnCpu { dtype: self }),
+                }
+            }
+        }
+    };
 }
 
+candle_gpt2_kernels::weight_formats!(dtypes);
+
 impl WeightDType {
-    /// Every type.
-    pub const ALL: [Self; 6] = [Self::F32, Self::F16, Self::BF16, Self::Q8, Self::Q6, Self::Q4];
-
-    /// Its name, which [`FromStr`] reads and [`Display`](fmt::Display) writes.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::Q8 => "q8",
-            Self::Q6 => "q6",
-            Self::Q4 => "q4",
-        }
-    }
-
-    /// How the CPU holds it.
-    ///
-    /// # Errors
-    /// [`WeightsError::NotOnCpu`] where it does not.
-    pub fn on_cpu(self) -> Result<WeightFormat, WeightsError> {
-        match self {
-            Self::F32 => Ok(WeightFormat::F32),
-            Self::F16 => Ok(WeightFormat::F16),
-            Self::Q8 => Ok(WeightFormat::Q8),
-            Self::Q6 => Ok(WeightFormat::Q6),
-            Self::Q4 => Ok(WeightFormat::Q4),
-            Self::BF16 => Err(WeightsError::NotOnCpu { dtype: self }),
-        }
-    }
-
     /// How a GPU holds it.
     ///
     /// # Errors
@@ -76,7 +54,7 @@ impl WeightDType {
             Self::F32 => Ok(DType::F32),
             Self::F16 => Ok(DType::F16),
             Self::BF16 => Ok(DType::BF16),
-            Self::Q8 | Self::Q6 | Self::Q4 => Err(WeightsError::NotOnGpu { dtype: self }),
+            _ => Err(WeightsError::NotOnGpu { dtype: self }),
         }
     }
 
@@ -87,24 +65,25 @@ impl WeightDType {
     pub fn check(self, device: &Device) -> Result<(), WeightsError> {
         if device.is_cpu() { self.on_cpu().map(drop) } else { self.on_gpu().map(drop) }
     }
-}
 
-impl fmt::Display for WeightDType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    /// The names of those that only a device of this kind holds, or of all that it does.
+    fn listed(holds: impl Fn(Self) -> bool) -> String {
+        let names: Vec<_> = Self::ALL.into_iter().filter(|dtype| holds(*dtype)).map(Self::name).collect();
+        match names.split_last() {
+            Some((last, [])) => (*last).to_owned(),
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => String::new(),
+        }
     }
-}
 
-/// A name that no [`WeightDType`] has. What parsing a [`WeightDType`] returns then.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("expected one of {}", WeightDType::ALL.map(WeightDType::name).join(", "))]
-pub struct UnknownWeightDType;
+    /// The names of those that the CPU holds, for people.
+    pub fn names_on_cpu() -> String {
+        Self::listed(|dtype| dtype.on_cpu().is_ok())
+    }
 
-impl FromStr for WeightDType {
-    type Err = UnknownWeightDType;
-
-    fn from_str(name: &str) -> Result<Self, UnknownWeightDType> {
-        Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or(UnknownWeightDType)
+    /// The names of those that only the CPU holds, for people.
+    pub fn names_on_cpu_only() -> String {
+        Self::listed(|dtype| dtype.on_gpu().is_err())
     }
 }
 
@@ -118,7 +97,7 @@ mod tests {
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }
         let error = "F32".parse::<WeightDType>().unwrap_err();
-        assert_eq!(error.to_string(), "expected one of f32, f16, bf16, q8, q6, q4");
+        assert_eq!(error.to_string(), "expected one of f32, f16, q8, q6, q4, bf16");
     }
 
     #[test]

@@ -2,13 +2,14 @@
 //!
 //! The file is a header (metadata, then name, shape, type and place of every tensor) and the tensors, each at a multiple of 32
 //! bytes: version 2 of the format in ggml's `docs/gguf.md`. Sizes follow from shapes and types, so the header is written first
-//! and then one tensor after the other, in pieces.
+//! and then one tensor after the other, in pieces. candle's writer, which gives the same bytes, holds all tensors in memory at
+//! once; that is why there is one here.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
-use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::quantized::QTensor;
 use candle_gpt2::{Activation, Gpt2Config, HeadKind, Parameter, expected_parameters};
 
 use crate::convert::{check_finite, check_range};
@@ -60,7 +61,7 @@ pub fn write_gguf(
         .into_iter()
         .map(|parameter| WrittenTensor::new(parameter, dtype))
         .collect();
-    tensors.iter().try_for_each(|tensor| tensor.check_rows(dtype)).map_err(&refuse)?;
+    tensors.iter().try_for_each(WrittenTensor::check_rows).map_err(&refuse)?;
     let header = header(&metadata, &tensors);
     let reader = ReadParameters { checkpoint, progress };
     create_file(file, |partial| {
@@ -71,7 +72,7 @@ pub fn write_gguf(
             let mut written = 0;
             reader.for_each_piece(&tensor.parameter.name, PIECE, &mut |piece| {
                 tensor.check_values(&piece.flatten_all()?.to_vec1()?).map_err(&refuse)?;
-                let piece = QTensor::quantize(piece, tensor.dtype)?;
+                let piece = QTensor::quantize(piece, tensor.dtype.ggml())?;
                 let bytes = piece.data()?;
                 written += bytes.len();
                 writer.write_all(&bytes).map_err(|error| unwritable(file, &error))
@@ -85,59 +86,41 @@ pub fn write_gguf(
 /// A tensor of the file.
 struct WrittenTensor {
     parameter: Parameter,
-    dtype: GgmlDType,
+    dtype: WrittenDType,
 }
 
 impl WrittenTensor {
     /// A parameter in a file of mostly `dtype`.
     fn new(parameter: Parameter, dtype: WrittenDType) -> Self {
         let is_matrix = parameter.shape.len() == 2 && parameter.name != "wpe.weight";
-        let dtype = match dtype {
-            _ if !is_matrix => GgmlDType::F32,
-            WrittenDType::F32 => GgmlDType::F32,
-            WrittenDType::F16 => GgmlDType::F16,
-            WrittenDType::BF16 => GgmlDType::BF16,
-            WrittenDType::Q8_0 => GgmlDType::Q8_0,
-            WrittenDType::Q4_0 => GgmlDType::Q4_0,
-        };
+        let dtype = if is_matrix { dtype } else { WrittenDType::F32 };
         Self { parameter, dtype }
     }
 
     /// The rows must fill whole blocks.
-    fn check_rows(&self, dtype: WrittenDType) -> Result<(), String> {
+    fn check_rows(&self) -> Result<(), String> {
         let Parameter { name, shape } = &self.parameter;
         let width = shape.last().copied().unwrap_or_default();
-        if width > 0 && width.is_multiple_of(self.dtype.block_size()) {
+        if width > 0 && width.is_multiple_of(self.dtype.ggml().block_size()) {
             return Ok(());
         }
         Err(format!(
             "`{name}` has rows of {width} values, which do not fill the blocks of 32 of {}; use f32, f16 or bf16",
-            dtype.name()
+            self.dtype
         ))
     }
 
     fn check_values(&self, values: &[f32]) -> Result<(), String> {
         match self.dtype {
-            GgmlDType::F16 => check_range(&self.parameter.name, values),
-            GgmlDType::Q8_0 | GgmlDType::Q4_0 => check_finite(&self.parameter.name, values),
+            WrittenDType::F16 => check_range(&self.parameter.name, values),
+            dtype if dtype.is_blocks() => check_finite(&self.parameter.name, values),
             _ => Ok(()),
         }
     }
 
     fn bytes(&self) -> usize {
         let elements = self.parameter.shape.iter().product::<usize>();
-        elements / self.dtype.block_size() * self.dtype.type_size()
-    }
-
-    /// ggml's number of the type.
-    fn type_number(&self) -> u32 {
-        match self.dtype {
-            GgmlDType::F16 => 1,
-            GgmlDType::Q4_0 => 2,
-            GgmlDType::Q8_0 => 8,
-            GgmlDType::BF16 => 30,
-            _ => 0,
-        }
+        elements / self.dtype.ggml().block_size() * self.dtype.ggml().type_size()
     }
 }
 
@@ -161,7 +144,7 @@ fn header(metadata: &[(&str, Value)], tensors: &[WrittenTensor]) -> Vec<u8> {
         for size in shape.iter().rev() {
             header.extend((*size as u64).to_le_bytes());
         }
-        header.extend(tensor.type_number().to_le_bytes());
+        header.extend(tensor.dtype.ggml_number().to_le_bytes());
         header.extend((place as u64).to_le_bytes());
         place += tensor.bytes().next_multiple_of(ALIGNMENT);
     }
@@ -255,21 +238,13 @@ fn metadata(
 ) -> Result<Vec<(&'static str, Value)>, String> {
     let size = |size: usize| u32::try_from(size).map(Value::U32).map_err(|error| error.to_string());
     let text = |text: &str| Value::Text(text.to_owned());
-    // llama.cpp's numbers for files of mostly one type.
-    let file_type = match dtype {
-        WrittenDType::F32 => 0,
-        WrittenDType::F16 => 1,
-        WrittenDType::BF16 => 32,
-        WrittenDType::Q8_0 => 7,
-        WrittenDType::Q4_0 => 2,
-    };
     let lists = TokenLists::new(tokenizer, config.vocab_size)?;
     #[expect(clippy::cast_possible_truncation, reason = "the format holds the epsilon in f32")]
     let epsilon = config.layer_norm_epsilon as f32;
     let mut metadata = vec![
         ("general.architecture", text("gpt2")),
         ("general.name", text("gpt2")),
-        ("general.file_type", Value::U32(file_type)),
+        ("general.file_type", Value::U32(dtype.file_type())),
         ("general.quantization_version", Value::U32(2)),
         ("gpt2.block_count", size(config.n_layer)?),
         ("gpt2.context_length", size(config.n_positions)?),
@@ -353,8 +328,8 @@ mod tests {
         let folder = temporary_folder();
         let checkpoint = Checkpoint::open(&fixture_path("formats/tensorflow")).unwrap();
         let tokenizer = crate::load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
-        for (name, dtype) in WrittenDType::NAMES {
-            let path = folder.path().join(name);
+        for dtype in WrittenDType::ALL {
+            let path = folder.path().join(dtype.name());
             write_gguf(&checkpoint, &tokenizer, &path, dtype, &|_| ()).unwrap();
             let metadata = metadata(checkpoint.config(), &tokenizer, dtype).unwrap();
             let metadata: Vec<(&str, gguf_file::Value)> =
@@ -370,13 +345,13 @@ mod tests {
                         .unwrap()
                         .contiguous()
                         .unwrap();
-                    (gguf_name(&name), QTensor::quantize(&values, dtype).unwrap())
+                    (gguf_name(&name), QTensor::quantize(&values, dtype.ggml()).unwrap())
                 })
                 .collect();
             let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let mut expected = std::io::Cursor::new(Vec::new());
             gguf_file::write(&mut expected, &metadata, &tensors).unwrap();
-            assert!(std::fs::read(&path).unwrap() == expected.into_inner(), "{name}");
+            assert!(std::fs::read(&path).unwrap() == expected.into_inner(), "{dtype}");
         }
     }
 

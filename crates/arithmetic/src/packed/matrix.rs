@@ -1,4 +1,4 @@
-//! The table of formats, and matrices in any of them.
+//! The formats of the table, and matrices in any of them.
 
 use std::fmt;
 
@@ -11,9 +11,8 @@ use super::q6::Sixes;
 use crate::simd::LANES;
 use crate::threads::{Parts, computed_in_parts};
 
-/// The formats: variant, name and blocks of each.
 macro_rules! formats {
-    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty;)+) => {
+    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident;)+) => {
         /// The precision in which the weights of linear layers are held.
         ///
         /// With f32 and f16 weights products are computed in f32. With integer weights they are computed in integers: each row of
@@ -42,6 +41,13 @@ macro_rules! formats {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$format => $name,)+
+                }
+            }
+
+            /// The format of the embedding and the head of a model whose other matrices are in this one.
+            pub fn of_tables(self) -> Self {
+                match self {
+                    $(Self::$format => Self::$tables,)+
                 }
             }
 
@@ -81,26 +87,7 @@ macro_rules! formats {
     };
 }
 
-formats! {
-    /// 32-bit floating point: the weights of the checkpoint.
-    F32 "f32" F32Block;
-    /// 16-bit floating point: each weight to the nearest of 11 significant bits.
-    F16 "f16" F16Block;
-    /// 8-bit integers with an f16 scale for every 32 inputs of an output, 8.5 bits a weight: `w ≈ s q` with
-    /// `s = max|w| / 127` and `q = round(w / s)`, so that `|w - s q| ≤ max|w| (1/254 + 2^-11)` for scales that are
-    /// normal f16 numbers.
-    Q8 "q8" Quantized<Bytes<128>>;
-    /// 6-bit integers with an f16 scale for every 32 inputs of an output, 6.5 bits a weight: `w ≈ 4 s q` with
-    /// `s = max|w| / 124` and `q = round(w / 4 s)`, so that `|w - 4 s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal
-    /// f16 numbers.
-    Q6 "q6" Quantized<Sixes>;
-    /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
-    /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
-    /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude
-    /// to the first entry, -32; no two neighbours are more than 7 apart and the last is 28, so the squared error is at most
-    /// that of `|w - s t[q]| ≤ max|w| (4/32 + 2^-10)` for scales that are normal f16 numbers.
-    Q4 "q4" Quantized<Nibbles>;
-}
+crate::weight_formats!(formats);
 
 /// Work on blocks of any format.
 pub(super) trait OnBlocks {

@@ -4,12 +4,13 @@
 //! side, so that one vector holds the same input's weight of 16 outputs: a product needs no sums across a vector, and
 //! reading a panel is reading memory in order. Inputs come in blocks of 64; what is missing to whole panels and blocks is
 //! filled with zeros. See [`WeightFormat`] for the precisions; each is a file that implements [`block::Block`], or for integers
-//! [`integers::Quants`], and a row of the table in [`matrix`].
+//! [`integers::Quants`], and a row of the table in [`formats`].
 
 mod block;
 mod f16;
 mod f32;
 mod floats;
+mod formats;
 mod integers;
 mod large_pages;
 mod matrix;

@@ -1,0 +1,49 @@
+//! Types that users choose by name.
+
+/// Makes an enum of rows of variant and name: with a list of all, the name, parsing, and the error of a name that none has.
+macro_rules! named {
+    (
+        $(#[$doc:meta])* $type:ident, $unknown:ident {
+            $($(#[$variant_doc:meta])* $variant:ident $name:literal,)+
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $type {
+            $($(#[$variant_doc])* $variant,)+
+        }
+
+        impl $type {
+            /// Every one.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$variant),+];
+
+            /// Its name, which [`FromStr`](std::str::FromStr) reads and [`Display`](std::fmt::Display) writes.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)+
+                }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        #[doc = concat!("A name that no [`", stringify!($type), "`] has. What parsing a [`", stringify!($type), "`] returns then.")]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+        #[error("expected one of {}", $type::ALL.map($type::name).join(", "))]
+        pub struct $unknown;
+
+        impl std::str::FromStr for $type {
+            type Err = $unknown;
+
+            fn from_str(name: &str) -> Result<Self, $unknown> {
+                Self::ALL.into_iter().find(|known| known.name() == name).ok_or($unknown)
+            }
+        }
+    };
+}
+pub(crate) use named;
