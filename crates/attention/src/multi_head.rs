@@ -47,7 +47,7 @@ impl MultiHeadAttention {
         Ok(Self { projection, out_proj, num_heads, head_dim, attention, mask })
     }
 
-    /// A layer from the named parameters below the path of `vb`: those of [`ProjectionLayout`], and
+    /// A layer from the named parameters below the path of `vb`: those of [`ProjectionLayout`](crate::ProjectionLayout), and
     /// `out_proj.weight` and `out_proj.bias`.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ pub enum ProjectionLayout {
     Fused,
 }
 
-/// Sizes and options of a [`MultiHeadAttention`] that is built from named parameters.
+/// Sizes and options of a [`MultiHeadAttention`](crate::MultiHeadAttention) that is built from named parameters.
 #[derive(Debug, Clone)]
 pub struct MultiHeadAttentionConfig {
     /// Width of the input (and of the memory in cross-attention).
@@ -68,7 +68,8 @@ impl MultiHeadAttentionConfig {
 }
 
 /// The projections of the input to queries, keys and values, each `H · D` wide.
-/// [`MultiHeadAttention::new`] makes a layer of them, [`MultiHeadAttention::load`] reads them.
+/// [`MultiHeadAttention::new`](crate::MultiHeadAttention::new) makes a layer of them,
+/// [`MultiHeadAttention::load`](crate::MultiHeadAttention::load) reads them.
 #[derive(Debug, Clone)]
 pub enum QkvProjection {
     /// One layer each.
