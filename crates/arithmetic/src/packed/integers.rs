@@ -252,9 +252,48 @@ pub(super) fn encoded_bytes<S: Simd>(
     (lines, scales)
 }
 
+/// Integers with the scale that has the smallest squared error out of some candidates.
+pub(super) trait Searched {
+    /// The candidates, in shares of the weight of the largest magnitude.
+    const SCALES: &'static [f32];
+
+    /// The integer nearest to the quotient of a weight and its scale.
+    fn nearest<S: Simd>(simd: S, quotient: S::Vector) -> S::Vector;
+}
+
+/// For each lane the best of the candidate scales, the first of several, and its reciprocal.
+#[inline(always)]
+pub(super) fn best_scales<Q: Searched, S: Simd>(
+    simd: S,
+    group: &[Line<[f32; LANES]>; GROUP],
+) -> ([u16; LANES], S::Vector) {
+    let largest = simd.load(&largest(simd, group));
+    let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
+    for (index, share) in Q::SCALES.iter().enumerate() {
+        let (bits, scales, inverses) = rounded_scales(simd, simd.mul(largest, simd.splat(*share)));
+        let mut sum = simd.splat(0.0);
+        for line in group {
+            let weights = simd.load(&line.0);
+            let value = Q::nearest(simd, simd.mul(weights, inverses));
+            let error = simd.sub(weights, simd.mul(value, scales));
+            // Rounded each, so that every instruction set chooses the same scales.
+            sum = simd.add(sum, simd.mul(error, error));
+        }
+        let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
+        simd.store(sum, &mut errors);
+        simd.store(inverses, &mut inverse_scales);
+        for lane in 0..LANES {
+            if index == 0 || errors[lane] < best.0[lane] {
+                (best.0[lane], best.1[lane], best.2[lane]) = (errors[lane], bits[lane], inverse_scales[lane]);
+            }
+        }
+    }
+    (best.1, simd.load(&best.2))
+}
+
 /// The weight of the largest magnitude in each lane; NaN in lanes that have one, since it must reach the result.
 #[inline(always)]
-pub(super) fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
+fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> [f32; LANES] {
     let mut highest = simd.splat(0.0);
     let mut lowest = highest;
     // What is not finite makes this NaN; everything else leaves it zero.
@@ -277,7 +316,7 @@ pub(super) fn largest<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> 
 
 /// Scales in f16, and their reciprocals; the reciprocal of zero is taken as zero.
 #[inline(always)]
-pub(super) fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vector, S::Vector) {
+fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vector, S::Vector) {
     let mut bits = [0; LANES];
     simd.store_f16(scales, &mut bits);
     let rounded = simd.load_f16(&bits);

@@ -1,6 +1,6 @@
 //! 4-bit indices into a table of 16 integers.
 
-use super::integers::{Bytes, Quants, largest, rounded_scales};
+use super::integers::{Bytes, Quants, Searched, best_scales};
 use crate::simd::{BYTE_INPUTS, ByteLines, GROUP, LANES, Line, SMALL_OFFSET, Simd};
 
 /// Inputs in a line of nibbles.
@@ -23,7 +23,7 @@ impl Quants for Nibbles {
 
     #[inline(always)]
     fn encode<S: Simd>(simd: S, weights: &[Line<[f32; LANES]>; GROUP]) -> (Self, [u16; LANES]) {
-        let (scales, inverses) = Self::scales(simd, weights);
+        let (scales, inverses) = best_scales::<Self, S>(simd, weights);
         let mut lines = [[0; BYTE_INPUTS * LANES]; GROUP / NIBBLE_INPUTS];
         for (line, weights) in lines.iter_mut().zip(weights.as_chunks::<NIBBLE_INPUTS>().0) {
             let mut indices = [simd.splat(0.0); NIBBLE_INPUTS];
@@ -52,8 +52,16 @@ impl Quants for Nibbles {
 }
 
 impl Nibbles {
-    /// Candidate scales: the magnitude that the first entry of the table stands for, in shares of the largest.
-    const CANDIDATES: [f32; 9] = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
+    /// The scales that take the weight of the largest magnitude to these multiples of the table's first entry, inverted.
+    const SHARES: [f32; 9] = {
+        let mut shares = [1.0, 1.05, 1.1, 1.14, 0.95, 0.9, 0.85, 0.8, 0.75];
+        let mut index = 0;
+        while index < shares.len() {
+            shares[index] /= TABLE[0] as f32;
+            index += 1;
+        }
+        shares
+    };
 
     /// The table with the offset added.
     const UNSIGNED: [u8; 16] = {
@@ -94,33 +102,13 @@ impl Nibbles {
         }
         start
     }
+}
 
-    /// For each lane the scale with the smallest squared error, and its reciprocal.
+impl Searched for Nibbles {
+    const SCALES: &'static [f32] = &Self::SHARES;
+
     #[inline(always)]
-    fn scales<S: Simd>(simd: S, group: &[Line<[f32; LANES]>; GROUP]) -> ([u16; LANES], S::Vector) {
-        let largest = simd.load(&largest(simd, group));
-        let mut best = ([f32::INFINITY; LANES], [0; LANES], [0.0; LANES]);
-        for (index, candidate) in Self::CANDIDATES.into_iter().enumerate() {
-            let (bits, scales, inverses) =
-                rounded_scales(simd, simd.mul(largest, simd.splat(candidate / f32::from(TABLE[0]))));
-            let mut sum = simd.splat(0.0);
-            for line in group {
-                let quotient = simd.mul(simd.load(&line.0), inverses);
-                let value = Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &Self::STEPS);
-                let error = simd.sub(simd.load(&line.0), simd.mul(value, scales));
-                // Rounded each, so that every instruction set chooses the same scales.
-                sum = simd.add(sum, simd.mul(error, error));
-            }
-            let (mut errors, mut inverse_scales) = ([0.0; LANES], [0.0; LANES]);
-            simd.store(sum, &mut errors);
-            simd.store(inverses, &mut inverse_scales);
-            for lane in 0..LANES {
-                if index == 0 || errors[lane] < best.0[lane] {
-                    (best.0[lane], best.1[lane], best.2[lane]) =
-                        (errors[lane], bits[lane], inverse_scales[lane]);
-                }
-            }
-        }
-        (best.1, simd.load(&best.2))
+    fn nearest<S: Simd>(simd: S, quotient: S::Vector) -> S::Vector {
+        Self::add_below(simd, quotient, simd.splat(f32::from(TABLE[0])), &Self::STEPS)
     }
 }
