@@ -3,11 +3,7 @@
 use std::fmt;
 
 use super::block::{Block, DEPTH};
-use super::f16::F16Block;
-use super::f32::F32Block;
-use super::integers::{Bytes, Quantized};
-use super::q4::Nibbles;
-use super::q6::Sixes;
+use super::integers::Quantized;
 use crate::simd::LANES;
 use crate::threads::{Parts, computed_in_parts};
 
