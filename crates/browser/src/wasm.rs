@@ -109,8 +109,8 @@ impl Checkpoint {
         }))
     }
 
-    /// Bytes of memory that its model needs, with weights in this type (as stored without one; "f32", "f16", "q8", "q6" or
-    /// "q4") and keys and values in that ("f32", "f16" or "q8").
+    /// Bytes of memory that its model needs, with weights in this type (as stored without one; "f32", "f16", "q8", "q6",
+    /// "q5" or "q4") and keys and values in that ("f32", "f16" or "q8").
     pub fn memory(&self, dtype: Option<String>, kv_dtype: Option<String>) -> Result<f64> {
         let options = options(dtype, kv_dtype)?;
         Ok(memory(self.opened()?, &options).map_err(told)? as f64)

@@ -205,6 +205,7 @@ fn weights_of_every_precision_classify() {
             (WeightDType::F16, 1e-2),
             (WeightDType::Q8, 0.1),
             (WeightDType::Q6, 0.3),
+            (WeightDType::Q5, 0.6),
             (WeightDType::Q4, 1.0),
         ] {
             let classifier = load(&ModelOptions { dtype: Some(dtype), ..options(name) });

@@ -129,6 +129,7 @@ fn every_type_of_weights_attends_to_the_states() {
         (WeightDType::F16, 0.02),
         (WeightDType::Q8, 0.2),
         (WeightDType::Q6, 0.5),
+        (WeightDType::Q5, 1.0),
         (WeightDType::Q4, 1.5),
     ] {
         let model = load(&ModelOptions { dtype: Some(dtype), ..options() });

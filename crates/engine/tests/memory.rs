@@ -121,6 +121,7 @@ fn a_model_takes_the_memory_that_was_stated_before() {
             Some(WeightDType::F16),
             Some(WeightDType::Q8),
             Some(WeightDType::Q6),
+            Some(WeightDType::Q5),
             Some(WeightDType::Q4),
         ] {
             let what = format!("{stored:?} as {dtype:?}");

@@ -204,7 +204,7 @@ impl Model {
     /// Opens a model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the
     /// Hugging Face hub (`gpt2`, `owner/name`), or, without a name, the small one inside the package.
     ///
-    /// dtype: precision of the weights in memory, f32, f16, q8, q6, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
+    /// dtype: precision of the weights in memory, f32, f16, q8, q6, q5, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
     /// "auto") as they are stored.
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
     /// tokenizer: a tokenizer.json, or a folder with one. offline: only the hub's cache is used.

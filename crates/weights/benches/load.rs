@@ -47,7 +47,8 @@ fn measure() {
             runs.reduce(|best, run| (f64::min(best.0, run.0), f64::min(best.1, run.1))).unwrap()
         };
         let (read_s, _) = fastest(&["read", file.to_str().unwrap()]);
-        for (held, bits) in [("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q6", 6.5), ("q4", 4.5)] {
+        for (held, bits) in [("f32", 32.0), ("f16", 16.0), ("q8", 8.5), ("q6", 6.5), ("q5", 5.5), ("q4", 4.5)]
+        {
             let (load_s, peak) = fastest(&["load", folder.path().to_str().unwrap(), held]);
             println!(
                 "{name:<6}{held:<8}{read_s:>12.3}{load_s:>12.3}{:>12.2}{:>24.3}",

@@ -97,7 +97,7 @@ mod tests {
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }
         let error = "F32".parse::<WeightDType>().unwrap_err();
-        assert_eq!(error.to_string(), "expected one of f32, f16, q8, q6, q4, bf16");
+        assert_eq!(error.to_string(), "expected one of f32, f16, q8, q6, q5, q4, bf16");
     }
 
     #[test]
@@ -108,6 +108,7 @@ mod tests {
             ("bf16", None, Some(DType::BF16)),
             ("q8", Some(WeightFormat::Q8), None),
             ("q6", Some(WeightFormat::Q6), None),
+            ("q5", Some(WeightFormat::Q5), None),
             ("q4", Some(WeightFormat::Q4), None),
         ] {
             let dtype: WeightDType = name.parse().unwrap();
@@ -117,7 +118,7 @@ mod tests {
         let refusal = |refused: Result<(), WeightsError>| refused.unwrap_err().to_string();
         assert_eq!(
             refusal(WeightDType::BF16.on_cpu().map(drop)),
-            "bf16: the CPU holds weights in f32, f16, q8, q6 or q4"
+            "bf16: the CPU holds weights in f32, f16, q8, q6, q5 or q4"
         );
         assert_eq!(
             refusal(WeightDType::Q6.on_gpu().map(drop)),

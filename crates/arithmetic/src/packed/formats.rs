@@ -19,6 +19,12 @@ macro_rules! weight_formats {
             /// `s = max|w| / 124` and `q = round(w / 4 s)`, so that `|w - 4 s q| ≤ max|w| (1/62 + 2^-11)` for scales that are normal
             /// f16 numbers.
             Q6 "q6" Quantized<super::q6::Sixes>, tables Q6;
+            /// 5-bit integers with an f16 scale for every 32 inputs of an output, 5.5 bits a weight: `w ≈ s q` with the nearest `q`
+            /// from -16 to 15, and of the scales that take the weight of the largest magnitude to one of them the one with the
+            /// smallest squared error. The first candidate takes it to -16, so the squared error is at most that of
+            /// `|w - s q| ≤ max|w| (1/16 + 2^-10)` for scales that are normal f16 numbers. A group of multiples `s q`, such as a
+            /// block of GGUF's Q5_0, is held as it is.
+            Q5 "q5" Quantized<super::q5::Fives>, tables Q5;
             /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
             /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
             /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude

@@ -17,6 +17,7 @@ mod matrix;
 mod pack;
 mod product;
 mod q4;
+mod q5;
 mod q6;
 #[cfg(test)]
 mod tests;

@@ -276,6 +276,10 @@ fn the_error_of_each_format_is_bounded() {
                 WeightFormat::F16 => assert!(within(0.5f32.powi(11))),
                 WeightFormat::Q8 => assert!(within(1.0 / 254.0 + 0.5f32.powi(11))),
                 WeightFormat::Q6 => assert!(within(1.0 / 62.0 + 0.5f32.powi(11))),
+                WeightFormat::Q5 => {
+                    let bound = largest * (1.0 / 16.0 + 0.5f32.powi(10));
+                    assert!(squares <= GROUP as f32 * bound * bound);
+                }
                 WeightFormat::Q4 => {
                     let bound = largest * (17.0 / 127.0 + 0.5f32.powi(10));
                     assert!(squares <= GROUP as f32 * bound * bound);
@@ -308,6 +312,28 @@ fn six_bits_are_kept() {
         };
         let weights: Vec<f32> = (0..out_features * in_features).map(|index| quant(index) / 8.0).collect();
         assert_eq!(held(&pack(&weights, (out_features, in_features), WeightFormat::Q6)), weights);
+    }
+}
+
+/// Multiples of an f16 number by integers from -16 to 15 come back as they were: of any size and sign, down to the smallest
+/// number that is no normal one, whatever the largest of a group is.
+#[test]
+fn five_bits_are_kept() {
+    let (out_features, in_features) = (32, 96);
+    let scales = [0x2e66_u16, 0xb1a3, 0x0001, 0x83ff, 0x0400, 0x0000, 0x3c01].map(half::f16::from_bits);
+    for (lowest, highest) in
+        [(-16, 15), (-16, 3), (-2, 15), (0, 0), (-15, 14), (-1, 1), (-5, 7), (0, 1), (-11, 0)]
+    {
+        let count = highest - lowest + 1;
+        let quant = |index: usize| match index % GROUP {
+            5 => lowest,
+            17 => highest,
+            place => lowest + (index / GROUP * 7 + place * 5) as i32 % count,
+        };
+        let weight = |index: usize| scales[index / GROUP % scales.len()].to_f32() * quant(index) as f32;
+        let weights: Vec<f32> = (0..out_features * in_features).map(weight).collect();
+        let found = held(&pack(&weights, (out_features, in_features), WeightFormat::Q5));
+        assert_eq!(found, weights, "from {lowest} to {highest}");
     }
 }
 
@@ -401,6 +427,7 @@ fn bits_per_weight() {
         (WeightFormat::F16, 16.0),
         (WeightFormat::Q8, 8.5),
         (WeightFormat::Q6, 6.5),
+        (WeightFormat::Q5, 5.5),
         (WeightFormat::Q4, 4.5),
     ] {
         let (_, matrix) = packed(48, 768, format);

@@ -331,8 +331,11 @@ fn wrong_arguments_end_with_code_2() {
     refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, the model's context 48");
     refuse(&["x", "--device", "tpu"], "expected auto, cpu, cuda, cuda:N or metal");
     refuse(&["x", "--device", "cuda:x"], "expected auto, cpu, cuda, cuda:N or metal");
-    refuse(&["x", "--dtype", "q2"], "expected one of f32, f16, q8, q6, q4, bf16");
-    refuse(&["x", "--device", "cpu", "--dtype", "bf16"], "the CPU holds weights in f32, f16, q8, q6 or q4");
+    refuse(&["x", "--dtype", "q2"], "expected one of f32, f16, q8, q6, q5, q4, bf16");
+    refuse(
+        &["x", "--device", "cpu", "--dtype", "bf16"],
+        "the CPU holds weights in f32, f16, q8, q6, q5 or q4",
+    );
     refuse(
         &["x", "--device", "cpu", "--tf32"],
         "only NVIDIA GPUs have it, and this would run on cpu; leave it out (--tf32)",

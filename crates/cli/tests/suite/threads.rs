@@ -12,7 +12,7 @@ fn scores_and_texts_are_the_same_on_any_number_of_threads() {
     let score = ["score", "--ids", &ids, "--json"];
     // Texts come from a cache, in f32 or f16.
     let generate = |kv_dtype| ["generate", "--ids", "5,9,70", "--greedy", "--kv-dtype", kv_dtype];
-    for dtype in ["f32", "f16", "q8", "q6", "q4"] {
+    for dtype in ["f32", "f16", "q8", "q6", "q5", "q4"] {
         for arguments in [&score[..], &generate("f32"), &generate("f16")] {
             let run = |threads: &str| {
                 let output = Command::new(env!("CARGO_BIN_EXE_gpt2"))

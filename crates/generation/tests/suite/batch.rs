@@ -75,8 +75,8 @@ fn every_row_of_a_batch_is_the_row_alone() {
 }
 
 /// Every type of weights.
-const DTYPES: [WeightDType; 5] =
-    [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q4];
+const DTYPES: [WeightDType; 6] =
+    [WeightDType::F32, WeightDType::F16, WeightDType::Q8, WeightDType::Q6, WeightDType::Q5, WeightDType::Q4];
 
 fn loaded(folder: &Path, dtype: WeightDType) -> Gpt2LMHeadModel {
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };

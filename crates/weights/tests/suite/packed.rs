@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{
     ByOutput, Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Parameter, Pass, expected_parameters,
 };
-use candle_gpt2_testing::{CheckpointFolder, checkpoints};
+use candle_gpt2_kernels::{Matrix, WeightFormat};
+use candle_gpt2_testing::{CheckpointFolder, checkpoints, fixture_path};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 use candle_nn::VarBuilder;
 
@@ -150,6 +151,7 @@ fn integers_keep_the_predictions_of_a_trained_model() {
         (WeightDType::F32, 1.0, 1e-7),
         (WeightDType::Q8, 0.98, 2.5e-4),
         (WeightDType::Q6, 0.93, 1.2e-3),
+        (WeightDType::Q5, 0.93, 4e-3),
         (WeightDType::Q4, 0.94, 5e-3),
     ] {
         let packed = load(&checkpoint, dtype);
@@ -209,6 +211,7 @@ fn the_same_weights_have_the_same_caches() {
         (Some(WeightDType::F16), KvDType::F16, KvDType::F32),
         (Some(WeightDType::Q8), KvDType::F16, KvDType::F16),
         (Some(WeightDType::Q6), KvDType::F16, KvDType::F16),
+        (Some(WeightDType::Q5), KvDType::F16, KvDType::F16),
         (Some(WeightDType::Q4), KvDType::F16, KvDType::F16),
     ] {
         assert_eq!(kv_dtype(&full, dtype, None), of_full, "{dtype:?} of f32");
@@ -237,4 +240,23 @@ fn q4_holds_the_tables_in_q6() {
     let shown = format!("{model:?}");
     assert_eq!((shown.matches(&head).count(), shown.matches("PackedMatrix(q6").count()), (2, 2), "{shown}");
     assert_eq!(shown.matches("PackedMatrix(q4").count(), 4 * model.config().n_layer);
+}
+
+/// Weights of GGUF's Q5_0, as candle reads them, are weights in q5 without another rounding.
+#[test]
+fn q5_holds_what_gguf_stores_in_q5_0() {
+    let checkpoint = Checkpoint::open(&fixture_path("formats/gguf/q5_0.gguf")).unwrap();
+    let stored = checkpoint.tensors().iter().filter(|tensor| tensor.dtype.to_string() == "Q5_0").count();
+    let parameters = expected_parameters(checkpoint.config()).into_iter();
+    let matrices =
+        parameters.filter(|parameter| parameter.shape.len() == 2 && parameter.name != "wpe.weight");
+    for Parameter { name, .. } in matrices {
+        let values = checkpoint.parameter(&name, &Device::Cpu, &|_| ()).unwrap().unwrap();
+        let held = Matrix::pack(&values, WeightFormat::Q5).unwrap().to_tensor().unwrap();
+        assert_eq!(held.to_vec2::<f32>().unwrap(), values.to_vec2::<f32>().unwrap(), "{name}");
+    }
+    let config = checkpoint.config();
+    assert_eq!(stored, 4 * config.n_layer + 1, "blocks, and the embedding, which is also the head");
+    let model = format!("{:?}", load(&checkpoint, WeightDType::Q5));
+    assert_eq!(model.matches("PackedMatrix(q5").count(), stored + 1);
 }
