@@ -1,7 +1,7 @@
 //! Numbers rounded to 8-bit integers with a scale: activations before packed weights in integers, queries before keys in 8 bits.
 
+use crate::simd::Sums;
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, GROUP, LANES, Simd, four};
-use crate::tile::Sums;
 
 /// The largest magnitude of an 8-bit integer.
 pub(crate) const LARGEST_BYTE: f32 = 127.0;

@@ -2,8 +2,8 @@
 
 use half::f16;
 
+use crate::simd::PanelLine;
 use crate::simd::{LANES, Simd};
-use crate::tile::PanelLine;
 
 /// f32, or the bits of f16.
 pub(crate) trait Element: Copy + Default + Send + Sync + 'static {

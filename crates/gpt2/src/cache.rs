@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
 
-use crate::recorder::Steps;
-use crate::{Gpt2Config, Gpt2LMHeadModel, ModelError};
+use crate::steps::Steps;
+use crate::{Gpt2Config, ModelError};
 
 /// Memory for the keys and values of a number of tokens in all blocks, of which caches take and give back what their rows
 /// need. A clone is the same memory.
@@ -359,37 +359,6 @@ impl Gpt2Cache {
     /// The cache of block `index`.
     pub(crate) fn layer(&mut self, index: usize) -> Option<&mut KvCache> {
         self.layers.get_mut(index)
-    }
-}
-
-impl Gpt2LMHeadModel {
-    /// The type of the keys and values in the caches of this model. By default f32 beside weights in f32, and f16 beside all
-    /// others: rounding keys and values to 11 bits loses no more than rounding weights to 11 bits or fewer, and a long
-    /// context is read in half the time. f16 ends at 65,504: a model with larger keys or values needs f32.
-    pub fn kv_dtype(&self) -> KvDType {
-        self.kv_dtype
-    }
-
-    /// The same model with keys and values of another type.
-    pub fn with_kv_dtype(mut self, kv_dtype: impl Into<KvDType>) -> Self {
-        self.kv_dtype = kv_dtype.into();
-        self
-    }
-
-    /// An empty cache for `batch` texts of up to `capacity` tokens each.
-    ///
-    /// # Errors
-    /// When the memory cannot be allocated on the device.
-    pub fn new_cache(&self, batch: usize, capacity: usize) -> Result<Gpt2Cache> {
-        Gpt2Cache::new(self.config(), batch, capacity, self.kv_dtype, self.device())
-    }
-
-    /// Memory for the keys and values of `tokens` tokens, which caches share.
-    ///
-    /// # Errors
-    /// When the memory cannot be allocated on the device.
-    pub fn new_pool(&self, tokens: usize) -> Result<KvPool> {
-        KvPool::new(self.config(), tokens, self.kv_dtype, self.device())
     }
 }
 

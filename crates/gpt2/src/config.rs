@@ -10,7 +10,7 @@ use candle_gpt2_kernels::{Activation, KvDType};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::{ConfigError, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType};
+use crate::{ConfigError, HeadKind, ProblemType, Summary, SummaryType};
 
 /// Largest accepted sizes: far above every GPT-2, low enough that the number of parameters fits into 64 bits.
 const MAX_WIDTH: usize = 1 << 22;
@@ -285,16 +285,6 @@ impl Gpt2Config {
             });
         }
         Ok(())
-    }
-
-    /// Whether this machine can count all parameters, and address the largest of them in f32.
-    fn is_addressable(&self) -> bool {
-        let widths =
-            [self.inner_width(), 3 * self.n_embd, self.vocab_size, self.n_positions, self.id2label.len()];
-        let widest = widths.into_iter().max().unwrap_or(0);
-        let largest = widest.checked_mul(self.n_embd).and_then(|elements| elements.checked_mul(4));
-        let is_countable = ParameterCounts::new(self).with_untied_head < usize::MAX;
-        is_countable && largest.is_some_and(|bytes| isize::try_from(bytes).is_ok())
     }
 
     /// The same configuration as the keys of a `config.json`.

@@ -6,9 +6,9 @@
 
 use candle_core::Tensor;
 use candle_gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize, ParameterSource, go_on};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize, ParameterSource};
 
-use crate::{Block, Gpt2Config, Gpt2LMHeadModel, ModelError};
+use crate::{Gpt2Config, ModelError};
 
 /// Attention to an encoder's states, with its norm.
 ///
@@ -98,34 +98,6 @@ impl CrossAttention {
 
     pub(crate) fn size(&self) -> ParameterSize {
         self.ln_cross_attn.size() + self.crossattention.size()
-    }
-}
-
-impl Gpt2LMHeadModel {
-    /// The same model, which attends to these states of an encoder in every pass that has none of its own
-    /// ([`Pass::attending_to`]): in generation, scoring and all that runs a model. Each block's keys and values of them are computed
-    /// here, once; gradients do not lead into them.
-    ///
-    /// # Shapes
-    /// `states` `(1, S, C)`, for all rows alike.
-    ///
-    /// # Errors
-    /// When the model has no cross-attention, or the shape is another.
-    pub fn with_encoder_states(mut self, states: &Tensor) -> candle_core::Result<Self> {
-        check_encoder_states(self.config(), states, 1)?;
-        let states = states.detach().to_device(self.device())?.to_dtype(self.dtype())?;
-        let blocks = self.transformer.blocks.iter_mut();
-        blocks.filter_map(|block| block.cross_attention.as_mut()).try_for_each(|cross_attention| {
-            go_on()?;
-            cross_attention.attend_to(&states)
-        })?;
-        Ok(self)
-    }
-
-    /// Whether [`Gpt2LMHeadModel::with_encoder_states`] gave it states to attend to.
-    pub fn has_encoder_states(&self) -> bool {
-        let first = self.transformer.blocks.first().and_then(Block::cross_attention);
-        first.is_some_and(CrossAttention::has_memory)
     }
 }
 

@@ -5,6 +5,7 @@ mod cache;
 mod config;
 mod cross_attention;
 mod embeddings;
+mod encoder_states;
 mod error;
 mod head_kind;
 mod heads;
@@ -14,6 +15,8 @@ mod observed;
 mod parameters;
 mod parts;
 mod recorder;
+mod steps;
+mod watcher;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{

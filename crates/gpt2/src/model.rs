@@ -24,9 +24,9 @@ use candle_nn::Init;
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
-use crate::observed::Watcher;
 use crate::parameters::table;
-use crate::recorder::StepRecorder;
+use crate::steps::StepRecorder;
+use crate::watcher::Watcher;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
 
 /// Axis of the tokens in a `(B, T, C)` tensor.

@@ -1,11 +1,11 @@
 //! Looking into a model: an observer for all its passes, hidden states, and passes that begin at a later block.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::{Observer, Pass, Site, SiteKind};
 
+use crate::watcher::Watcher;
 use crate::{Gpt2LMHeadModel, Gpt2Model, LogitsFor, ModelError};
 
 impl Gpt2Model {
@@ -99,15 +99,5 @@ impl Observer for KeepHiddenStates {
     fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
         self.0.push(value.clone());
         Ok(value)
-    }
-}
-
-/// Sees every pass of a model.
-#[derive(Clone)]
-pub(crate) struct Watcher(Arc<Mutex<dyn Observer + Send>>);
-
-impl fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watcher")
     }
 }

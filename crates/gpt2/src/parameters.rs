@@ -254,3 +254,15 @@ pub fn paper_size(config: &Gpt2Config) -> Option<&'static str> {
         sizes.into_iter().find(|(layers, width, _)| (*layers, *width) == (config.n_layer, config.n_embd))?;
     Some(size)
 }
+
+impl Gpt2Config {
+    /// Whether this machine can count all parameters, and address the largest of them in f32.
+    pub(crate) fn is_addressable(&self) -> bool {
+        let widths =
+            [self.inner_width(), 3 * self.n_embd, self.vocab_size, self.n_positions, self.id2label.len()];
+        let widest = widths.into_iter().max().unwrap_or(0);
+        let largest = widest.checked_mul(self.n_embd).and_then(|elements| elements.checked_mul(4));
+        let is_countable = ParameterCounts::new(self).with_untied_head < usize::MAX;
+        is_countable && largest.is_some_and(|bytes| isize::try_from(bytes).is_ok())
+    }
+}

@@ -13,49 +13,12 @@ use candle_core::{DType, Result, Tensor};
 use candle_gpt2_attention::Placement;
 use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 
+use crate::steps::{StepMemory, StepRecorder, Steps};
 use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
-
-/// Records the steps of a model and its clones.
-#[derive(Debug, Clone)]
-pub(crate) struct StepRecorder {
-    /// Tells these weights from all others: a recording goes on reading those that it was made with.
-    model: Arc<()>,
-}
-
-/// How far the recording for a cache has come.
-#[derive(Debug)]
-pub(crate) enum Steps {
-    /// This many steps were computed like any other pass.
-    Counted(usize),
-    /// A step was computed as it will be recorded, and has loaded what its kernels need.
-    Prepared(StepMemory),
-    /// The next step is replayed.
-    Recorded(Recording, StepMemory),
-    /// Steps cannot be recorded, for this reason; it may pass, but the attempt is made once for each cache.
-    Never(String),
-}
-
-impl Default for Steps {
-    fn default() -> Self {
-        Self::Counted(0)
-    }
-}
 
 /// Steps of a cache that are computed like any other pass: the caches of a beam search mostly live no longer, and would be
 /// recorded in vain.
 const UNRECORDED_STEPS: usize = 2;
-
-/// What a recording reads and writes besides weights, keys and values.
-#[derive(Debug)]
-pub(crate) struct StepMemory {
-    /// `(B, 1)` of u32.
-    ids: Tensor,
-    /// `(B)` of u32.
-    lengths: Tensor,
-    /// `(B, 1, V)`.
-    logits: Tensor,
-    model: Arc<()>,
-}
 
 impl StepMemory {
     fn set(&self, ids: &Tensor, lengths: &Tensor) -> Result<()> {

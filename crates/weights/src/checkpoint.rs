@@ -2,21 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, HeadKind};
-use candle_nn::var_builder::SimpleBackend;
 use tokenizers::Tokenizer;
 
 use crate::config_file::FoundConfig;
 use crate::files::Files;
 use crate::naming::{Naming, Orientation, Origin};
-use crate::progress::{go_on, of_candle};
-use crate::readers::ReadParameters;
 use crate::source::{Format, Source};
 use crate::stored::StoredTensor;
 use crate::{
-    GivenFiles, Mismatch, ReadProgress, Statistics, WeightsError, config_file, formats, load_tokenizer,
-    tied_head, tokenizer,
+    GivenFiles, Mismatch, ReadProgress, WeightsError, config_file, formats, load_tokenizer, tied_head,
+    tokenizer,
 };
 
 /// What [`Checkpoint::verify`] found wrong. What [`Checkpoint::verify`] lists.
@@ -339,69 +335,13 @@ impl Checkpoint {
         Err(WeightsError::Mismatches { path, mismatches })
     }
 
-    /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
-    /// `progress` is told how many bytes of the file were read since the last call, and asked whether to go on.
-    ///
-    /// # Errors
-    /// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
-    pub fn verify(&self, progress: &dyn ReadProgress) -> Result<Vec<Problem>, WeightsError> {
-        let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
-        for (index, stored) in self.parameter_tensors() {
-            if let Some(Statistics { nan, infinite, .. }) = self.statistics(index, progress)?
-                && nan + infinite > 0
-            {
-                let (name, elements) = (stored.name.clone(), stored.element_count());
-                problems.push(Problem::NotFinite { name, nan, infinite, elements });
-            }
-        }
-        Ok(problems)
-    }
-
-    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` where its type holds no
-    /// weights. `progress` is told of the tensor's bytes, and asked whether to go on.
-    ///
-    /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
-    pub fn statistics(
-        &self,
-        index: usize,
-        progress: &dyn ReadProgress,
-    ) -> Result<Option<Statistics>, WeightsError> {
-        let Some(stored) = self.source.tensors.get(index) else { return Ok(None) };
-        go_on(progress)?;
-        if !stored.dtype.holds_weights() {
-            progress.advance(stored.stored_bytes());
-            return Ok(None);
-        }
-        Statistics::of(stored, &self.source.files, progress).map(Some)
-    }
-
-    /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` where the checkpoint does not have it, or
-    /// holds it in a type that holds no weights. `progress` is told of its bytes, and asked whether to go on.
-    ///
-    /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
-    pub fn parameter(
-        &self,
-        name: &str,
-        device: &Device,
-        progress: &dyn ReadProgress,
-    ) -> Result<Option<Tensor>, WeightsError> {
-        let backend = ReadParameters { checkpoint: self, progress };
-        if !backend.contains_tensor(name) {
-            return Ok(None);
-        }
-        let tensor = backend.get_unchecked(name, DType::F32, device);
-        tensor.map(Some).map_err(|error| of_candle(progress, error))
-    }
-
     /// Bytes of the parameters in the files.
     pub fn parameter_bytes(&self) -> u64 {
         self.parameter_tensors().map(|(_, stored)| stored.stored_bytes()).sum()
     }
 
     /// The stored tensors that parameters are made of, in the order of the files.
-    fn parameter_tensors(&self) -> impl Iterator<Item = (usize, &StoredTensor)> {
+    pub(crate) fn parameter_tensors(&self) -> impl Iterator<Item = (usize, &StoredTensor)> {
         let mut indices: Vec<usize> = Vec::new();
         for (from, _) in self.naming.parameters.values() {
             match from {

@@ -10,6 +10,7 @@ mod checkpoint;
 mod checkpoint_file;
 mod config_file;
 mod convert;
+mod devices;
 mod error;
 mod files;
 mod formats;

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use candle_gpt2::{Gpt2Config, HeadKind, Parameter, expected_parameters};
 
 use crate::Mismatch;
-use crate::source::{Format, Source};
+use crate::source::Source;
 use crate::stored::StoredTensor;
 
 /// How one origin names the parameters.
@@ -304,8 +304,6 @@ impl Naming {
         let has_no_third_biases = !meanings
             .iter()
             .any(|meaning| matches!(meaning, Meaning::Third(name, _) if name.ends_with(".bias")));
-        // llm.c pads the rows of the embedding; every other file says how many tokens it has.
-        let may_be_padded = source.format == Format::LlmC;
         for parameter in expected {
             let shape = checkpoint_shape(&parameter, orientation);
             let thirds = [0, 1, 2].map(|third| find(Meaning::Third(parameter.name.clone(), third)));
@@ -313,7 +311,7 @@ impl Naming {
                 has_place[index] = true;
                 let tensor = &stored[index];
                 let is_padded =
-                    may_be_padded && parameter.name == "wte.weight" && tensor.shape[1..] == shape[1..];
+                    source.may_be_padded && parameter.name == "wte.weight" && tensor.shape[1..] == shape[1..];
                 if !is_padded {
                     naming.mismatches.extend(
                         labels_mismatch(config, &parameter, tensor).or_else(|| mismatch(tensor, shape)),

@@ -57,6 +57,27 @@ impl ReadParameters<'_> {
     }
 }
 
+impl Checkpoint {
+    /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` where the checkpoint does not have it, or
+    /// holds it in a type that holds no weights. `progress` is told of its bytes, and asked whether to go on.
+    ///
+    /// # Errors
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    pub fn parameter(
+        &self,
+        name: &str,
+        device: &Device,
+        progress: &dyn ReadProgress,
+    ) -> Result<Option<Tensor>, WeightsError> {
+        let backend = ReadParameters { checkpoint: self, progress };
+        if !backend.contains_tensor(name) {
+            return Ok(None);
+        }
+        let tensor = backend.get_unchecked(name, DType::F32, device);
+        tensor.map(Some).map_err(|error| of_candle(progress, error))
+    }
+}
+
 fn missing(name: &str) -> candle_core::Error {
     candle_core::Error::Msg(format!("the checkpoint has no parameter `{name}`"))
 }

@@ -8,36 +8,39 @@ use tokenizers::Tokenizer;
 use crate::checkpoint_file::CheckpointFile;
 use crate::stored::StoredTensor;
 
-/// A format of checkpoint files. [`Checkpoint::format`](crate::Checkpoint::format) says which a checkpoint has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Format {
-    /// Hugging Face's safetensors, in one file or several.
-    Safetensors,
-    /// PyTorch's `torch.save` since version 1.6: a zip archive.
-    PyTorchZip,
-    /// PyTorch's `torch.save` before version 1.6: pickles with raw data after them.
-    PyTorchLegacy,
-    /// TensorFlow's checkpoint, as OpenAI published GPT-2.
-    TensorFlow,
-    /// llama.cpp's GGUF.
-    Gguf,
-    /// llm.c's `.bin`.
-    LlmC,
+macro_rules! formats {
+    ($($(#[$doc:meta])* $format:ident $name:literal;)+) => {
+        /// A format of checkpoint files. [`Checkpoint::format`](crate::Checkpoint::format) says which a checkpoint has.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Format {
+            $($(#[$doc])* $format,)+
+        }
+
+        impl Format {
+            /// The format's name.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$format => $name,)+
+                }
+            }
+        }
+    };
 }
 
-impl Format {
-    /// The format's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Safetensors => "safetensors",
-            Self::PyTorchZip => "pytorch (zip)",
-            Self::PyTorchLegacy => "pytorch (legacy)",
-            Self::TensorFlow => "tensorflow",
-            Self::Gguf => "gguf",
-            Self::LlmC => "llm.c",
-        }
-    }
+formats! {
+    /// Hugging Face's safetensors, in one file or several.
+    Safetensors "safetensors";
+    /// PyTorch's `torch.save` since version 1.6: a zip archive.
+    PyTorchZip "pytorch (zip)";
+    /// PyTorch's `torch.save` before version 1.6: pickles with raw data after them.
+    PyTorchLegacy "pytorch (legacy)";
+    /// TensorFlow's checkpoint, as OpenAI published GPT-2.
+    TensorFlow "tensorflow";
+    /// llama.cpp's GGUF.
+    Gguf "gguf";
+    /// llm.c's `.bin`.
+    LlmC "llm.c";
 }
 
 /// A checkpoint's files as one reader found them. Tensors have the names, shapes and types of the file.
@@ -56,6 +59,11 @@ pub(crate) struct Source {
     pub(crate) tokenizer: Option<Tokenizer>,
     /// Whether linear layers and norms have no biases: the model is then built with zeros.
     pub(crate) is_bias_free: bool,
+    /// Whether each tensor has bytes of its own: views of PyTorch may share theirs.
+    pub(crate) has_own_bytes: bool,
+    /// Whether there may be rows after those of the vocabulary: llm.c pads the embedding, every other file says how many tokens it
+    /// has.
+    pub(crate) may_be_padded: bool,
     /// What the reader decided, in words, for whoever inspects the checkpoint.
     pub(crate) rules: Vec<String>,
 }
@@ -72,6 +80,8 @@ impl Source {
             config: None,
             tokenizer: None,
             is_bias_free: false,
+            has_own_bytes: false,
+            may_be_padded: false,
             rules: Vec::new(),
         }
     }

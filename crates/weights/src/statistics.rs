@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::checkpoint_file::CheckpointFile;
 use crate::progress::{PIECE, go_on};
 use crate::stored::StoredTensor;
-use crate::{Checkpoint, ReadProgress, WeightsError};
+use crate::{Checkpoint, Problem, ReadProgress, WeightsError};
 
 /// The values of one tensor in numbers. Minimum, maximum, mean and deviation are those of the finite values.
 /// [`Checkpoint::statistics`] gives them.
@@ -196,4 +196,43 @@ fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
         if a == b { 0.0 } else { (f64::from(*a) - f64::from(*b)).abs() }
     });
     differences.fold(0.0, larger)
+}
+
+impl Checkpoint {
+    /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
+    /// `progress` is told how many bytes of the file were read since the last call, and asked whether to go on.
+    ///
+    /// # Errors
+    /// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    pub fn verify(&self, progress: &dyn ReadProgress) -> Result<Vec<Problem>, WeightsError> {
+        let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
+        for (index, stored) in self.parameter_tensors() {
+            if let Some(Statistics { nan, infinite, .. }) = self.statistics(index, progress)?
+                && nan + infinite > 0
+            {
+                let (name, elements) = (stored.name.clone(), stored.element_count());
+                problems.push(Problem::NotFinite { name, nan, infinite, elements });
+            }
+        }
+        Ok(problems)
+    }
+
+    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` where its type holds no
+    /// weights. `progress` is told of the tensor's bytes, and asked whether to go on.
+    ///
+    /// # Errors
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    pub fn statistics(
+        &self,
+        index: usize,
+        progress: &dyn ReadProgress,
+    ) -> Result<Option<Statistics>, WeightsError> {
+        let Some(stored) = self.source.tensors.get(index) else { return Ok(None) };
+        go_on(progress)?;
+        if !stored.dtype.holds_weights() {
+            progress.advance(stored.stored_bytes());
+            return Ok(None);
+        }
+        Statistics::of(stored, &self.source.files, progress).map(Some)
+    }
 }

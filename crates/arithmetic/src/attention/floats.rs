@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 use super::format::Format;
 use crate::element::Element;
+use crate::simd::{Apart, Sums, sum_products};
 use crate::simd::{LANES, Simd, TileJob, tile_height};
-use crate::tile::{Apart, Sums, sum_products};
 
 /// f32, or the bits of f16.
 pub(super) struct Floats<E>(PhantomData<E>);

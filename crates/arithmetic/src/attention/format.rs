@@ -4,8 +4,8 @@
 //! score is one chain of additions in the order of the inputs, whatever the number of queries. Values lie in panels of 16
 //! columns: token by token the 16 of each, so that a weighted sum is one chain in the order of the keys.
 
+use crate::simd::Sums;
 use crate::simd::{LANES, Simd, TileJob};
-use crate::tile::Sums;
 
 /// A format of keys and values.
 pub(crate) trait Format: 'static {

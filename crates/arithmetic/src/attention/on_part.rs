@@ -10,8 +10,8 @@ use super::format::{Format, value_panels};
 use super::memory::HeldHead;
 use super::softmax::{exponentials, largest};
 use crate::fetch::{AHEAD, fetch};
+use crate::simd::Sums;
 use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
-use crate::tile::Sums;
 
 /// Keys of a part: few enough that scores, and keys and values of 48 queries after each other, stay in the nearer caches, and
 /// that one head gives work to several threads where the context is long.

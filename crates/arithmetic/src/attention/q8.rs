@@ -6,8 +6,8 @@
 
 use super::format::Format;
 use crate::byte_group::{LARGEST_BYTE, add_scaled, nearest_group};
+use crate::simd::{Apart, PanelLine, Sums, sum_products};
 use crate::simd::{BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Simd, TileJob, tile_height};
-use crate::tile::{Apart, PanelLine, Sums, sum_products};
 
 /// Bytes of a line of bytes: four inputs of 16 keys.
 const BYTE_LINE: usize = BYTE_INPUTS * LANES;

@@ -4,8 +4,8 @@ use std::slice::Chunks;
 
 use super::block::{Block, DEPTH, Expanded};
 use super::floats::{CHAIN_BLOCKS, Lines, SLICE_BLOCKS, interleave, sums};
+use crate::simd::Sums;
 use crate::simd::{LANES, Line, Simd, TileJob};
-use crate::tile::Sums;
 
 /// Weights in f32.
 pub(crate) type F32Block = Expanded;

@@ -3,8 +3,8 @@
 use std::slice::Chunks;
 
 use super::block::DEPTH;
+use crate::simd::{Interleaved, PanelLine, Sums, add_products};
 use crate::simd::{LANES, Simd};
-use crate::tile::{Interleaved, PanelLine, Sums, add_products};
 
 /// Blocks of a slice: all 768 inputs of the smallest GPT-2, so that most of its sums are written once. A slice of a panel takes
 /// 48 KiB in f32, which tiles read in order from the second cache.

@@ -14,10 +14,10 @@ use half::f16;
 use super::block::{Block, DEPTH, Expanded};
 use crate::byte_group::{add_scaled, nearest_group};
 use crate::fetch::{AHEAD, fetch};
+use crate::simd::Sums;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use crate::simd::WordGroup;
 use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, TileJob};
-use crate::tile::Sums;
 
 /// Groups of a block.
 const GROUPS: usize = DEPTH / GROUP;

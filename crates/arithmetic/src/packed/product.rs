@@ -11,9 +11,10 @@ use std::marker::PhantomData;
 use super::block::{Block, DEPTH};
 use super::matrix::{OnBlocks, PackedMatrix, panel_of};
 use crate::epilogue::Epilogue;
+use crate::simd::Sums;
 use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob, tile_height};
 use crate::threads::{Part, Parts, computed_in_parts};
-use crate::tile::{Sums, TileOutput};
+use crate::tile::TileOutput;
 
 /// Panels of a part.
 const PART_PANELS: usize = 4;

@@ -4,10 +4,9 @@
 
 use std::arch::x86_64::*;
 
+use super::job::{Job, OfFloats, Simd};
 use super::math;
-use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, SMALL_OFFSET, Simd, TileJob, Vectors, Work,
-};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 12 of the 16 registers accumulate; two hold the weights and one an activation.
 const TILE_ROWS: usize = 6;

@@ -4,9 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, Job, LANES, Line, OfFloats, SMALL_OFFSET, Simd, TileJob, Vectors, Work,
-};
+use super::job::{Job, OfFloats, Simd};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work};
 use super::{avx2, math};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.

@@ -50,7 +50,7 @@ mod elf {
         // Random numbers are drawn in integers.
         "AttentionMask::draw",
         // This is a job of its own, compiled for the same instructions.
-        "simd::vectors::Simd>::run::compiled",
+        "simd::job::Simd>::run::compiled",
         "simd::vectors::Vectors>::call",
         // These allocate, fill what they allocated with one value, and free.
         "__rust_",

@@ -5,7 +5,8 @@
 //! units in the last place down to 2^-125.5, and 0 below, where the library function has its last normal numbers and its
 //! denormals.
 
-use super::vectors::{Number, Simd, Vectors};
+use super::job::Simd;
+use super::vectors::{Number, Vectors};
 
 /// Above this `exp` is infinite in f32.
 const EXP_LARGEST: f32 = 88.8;

@@ -12,29 +12,35 @@ mod avx512;
 mod doubles;
 #[cfg(test)]
 mod inlined;
+mod job;
 mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
 mod portable;
 mod real;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod vectors;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 mod wasm128;
 
+#[cfg(test)]
+pub(crate) use job::OfFloats;
+pub(crate) use job::{Job, Simd};
 pub(crate) use math::{gelu_tanh, gelu_tanh_slope};
 pub(crate) use real::Real;
+pub(crate) use sums::{Apart, Interleaved, PanelLine, Sums, add_products, stored, sum_products};
 pub use vectors::Number;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) use vectors::WordGroup;
-pub(crate) use vectors::{
-    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Lanes, Line, MAX_TILE_PANELS,
-    SMALL_OFFSET, Simd, TileJob, Vectors, Work, four, tile_height,
-};
 #[cfg(test)]
-pub(crate) use vectors::{OfFloats, each_of};
+pub(crate) use vectors::each_of;
+pub(crate) use vectors::{
+    BYTE_INPUTS, BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Line, MAX_TILE_PANELS, SMALL_OFFSET,
+    TileJob, Vectors, Work, four, tile_height,
+};
 
 /// The instruction sets, slowest first: where they are compiled, name of the variant, its type in a file of its own, its name,
 /// what it is.

@@ -5,8 +5,9 @@
 use std::arch::aarch64::*;
 use std::arch::{asm, is_aarch64_feature_detected};
 
+use super::job::{Job, OfFloats, Simd};
 use super::math;
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Job, LANES, OfFloats, Simd, TileJob, Vectors, Work};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, TileJob, Vectors, Work};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; four hold the weights and the others activations.
 const TILE_ROWS: usize = 6;

@@ -2,10 +2,9 @@
 
 use half::f16;
 
+use super::job::{Job, Simd};
 use super::math;
-use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, Four, Job, LANES, Simd, TileJob, Vectors, Work, each_of,
-};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Four, LANES, TileJob, Vectors, Work, each_of};
 
 /// Plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

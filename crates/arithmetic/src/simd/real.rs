@@ -3,7 +3,8 @@
 
 use super::InstructionSet;
 use super::doubles::Doubles;
-use super::vectors::{Number, OfFloats, Work};
+use super::job::OfFloats;
+use super::vectors::{Number, Work};
 
 /// A number for which work is compiled.
 pub(crate) trait Real: Number {

@@ -9,12 +9,12 @@
 use std::arch::wasm32::*;
 use std::hint::black_box;
 
+use super::job::{Job, OfFloats, Simd};
 use super::math;
 use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, GROUP, Job, LANES, Lanes, Line, OfFloats, Simd, TileJob, Vectors,
-    WordGroup, Work,
+    BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Lanes, Line, TileJob, Vectors, WordGroup, Work,
 };
-use crate::tile::Sums;
+use crate::simd::Sums;
 
 /// Rows and panels of a tile: of the 15 registers that engines on x86-64 have to give, eight accumulate.
 const TILE_ROWS: usize = 4;

@@ -7,9 +7,10 @@
 
 use super::elementwise::zeros;
 use crate::epilogue::{Epilogue, PanelBias};
+use crate::simd::{Apart, Interleaved, Sums, sum_products};
 use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
 use crate::threads::{Part, Parts, computed_in_parts, for_each_part, for_each_part_in, thread_count};
-use crate::tile::{Apart, Interleaved, Sums, TileOutput, sum_products};
+use crate::tile::TileOutput;
 
 /// Depth of a slice.
 const SLICE: usize = 256;

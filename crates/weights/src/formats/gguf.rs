@@ -11,6 +11,7 @@ use candle_gpt2::Gpt2Config;
 use serde_json::json;
 use tokenizers::Tokenizer;
 
+use super::reader::Reader;
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
@@ -24,13 +25,16 @@ const LEAST_ALIGNMENT: u64 = 8;
 /// The key whose value candle divides by.
 const ALIGNMENT_KEY: &[u8] = b"general.alignment";
 
-/// Whether the bytes start as GGUF files do.
-pub(crate) fn is_gguf(bytes: &[u8]) -> bool {
-    bytes.starts_with(b"GGUF")
-}
+/// llama.cpp's format.
+pub(super) const READER: Reader = Reader {
+    rank: 5,
+    recognises: |_, start| Ok(start.starts_with(b"GGUF")),
+    read: |_, file| read(file),
+    read_all: None,
+};
 
 /// Reads the header of a GGUF file.
-pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
+fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
     let content = file.parse(0, MAX_HEADER_BYTES, |header| {
@@ -94,6 +98,7 @@ pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let evidence = "the letters GGUF at the start, architecture gpt2";
     Ok(Source {
         tensors,
+        has_own_bytes: true,
         config: Some(config),
         tokenizer: tokenizer.ok(),
         rules,

@@ -5,6 +5,7 @@
 
 use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
 
+use super::reader::Reader;
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
@@ -14,13 +15,18 @@ use crate::stored::{StoredDType, StoredTensor};
 const MAGIC: u32 = 20_240_326;
 const HEADER_BYTES: u64 = 256 * 4;
 
-/// Whether the bytes start as llm.c's files do.
-pub(crate) fn is_llm_c(bytes: &[u8]) -> bool {
-    bytes.first_chunk::<4>().is_some_and(|magic| u32::from_le_bytes(*magic) == MAGIC)
-}
+/// llm.c's format.
+pub(super) const READER: Reader = Reader {
+    rank: 6,
+    recognises: |_, start| {
+        Ok(start.first_chunk::<4>().is_some_and(|magic| u32::from_le_bytes(*magic) == MAGIC))
+    },
+    read: |_, file| read(file),
+    read_all: None,
+};
 
 /// Reads the header and places every parameter.
-pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
+fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let header = file.first(HEADER_BYTES)?;
     if header.len() as u64 != HEADER_BYTES {
@@ -91,5 +97,10 @@ pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         )));
     }
     let evidence = format!("llm.c's magic number, version {version}");
-    Ok(Source { tensors, config: Some(config), ..Source::new(Format::LlmC, evidence, file) })
+    Ok(Source {
+        tensors,
+        config: Some(config),
+        may_be_padded: true,
+        ..Source::new(Format::LlmC, evidence, file)
+    })
 }

@@ -9,24 +9,22 @@ use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::files::Files;
 use crate::mistaken_file::{self, SNIFFED_BYTES};
-use crate::source::{Format, Source};
+use crate::source::Source;
 use crate::stored::StoredTensor;
+use limits::{MAX_ELEMENTS, MAX_RANK, MAX_TENSORS};
+use reader::{Reader, TensorsAndEntries};
 
 mod gguf;
+mod limits;
 mod llm_c;
 mod pickle;
 mod pytorch;
+mod reader;
 mod safetensors;
 mod tensorflow;
 
 /// Largest JSON that is taken for an index of shards; real ones have some hundred kilobytes.
 const MAX_INDEX_BYTES: u64 = 4 << 20;
-/// Most tensors of one file; GPT-2 XL has 580.
-const MAX_TENSORS: usize = 100_000;
-/// Most elements of one tensor: 4 TB in f32.
-const MAX_ELEMENTS: u64 = 1 << 40;
-/// Most axes of one tensor.
-const MAX_RANK: usize = 8;
 /// Most files of one checkpoint.
 const MAX_SHARDS: usize = 1024;
 /// The names under which transformers saves weights, in the order in which it looks for them.
@@ -39,6 +37,25 @@ const USUAL_NAMES: [&str; 4] = [
 /// What training leaves beside a checkpoint in a format of weights.
 const TRAINING_STATE: [&str; 6] =
     ["training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth", "scaler.pt"];
+
+/// Every kind of file, a row each; the first that recognises a file reads it.
+const READERS: [Reader; 7] = [
+    pytorch::ZIP,
+    pytorch::LEGACY,
+    gguf::READER,
+    llm_c::READER,
+    tensorflow::READER,
+    safetensors::READER,
+    SHARD_INDEX,
+];
+
+/// The index of a model in several files.
+const SHARD_INDEX: Reader = Reader {
+    rank: 0,
+    recognises: |file, _| Ok(weight_map(file)?.is_some()),
+    read: |files, index| open_shards(files, &index),
+    read_all: None,
+};
 
 /// Opens the weights at `path`: a folder, a file of any format, an index of shards, or the common beginning of the
 /// names of a TensorFlow checkpoint.
@@ -60,51 +77,46 @@ pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
 
 fn open_file(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let file = files.open(path)?;
-    let kind = sniff(&file)?;
-    read(files, file, kind)
+    let reader = recognised(&file)?;
+    read(files, file, reader)
 }
 
 /// Opens one file of any tensors, with what it says beside them.
-pub(crate) fn open_tensors(path: &Path) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+pub(crate) fn open_tensors(path: &Path) -> Result<TensorsAndEntries, WeightsError> {
     let file = Files::Disk.open(path)?;
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-    let (source, entries) = match sniff(&file)? {
-        Some(Kind::Zip) => pytorch::read_all_zip(file)?,
-        Some(Kind::LegacyPickle) => pytorch::read_all_legacy(file)?,
-        kind @ (Some(Kind::Safetensors) | None) => {
-            let source = read(&Files::Disk, file, kind)?;
+    let (source, entries) = match recognised(&file)? {
+        Some(Reader { read_all: Some(read_all), .. }) => read_all(file)?,
+        Some(reader) if reader.rank != safetensors::READER.rank => {
+            return Err(refuse("neither safetensors nor a file of torch.save; give one of them".into()));
+        }
+        reader => {
+            let source = read(&Files::Disk, file, reader)?;
             let entries = source.files.first().map(safetensors::entries).transpose()?;
             (source, entries.unwrap_or_default())
-        }
-        Some(_) => {
-            return Err(refuse("neither safetensors nor a file of torch.save; give one of them".into()));
         }
     };
     check(&source).map_err(refuse)?;
     Ok((source, entries))
 }
 
-fn read(files: &Files, file: CheckpointFile, kind: Option<Kind>) -> Result<Source, WeightsError> {
+fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<Source, WeightsError> {
     let path = file.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     let start = file.first(SNIFFED_BYTES as u64)?;
     if let Some(what) = mistaken_file::something_else(&start, "weights") {
         return Err(refuse(what));
     }
-    if kind.is_none() && is_json(&start) {
+    if reader.is_none() && is_json(&start) {
         let quoted: String = String::from_utf8_lossy(&start).chars().take(80).collect();
         return Err(refuse(format!("JSON text in place of the weights: {quoted}; download the file again")));
     }
     drop(start);
-    let source = match kind {
-        Some(Kind::ShardIndex) => open_shards(files, &file),
-        Some(Kind::Zip) => pytorch::read_zip(file),
-        Some(Kind::LegacyPickle) => pytorch::read_legacy(file),
-        Some(Kind::Gguf) => gguf::read(file),
-        Some(Kind::LlmC) => llm_c::read(file),
-        Some(Kind::TensorFlowIndex) => tensorflow::read(files, file),
-        Some(Kind::Safetensors) | None => safetensors::read(file),
-    }?;
+    let source = match reader {
+        Some(reader) => (reader.read)(files, file)?,
+        // It says best what is wrong with a file of no known kind.
+        None => safetensors::read(file)?,
+    };
     check(&source).map_err(refuse)?;
     Ok(source)
 }
@@ -127,8 +139,7 @@ fn check(source: &Source) -> Result<(), String> {
         }
         check_addressable(tensor, isize::MAX as u64)?;
     }
-    // Views of PyTorch may share data; in the other formats each tensor has its own.
-    if matches!(source.format, Format::Gguf | Format::TensorFlow) {
+    if source.has_own_bytes {
         let mut places: Vec<_> =
             tensors.iter().map(|tensor| (tensor.file, tensor.bytes.clone(), &tensor.name)).collect();
         places.sort_by_key(|(file, bytes, _)| (*file, bytes.start, bytes.end));
@@ -156,37 +167,15 @@ fn check_addressable(tensor: &StoredTensor, limit: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// What a file's content shows it to be, best first where a folder holds several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Kind {
-    ShardIndex,
-    Safetensors,
-    Zip,
-    LegacyPickle,
-    TensorFlowIndex,
-    Gguf,
-    LlmC,
-}
-
-fn sniff(file: &CheckpointFile) -> Result<Option<Kind>, WeightsError> {
+/// The reader that a file's content is for.
+fn recognised(file: &CheckpointFile) -> Result<Option<&'static Reader>, WeightsError> {
     let start = file.first(SNIFFED_BYTES as u64)?;
-    Ok(if start.starts_with(b"PK\x03\x04") {
-        Some(Kind::Zip)
-    } else if pytorch::is_legacy(&start) {
-        Some(Kind::LegacyPickle)
-    } else if gguf::is_gguf(&start) {
-        Some(Kind::Gguf)
-    } else if llm_c::is_llm_c(&start) {
-        Some(Kind::LlmC)
-    } else if tensorflow::is_index(file)? {
-        Some(Kind::TensorFlowIndex)
-    } else if start.get(8) == Some(&b'{') && start.get(6..8) == Some(&[0, 0]) {
-        Some(Kind::Safetensors)
-    } else if weight_map(file)?.is_some() {
-        Some(Kind::ShardIndex)
-    } else {
-        None
-    })
+    for reader in &READERS {
+        if (reader.recognises)(file, &start)? {
+            return Ok(Some(reader));
+        }
+    }
+    Ok(None)
 }
 
 fn is_json(start: &[u8]) -> bool {
@@ -227,11 +216,11 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
         }
         // An index among its own shards would be opened for ever.
         let file = files.open(&shard_path)?;
-        let kind = sniff(&file)?;
-        if kind == Some(Kind::ShardIndex) {
+        let reader = recognised(&file)?;
+        if reader.is_some_and(|reader| reader.rank == SHARD_INDEX.rank) {
             return Err(refuse(format!("the shard {name} is an index itself")));
         }
-        let shard = read(files, file, kind)?;
+        let shard = read(files, file, reader)?;
         let own: HashSet<&str> = shard.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let misplaced =
             places.iter().find(|(tensor, place)| *place == name && !own.contains(tensor.as_str()));
@@ -268,17 +257,17 @@ fn find_weights(files: &Files, folder: &Path) -> Result<PathBuf, WeightsError> {
     if let Some(index) = named_by_tensorflow(files, folder) {
         return Ok(index);
     }
-    let mut found: Vec<(Kind, String)> = Vec::new();
+    let mut found: Vec<(u8, String)> = Vec::new();
     for name in files.names(folder)? {
         if TRAINING_STATE.contains(&name.as_str()) {
             continue;
         }
-        let kind = files.open(&folder.join(&name)).and_then(|file| sniff(&file));
-        found.extend(kind.ok().flatten().map(|kind| (kind, name)));
+        let reader = files.open(&folder.join(&name)).and_then(|file| recognised(&file));
+        found.extend(reader.ok().flatten().map(|reader| (reader.rank, name)));
     }
     found.sort();
     let best: Vec<&str> =
-        found.iter().filter(|(kind, _)| *kind == found[0].0).map(|(_, name)| name.as_str()).collect();
+        found.iter().filter(|(rank, _)| *rank == found[0].0).map(|(_, name)| name.as_str()).collect();
     let none = |found: String| Err(WeightsError::NoWeights { folder: files.told(folder), found });
     let way_out = match files {
         Files::Disk => "name the file itself",

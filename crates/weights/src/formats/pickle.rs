@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::MAX_RANK;
+use super::limits::MAX_RANK;
 
 /// Index of a value.
 pub(crate) type Id = usize;

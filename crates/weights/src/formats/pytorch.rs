@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use candle_gpt2::{Activation, Gpt2Config};
 
-use super::MAX_TENSORS;
+use super::limits::MAX_TENSORS;
 use super::pickle::{Pickle, TensorReference, Value};
+use super::reader::{Reader, TensorsAndEntries};
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::error::ShapeOf;
@@ -37,28 +38,42 @@ const LEGACY_EVIDENCE: &str = "pickle with PyTorch's magic number";
 /// The bytes of each storage, by its key.
 type Storages = HashMap<String, Range<u64>>;
 
+/// The zip archive of `torch.save`.
+pub(super) const ZIP: Reader = Reader {
+    rank: 2,
+    recognises: |_, start| Ok(start.starts_with(b"PK\x03\x04")),
+    read: |_, file| read_zip(file),
+    read_all: Some(read_all_zip),
+};
+
+/// What `torch.save` wrote before: it has PyTorch's magic number in a pickle.
+pub(super) const LEGACY: Reader = Reader {
+    rank: 3,
+    recognises: |_, start| Ok(is_legacy(start)),
+    read: |_, file| read_legacy(file),
+    read_all: Some(read_all_legacy),
+};
+
 /// Reads the model in a zip archive of `torch.save`.
-pub(crate) fn read_zip(file: CheckpointFile) -> Result<Source, WeightsError> {
+fn read_zip(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     source(Format::PyTorchZip, ZIP_EVIDENCE, file, &pickle, &storages)
 }
 
 /// Reads the model in a legacy file of `torch.save`.
-pub(crate) fn read_legacy(file: CheckpointFile) -> Result<Source, WeightsError> {
+fn read_legacy(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     source(Format::PyTorchLegacy, LEGACY_EVIDENCE, file, &pickle, &storages)
 }
 
 /// Every tensor of a zip archive of `torch.save`, and the texts and numbers beside them, see [`named_entries`].
-pub(crate) fn read_all_zip(file: CheckpointFile) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+fn read_all_zip(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = zip_contents(&file)?;
     all(Source::new(Format::PyTorchZip, ZIP_EVIDENCE, file), &pickle, &storages)
 }
 
 /// The same of a legacy file of `torch.save`.
-pub(crate) fn read_all_legacy(
-    file: CheckpointFile,
-) -> Result<(Source, BTreeMap<String, String>), WeightsError> {
+fn read_all_legacy(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
     let (pickle, storages) = legacy_contents(&file)?;
     all(Source::new(Format::PyTorchLegacy, LEGACY_EVIDENCE, file), &pickle, &storages)
 }
@@ -128,7 +143,7 @@ fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsErro
 }
 
 /// Whether the bytes start as a legacy file of `torch.save` does.
-pub(crate) fn is_legacy(bytes: &[u8]) -> bool {
+fn is_legacy(bytes: &[u8]) -> bool {
     bytes
         .get(..32.min(bytes.len()))
         .is_some_and(|start| start.windows(LEGACY_MAGIC.len()).any(|window| window == LEGACY_MAGIC))

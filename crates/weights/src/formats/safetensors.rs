@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use safetensors::tensor::{Dtype, Metadata};
 
+use super::reader::Reader;
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
@@ -18,8 +19,16 @@ const LENGTH_BYTES: u64 = 8;
 /// Largest header that is read: that of GPT-2 XL has 60 kB.
 const MAX_HEADER_BYTES: u64 = 4 << 20;
 
+/// Hugging Face's format. It has no magic bytes: a header of less than 64 KiB times 4 GiB, in JSON.
+pub(super) const READER: Reader = Reader {
+    rank: 1,
+    recognises: |_, start| Ok(start.get(8) == Some(&b'{') && start.get(6..8) == Some(&[0, 0])),
+    read: |_, file| read(file),
+    read_all: None,
+};
+
 /// Reads the header of a safetensors file: its tensors, in the order of their bytes.
-pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
+pub(super) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     let (start, metadata) = header(&file)?;
     let stored = |name: String| {
         let info = metadata.info(&name)?;
@@ -34,7 +43,7 @@ pub(crate) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
 }
 
 /// What the header says beside the tensors.
-pub(crate) fn entries(file: &CheckpointFile) -> Result<BTreeMap<String, String>, WeightsError> {
+pub(super) fn entries(file: &CheckpointFile) -> Result<BTreeMap<String, String>, WeightsError> {
     let (_, metadata) = header(file)?;
     Ok(metadata.metadata().clone().into_iter().flatten().collect())
 }

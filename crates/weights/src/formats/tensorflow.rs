@@ -9,6 +9,7 @@ use std::path::Path;
 
 use prost::Message;
 
+use super::reader::Reader;
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::files::Files;
@@ -67,14 +68,19 @@ struct Dimension {
 /// A key of a table and its value.
 type Entry = (Vec<u8>, Vec<u8>);
 
-/// Whether the file ends as TensorFlow's index files do.
-pub(crate) fn is_index(file: &CheckpointFile) -> Result<bool, WeightsError> {
-    let end = file.read(file.len().saturating_sub(8)..file.len())?;
-    Ok(end.first_chunk().is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC))
-}
+/// The index of TensorFlow's checkpoints, which ends with a magic number.
+pub(super) const READER: Reader = Reader {
+    rank: 4,
+    recognises: |file, _| {
+        let end = file.read(file.len().saturating_sub(8)..file.len())?;
+        Ok(end.first_chunk().is_some_and(|magic| u64::from_le_bytes(*magic) == TABLE_MAGIC))
+    },
+    read,
+    read_all: None,
+};
 
 /// Reads an index file and opens the data files beside it.
-pub(crate) fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
+fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     let path = index.path().to_owned();
     let refuse = |what: String| WeightsError::NotWeights { path: path.clone(), what };
     let damaged = |what: &str| refuse(format!("a damaged TensorFlow index: {what}; download it again"));
@@ -124,7 +130,13 @@ pub(crate) fn read(beside: &Files, index: CheckpointFile) -> Result<Source, Weig
             "{state} variables of the training (optimizer, steps) are no parameters and ignored"
         ));
     }
-    Ok(Source { files, tensors, rules, ..Source::new(Format::TensorFlow, evidence, index) })
+    Ok(Source {
+        files,
+        tensors,
+        rules,
+        has_own_bytes: true,
+        ..Source::new(Format::TensorFlow, evidence, index)
+    })
 }
 
 /// Whether a variable is what training leaves beside the model's: slots of an optimizer, counters, the saver's own.
@@ -183,14 +195,14 @@ fn table(bytes: &[u8]) -> Result<Vec<Entry>, &'static str> {
         .checked_sub(FOOTER_BYTES)
         .and_then(|start| bytes.get(start..))
         .ok_or("it is too short")?;
-    let mut handles = Reader(footer);
+    let mut handles = Fields(footer);
     let _meta_index = (handles.varint()?, handles.varint()?);
     let index = block(bytes, handles.varint()?, handles.varint()?)?;
     let mut entries = Vec::new();
     // Blocks do not overlap, so together they are no larger than the file.
     let mut total_block_bytes = 0;
     for (_, handle) in block_entries(index)? {
-        let mut handle = Reader(&handle);
+        let mut handle = Fields(&handle);
         let block = block(bytes, handle.varint()?, handle.varint()?)?;
         total_block_bytes += block.len();
         if total_block_bytes > bytes.len() {
@@ -220,7 +232,7 @@ fn block_entries(block: &[u8]) -> Result<Vec<Entry>, &'static str> {
     let tail =
         restarts.checked_mul(4).and_then(|bytes| bytes.checked_add(4)).ok_or("a block is too short")?;
     let end = block.len().checked_sub(tail).ok_or("a block is too short")?;
-    let mut reader = Reader(&block[..end]);
+    let mut reader = Fields(&block[..end]);
     let mut entries = Vec::new();
     let mut key: Vec<u8> = Vec::new();
     // Shared prefixes could otherwise add up to the square of the file.
@@ -242,9 +254,9 @@ fn block_entries(block: &[u8]) -> Result<Vec<Entry>, &'static str> {
 }
 
 /// Takes numbers and bytes from the front of a slice.
-struct Reader<'a>(&'a [u8]);
+struct Fields<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> Fields<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], &'static str> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or("an entry ends early")?;
         self.0 = rest;

@@ -1,0 +1,34 @@
+//! Models with cross-attention that attend to the same states in every pass.
+
+use candle_core::{Result, Tensor};
+use candle_gpt2_kernels::go_on;
+
+use crate::{Block, CrossAttention, Gpt2LMHeadModel, check_encoder_states};
+
+impl Gpt2LMHeadModel {
+    /// The same model, which attends to these states of an encoder in every pass that has none of its own
+    /// ([`Pass::attending_to`](crate::Pass::attending_to)): in generation, scoring and all that runs a model. Each block's keys and values of them are computed
+    /// here, once; gradients do not lead into them.
+    ///
+    /// # Shapes
+    /// `states` `(1, S, C)`, for all rows alike.
+    ///
+    /// # Errors
+    /// When the model has no cross-attention, or the shape is another.
+    pub fn with_encoder_states(mut self, states: &Tensor) -> Result<Self> {
+        check_encoder_states(self.config(), states, 1)?;
+        let states = states.detach().to_device(self.device())?.to_dtype(self.dtype())?;
+        let blocks = self.transformer.blocks.iter_mut();
+        blocks.filter_map(|block| block.cross_attention.as_mut()).try_for_each(|cross_attention| {
+            go_on()?;
+            cross_attention.attend_to(&states)
+        })?;
+        Ok(self)
+    }
+
+    /// Whether [`Gpt2LMHeadModel::with_encoder_states`] gave it states to attend to.
+    pub fn has_encoder_states(&self) -> bool {
+        let first = self.transformer.blocks.first().and_then(Block::cross_attention);
+        first.is_some_and(CrossAttention::has_memory)
+    }
+}

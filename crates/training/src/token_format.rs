@@ -1,0 +1,124 @@
+//! How token files are laid out, and how wide their tokens are.
+
+use candle_gpt2_engine::UnknownName;
+use serde::{Deserialize, Serialize};
+
+/// Numbers of llm.c's header, 32 bits each: magic, version, tokens, and zeros.
+pub(crate) const HEADER_NUMBERS: usize = 256;
+
+/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) is told it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ShardFormat {
+    /// nanoGPT's: the tokens and nothing else.
+    #[serde(rename = "nanogpt")]
+    NanoGpt,
+    /// llm.c's: a header of 1024 bytes, then the tokens.
+    #[serde(rename = "llm.c")]
+    LlmC,
+}
+
+/// How wide tokens are written.
+///
+/// ```
+/// use candle_gpt2_training::TokenWidth;
+///
+/// assert_eq!(TokenWidth::of_vocabulary(50_257).bytes(), 2);
+/// assert_eq!(TokenWidth::of_vocabulary(100_000).bytes(), 4);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenWidth {
+    /// 16 bits.
+    U16,
+    /// 32 bits.
+    U32,
+}
+
+impl std::str::FromStr for ShardFormat {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "nanogpt" => Ok(Self::NanoGpt),
+            "llm.c" => Ok(Self::LlmC),
+            _ => Err(UnknownName { expected: "nanogpt or llm.c".into() }),
+        }
+    }
+}
+
+impl std::str::FromStr for TokenWidth {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        match name {
+            "u16" => Ok(Self::U16),
+            "u32" => Ok(Self::U32),
+            _ => Err(UnknownName { expected: "u16 or u32".into() }),
+        }
+    }
+}
+
+impl TokenWidth {
+    /// The narrowest one that has all tokens of a vocabulary.
+    pub fn of_vocabulary(vocab_size: usize) -> Self {
+        if vocab_size <= 1 << u16::BITS { Self::U16 } else { Self::U32 }
+    }
+
+    /// Bytes of a token.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U16 => 2,
+            Self::U32 => 4,
+        }
+    }
+
+    /// Appends tokens that are known to fit.
+    pub(crate) fn write(self, tokens: &[u32], bytes: &mut Vec<u8>) {
+        match self {
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "a vocabulary of this width has no larger ones"
+            )]
+            Self::U16 => bytes.extend(tokens.iter().flat_map(|token| (*token as u16).to_le_bytes())),
+            Self::U32 => bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes())),
+        }
+    }
+
+    /// The tokens of whole ones.
+    pub(crate) fn read(self, bytes: &[u8]) -> impl Iterator<Item = u32> + '_ {
+        bytes.chunks_exact(self.bytes()).map(|token| match *token {
+            [a, b] => u32::from(u16::from_le_bytes([a, b])),
+            [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+            _ => 0,
+        })
+    }
+
+    /// llm.c's magic number and version.
+    pub(crate) fn mark(self) -> (i32, i32) {
+        match self {
+            // GPT-2's and Llama 3's, in llm.c's `dev/data/data_common.py`.
+            Self::U16 => (20_240_520, 1),
+            Self::U32 => (20_240_801, 7),
+        }
+    }
+}
+
+impl ShardFormat {
+    /// Bytes before the tokens.
+    pub(crate) fn header_bytes(self) -> usize {
+        match self {
+            Self::NanoGpt => 0,
+            Self::LlmC => 4 * HEADER_NUMBERS,
+        }
+    }
+
+    /// What stands before so many tokens.
+    pub(crate) fn header(self, width: TokenWidth, tokens: u64) -> Vec<u8> {
+        let (magic, version) = width.mark();
+        let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);
+        let mut bytes: Vec<u8> = [magic, version, tokens].into_iter().flat_map(i32::to_le_bytes).collect();
+        bytes.resize(4 * HEADER_NUMBERS, 0);
+        bytes.truncate(self.header_bytes());
+        bytes
+    }
+}
