@@ -37,7 +37,7 @@ pub(crate) struct ModelArguments {
 fn dtype_help() -> String {
     let integers = WeightDType::names_on_cpu_only();
     format!(
-        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (blocks of integers of as many bits; q4 holds embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]"
+        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (blocks of integers of as many bits; q5 and q4 hold embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]"
     )
 }
 

@@ -13,7 +13,7 @@ use candle_nn::var_builder::SimpleBackend;
 use crate::naming::{Origin, is_linear_weight, is_of_head};
 use crate::progress::{go_on, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
-use crate::{Checkpoint, ReadProgress, WeightsError};
+use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 
 /// Hands the parameters to the model, one at a time, straight from the file.
 pub(crate) struct ReadParameters<'a> {
@@ -173,7 +173,13 @@ impl<'a> PackParameters<'a> {
         match self.format {
             // A head over labels has few rows, and an error in one is an error in all answers.
             Some(_) if is_of_head(name) && !TABLES.contains(&name) => WeightFormat::F32,
-            Some(format) if TABLES.contains(&name) => format.of_tables(),
+            Some(format) if TABLES.contains(&name) => {
+                let is_exact = |stored: &StoredTensor| match stored.dtype {
+                    StoredDType::Quantized(dtype) => WeightDType::holds_exactly(format, dtype),
+                    _ => false,
+                };
+                if self.stored(name).is_some_and(is_exact) { format } else { format.of_tables() }
+            }
             Some(format) => format,
             None => self.stored(name).map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
         }
