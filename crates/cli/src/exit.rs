@@ -7,6 +7,7 @@ use candle_gpt2::HeadKind;
 use candle_gpt2_engine::{EngineError, HubError};
 use candle_gpt2_evaluation::EvaluationError;
 use candle_gpt2_generation::GenerationError;
+use candle_gpt2_jobs::JobError;
 use candle_gpt2_kernels::DeviceError;
 use candle_gpt2_look::LookError;
 #[cfg(feature = "serve")]
@@ -35,20 +36,19 @@ impl std::error::Error for UsageError {}
 
 /// The exit code of a command that failed so.
 pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
-    if error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_interrupted) {
+    if error.downcast_ref::<JobError>().is_some_and(JobError::is_interrupted) {
         return EXIT_INTERRUPTED;
     }
     let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
     let generation = error.downcast_ref::<GenerationError>().is_some_and(GenerationError::is_usage);
-    let training = error.downcast_ref::<TrainingError>().is_some_and(TrainingError::is_usage);
+    let job = error.downcast_ref::<JobError>().is_some_and(JobError::is_usage);
     let evaluation = error.downcast_ref::<EvaluationError>().is_some_and(EvaluationError::is_usage);
     let look = error.downcast_ref::<LookError>().is_some_and(LookError::is_usage);
     #[cfg(feature = "serve")]
     let server = error.downcast_ref::<ServerError>().is_some_and(ServerError::is_usage);
     #[cfg(not(feature = "serve"))]
     let server = false;
-    let is_usage =
-        error.is::<UsageError>() || look || engine || generation || training || evaluation || server;
+    let is_usage = error.is::<UsageError>() || look || engine || generation || job || evaluation || server;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
@@ -76,12 +76,11 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
 fn hint(error: &anyhow::Error) -> Option<&'static str> {
     let engine = error.downcast_ref::<EngineError>().and_then(of_engine);
     let generation = || error.downcast_ref::<GenerationError>().and_then(of_generation);
-    let training = || error.downcast_ref::<TrainingError>().and_then(of_training);
+    let job = || error.downcast_ref::<JobError>().and_then(of_job);
     let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
     let evaluation = || error.downcast_ref::<EvaluationError>().and_then(of_evaluation);
     let look = || error.downcast_ref::<LookError>().and_then(of_look);
-    let found =
-        engine.or_else(generation).or_else(training).or_else(weights).or_else(evaluation).or_else(look);
+    let found = engine.or_else(generation).or_else(job).or_else(weights).or_else(evaluation).or_else(look);
     #[cfg(feature = "serve")]
     let found = found.or_else(|| error.downcast_ref::<ServerError>().and_then(of_server));
     found
@@ -168,10 +167,17 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
     }
 }
 
+fn of_job(error: &JobError) -> Option<&'static str> {
+    match error {
+        JobError::Training(error) => of_training(error),
+        JobError::Engine(error) => of_engine(error),
+        _ => None,
+    }
+}
+
 fn of_training(error: &TrainingError) -> Option<&'static str> {
     match error {
         TrainingError::Weights(error) => of_weights(error),
-        TrainingError::Engine(error) => of_engine(error),
         TrainingError::TooFewTokens { .. } => Some("--context"),
         TrainingError::Vocabulary { .. } => Some("--tokenizer"),
         TrainingError::NotFinite { .. } => Some("--lr, --grad-clip"),

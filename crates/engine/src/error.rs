@@ -187,22 +187,6 @@ impl EngineError {
     }
 }
 
-/// A name that is none of those that are known.
-///
-/// ```
-/// use candle_gpt2_engine::DeviceChoice;
-///
-/// let error = "gpu".parse::<DeviceChoice>().err().ok_or("it is known")?;
-/// assert_eq!(error.expected, "auto, cpu, cuda, cuda:N or metal");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("expected {expected}")]
-pub struct UnknownName {
-    /// The names that are known, in words.
-    pub expected: String,
-}
-
 fn in_other_type(fitting: Option<(&str, u64)>) -> String {
     match fitting {
         Some((dtype, bytes)) => format!("in {dtype} they take {}", Mebibytes(bytes)),

@@ -13,7 +13,6 @@ mod doctor;
 mod encoder_states;
 mod error;
 mod generation_options;
-mod grouped;
 mod hub;
 mod inspect;
 mod job;
@@ -35,6 +34,7 @@ mod watched;
 pub use batch::{Batch, Step};
 pub use built_in::BUILT_IN;
 pub use candle_gpt2_weights::WeightDType;
+pub use candle_gpt2_weights::{UnknownName, grouped};
 pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};
 pub use classifier::{
     CLASSIFIED_AT_ONCE, Classification, Classifier, Label, LabelledToken, Question, RankedChoice,
@@ -45,9 +45,8 @@ pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};
 pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, Processor, Speeds};
 pub use encoder_states::EncoderStates;
-pub use error::{EngineError, UnknownName};
+pub use error::EngineError;
 pub use generation_options::{GenerationOptions, banned_tokens, samples_at};
-pub use grouped::grouped;
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
 pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,

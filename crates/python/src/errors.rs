@@ -11,6 +11,7 @@ use candle_gpt2_evaluation::EvaluationError;
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_grammar::GrammarError;
 use candle_gpt2_interpret::{InterpretError, SiteError};
+use candle_gpt2_jobs::JobError;
 use candle_gpt2_look::LookError;
 use candle_gpt2_pictures::PictureError;
 use candle_gpt2_training::TrainingError;
@@ -185,12 +186,21 @@ impl From<SiteError> for Failure {
     }
 }
 
+impl From<JobError> for Failure {
+    fn from(error: JobError) -> Self {
+        match error {
+            JobError::Training(error) => error.into(),
+            JobError::Engine(error) => error.into(),
+            JobError::Generation(error) => error.into(),
+            error => of(&error, error.is_usage()),
+        }
+    }
+}
+
 impl From<TrainingError> for Failure {
     fn from(error: TrainingError) -> Self {
         match error {
             TrainingError::Weights(error) => error.into(),
-            TrainingError::Engine(error) => error.into(),
-            TrainingError::Generation(error) => error.into(),
             error => {
                 let is_missing = matches!(
                     &error,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_gpt2_engine::Spelling;
-use candle_gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
+use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_value};

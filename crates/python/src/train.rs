@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{Progress, Reporter, Spelling, Unit};
-use candle_gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions};
+use candle_gpt2_jobs::{Start, TrainEvent, TrainJob, TrainOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_jobs::{Entry, Run, TrainJob, TrainOptions};
 use candle_gpt2_kernels::using;
-use candle_gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions};
+use candle_gpt2_training::Share;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -42,17 +43,17 @@ pub(crate) struct Trainer {
 
 impl Trainer {
     /// Computes with the run. Ctrl-C ends it soon.
-    fn computing<T: Send>(
+    fn computing<T: Send, E: Into<Failure>>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Run) -> std::result::Result<T, candle_gpt2_training::TrainingError> + Send,
+        work: impl FnOnce(&mut Run) -> std::result::Result<T, E> + Send,
     ) -> Result<T> {
         start()?;
         let raised = Raised::default();
         let done = interruptible(py, || {
             self.run.lent_to(&raised, |run| {
                 let device = run.trainer().device().clone();
-                using(&device, || work(run)).map_err(Failure::from)
+                using(&device, || work(run)).map_err(Into::into)
             })?
         });
         self.listener.warn(py)?;

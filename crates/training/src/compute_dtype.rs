@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use candle_core::DType;
-use candle_gpt2_engine::UnknownName;
+use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// The type of what lies between the layers, and of the factors of their products.

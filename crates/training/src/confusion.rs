@@ -4,7 +4,6 @@
 //! said to have it; F1 their harmonic mean, `2 hits / (said + there)`, and 0 where there is nothing to divide by, as
 //! scikit-learn takes it. Macro F1 is the mean over the labels.
 
-use candle_gpt2_pictures::{Axis, Report, Scale};
 use serde::{Deserialize, Serialize};
 
 /// How often the rows of each label were taken for which.
@@ -122,30 +121,6 @@ impl Confusion {
     }
 }
 
-impl ClassificationReport {
-    /// The table of confusion, to be drawn by [`candle_gpt2_pictures`]: labels downwards, what was said across.
-    pub fn picture(&self) -> Report {
-        let names = || self.labels.iter().map(|label| label.label.clone());
-        let counts = || self.confusion.counts().iter().flatten();
-        let title = format!(
-            "{} held-out rows, accuracy {:.4}, macro F1 {:.4}",
-            counts().sum::<u64>(),
-            self.accuracy,
-            self.macro_f1
-        );
-        // Colours; the numbers themselves are in the texts.
-        let values = counts().map(|count| Some(*count as f32)).collect();
-        Report {
-            schema: "gpt2.train.confusion/1".into(),
-            axes: vec![Axis::new("label", names()), Axis::new("said", names())],
-            values,
-            texts: counts().map(u64::to_string).collect(),
-            scale: Scale::Amount,
-            ..Report::new("", title, String::new(), Vec::new(), false)
-        }
-    }
-}
-
 fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
@@ -169,8 +144,5 @@ mod tests {
             report.labels.iter().map(|label| (label.rows, label.precision, label.recall, label.f1)).collect();
         assert_eq!(found, [(2, 2.0 / 3.0, 1.0, 0.8), (2, 1.0, 0.5, 2.0 / 3.0), (0, 0.0, 0.0, 0.0)]);
         assert!((report.macro_f1 - (0.8 + 2.0 / 3.0) / 3.0).abs() < 1e-12);
-        let picture =
-            candle_gpt2_pictures::svg(&report.picture(), candle_gpt2_pictures::Width::OneColumn).unwrap();
-        assert!(picture.contains(">ham<") && picture.contains("accuracy 0.7500"), "{picture}");
     }
 }

@@ -4,9 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use candle_gpt2::ConfigError;
-use candle_gpt2_engine::{EngineError, grouped};
-use candle_gpt2_generation::GenerationError;
-use candle_gpt2_weights::WeightsError;
+use candle_gpt2_weights::{WeightsError, grouped};
 use serde_json::Value;
 use thiserror::Error;
 
@@ -160,23 +158,9 @@ pub enum TrainingError {
         /// What the system says.
         error: std::io::Error,
     },
-    /// The loss curve cannot be drawn.
-    #[error("{path}: the loss curve cannot be drawn: {what}")]
-    Curve {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        what: String,
-    },
     /// A checkpoint cannot be read or written, or a text not be encoded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The checkpoint to start from cannot be opened.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// A sample cannot be made.
-    #[error(transparent)]
-    Generation(#[from] GenerationError),
     /// The arithmetic failed.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
@@ -185,25 +169,16 @@ pub enum TrainingError {
 impl TrainingError {
     /// Whether the job was interrupted, wherever it was.
     pub fn is_interrupted(&self) -> bool {
-        match self {
-            Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted) => true,
-            Self::Engine(error) => error.is_interrupted(),
-            _ => false,
-        }
+        matches!(self, Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted))
     }
 
     /// Whether the call is wrong, as opposed to the job having failed.
     pub fn is_usage(&self) -> bool {
-        match self {
-            Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. } => true,
-            Self::Engine(error) => error.is_usage(),
-            _ => false,
-        }
+        matches!(self, Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. })
     }
 }
 
-/// How a saved training differs from the one that is to go on from it.
-/// [`Run::open`](crate::Run::open) finds it; where a run begins is at [`TrainJob`](crate::TrainJob).
+/// How a saved training differs from the one that is to go on from it. Part of a [`TrainingError::OtherState`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum StateDifference {

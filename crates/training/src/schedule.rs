@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use candle_gpt2_engine::UnknownName;
+use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// How the learning rate decays after the warm-up.

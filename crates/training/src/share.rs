@@ -52,7 +52,7 @@ impl Share {
 }
 
 /// The values of gradients one after the other.
-pub(crate) fn flat(gradients: &[Tensor]) -> Result<Vec<f32>> {
+pub fn flat(gradients: &[Tensor]) -> Result<Vec<f32>> {
     let mut values = Vec::with_capacity(gradients.iter().map(Tensor::elem_count).sum());
     for gradient in gradients {
         let gradient = gradient.detach().to_device(&Device::Cpu)?.flatten_all()?;
@@ -62,10 +62,7 @@ pub(crate) fn flat(gradients: &[Tensor]) -> Result<Vec<f32>> {
 }
 
 /// A gradient for each parameter from the values of all one after the other.
-pub(crate) fn apart(
-    values: &[f32],
-    parameters: &Parameters,
-) -> std::result::Result<Vec<Tensor>, TrainingError> {
+pub fn apart(values: &[f32], parameters: &Parameters) -> std::result::Result<Vec<Tensor>, TrainingError> {
     if values.len() != parameters.count() {
         let expected = format!("{} values, one for each that is trained", parameters.count());
         let found = values.len().to_string();

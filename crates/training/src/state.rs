@@ -15,42 +15,42 @@ use serde_json::{Value, json};
 use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, TrainingError};
 
 /// Name of the file in the folder of the run.
-pub(crate) const FILE_NAME: &str = "training-state.safetensors";
+pub const FILE_NAME: &str = "training-state.safetensors";
 /// Key of the numbers in the file's metadata.
 const KEY: &str = "gpt2-training";
 
 /// What a saved state says besides its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// See [`model_of`].
-    pub(crate) model: Value,
-    pub(crate) numbers: Hyperparameters,
+    pub model: Value,
+    pub numbers: Hyperparameters,
     /// Tells the data and its tokenizer from others.
-    pub(crate) data_fingerprint: u64,
-    pub(crate) steps_done: u64,
-    pub(crate) best: Option<Best>,
+    pub data_fingerprint: u64,
+    pub steps_done: u64,
+    pub best: Option<Best>,
     /// Evaluations since the best one.
-    pub(crate) evaluations_since: u64,
+    pub evaluations_since: u64,
     /// Whether the evaluation that is due after the last step is still to be made, since it was interrupted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) is_evaluation_due: bool,
+    pub is_evaluation_due: bool,
 }
 
 /// The best evaluation so far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Best {
-    pub(crate) step: u64,
+pub struct Best {
+    pub step: u64,
     #[serde(flatten)]
-    pub(crate) evaluation: Evaluation,
+    pub evaluation: Evaluation,
 }
 
 /// Where the state of the run in `folder` is.
-pub(crate) fn path(folder: &Path) -> PathBuf {
+pub fn path(folder: &Path) -> PathBuf {
     folder.join(FILE_NAME)
 }
 
 /// Saves the state of a training.
-pub(crate) fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(), TrainingError> {
+pub fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(), TrainingError> {
     let (tensors, metadata) = content(trainer, progress)?;
     let path = path(folder);
     let has_one = path.is_file();
@@ -64,7 +64,7 @@ pub(crate) fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Res
 }
 
 /// The state of a training as the file holds it.
-pub(crate) fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, TrainingError> {
+pub fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, TrainingError> {
     let (tensors, metadata) = content(trainer, progress)?;
     let on_cpu =
         |(name, tensor): (String, Tensor)| candle_core::Result::Ok((name, tensor.to_device(&Device::Cpu)?));
@@ -88,7 +88,7 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
 
 /// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none. It must be a
 /// state of the same training, on the data with this fingerprint.
-pub(crate) fn load(
+pub fn load(
     folder: &Path,
     trainer: &mut Trainer,
     data_fingerprint: u64,
@@ -102,7 +102,7 @@ pub(crate) fn load(
 }
 
 /// Brings a training to a state as the file at `path` holds it, and says how far that is.
-pub(crate) fn from_bytes(
+pub fn from_bytes(
     bytes: &[u8],
     path: &Path,
     trainer: &mut Trainer,
@@ -147,6 +147,6 @@ fn difference(saved: &Progress, trainer: &Trainer, data_fingerprint: u64) -> Opt
 }
 
 /// What tells a model from others: its configuration, and that of its adapters.
-pub(crate) fn model_of(trainer: &Trainer) -> Value {
+pub fn model_of(trainer: &Trainer) -> Value {
     json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use candle_gpt2_engine::UnknownName;
+use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
 /// What a training teaches.

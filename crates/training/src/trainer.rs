@@ -374,7 +374,7 @@ impl Trainer {
     }
 
     /// Takes the memory of gradients that nobody else holds for those of the next step.
-    pub(crate) fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
+    pub fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
         self.gradients = gradients;
     }
 

@@ -1,5 +1,22 @@
 //! Types that users choose by name.
 
+use thiserror::Error;
+
+/// A name that is none of those that are known.
+///
+/// ```
+/// use candle_gpt2_weights::UnknownName;
+///
+/// let error = UnknownName { expected: "u16 or u32".into() };
+/// assert_eq!(error.to_string(), "expected u16 or u32");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("expected {expected}")]
+pub struct UnknownName {
+    /// The names that are known, in words.
+    pub expected: String,
+}
+
 /// Makes an enum of rows of variant and name: with a list of all, the name, parsing, and the error of a name that none has.
 macro_rules! named {
     (

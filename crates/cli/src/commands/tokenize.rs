@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2_engine::{HubOptions, Spelling};
-use candle_gpt2_training::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
+use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 

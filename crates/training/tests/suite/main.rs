@@ -3,9 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod devices;
-mod job;
 mod lora;
 mod pytorch;
-mod shares;
 mod tasks;
-mod tokens;

@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::Arc;
 
 use candle_gpt2_engine::{Reporter, Silent};
-use candle_gpt2_training::{Entry, Run, Share, TrainJob, TrainOptions, TrainingError};
+use candle_gpt2_jobs::{Entry, JobError, Run, TrainJob, TrainOptions};
+use candle_gpt2_training::{Share, TrainingError};
 
 use crate::job::job;
 
@@ -24,7 +25,7 @@ fn options() -> TrainOptions {
     }
 }
 
-fn open(job: &TrainJob, index: usize, count: usize) -> Result<Run, TrainingError> {
+fn open(job: &TrainJob, index: usize, count: usize) -> Result<Run, JobError> {
     let reporter: Arc<dyn Reporter> = Arc::new(Silent);
     job.open_share(&reporter, Share { index, count })
 }
@@ -147,7 +148,7 @@ fn what_does_not_fit_a_step_is_refused() {
     let mut wrong = gradients.clone();
     wrong[7] = f32::NAN;
     for error in [apply(&wrong, loss).unwrap_err(), apply(&gradients, f64::INFINITY).unwrap_err()] {
-        assert!(matches!(error, TrainingError::NotFinite { step: 1, .. }), "{error}");
+        assert!(matches!(error, JobError::Training(TrainingError::NotFinite { step: 1, .. })), "{error}");
     }
     apply(&gradients, loss).unwrap();
     let error = apply(&gradients, loss).unwrap_err();

@@ -20,8 +20,9 @@ use crate::journal::is_log;
 use crate::run::{LOG, RESULTS, interrupted};
 use crate::source::{Source, class_weights};
 use crate::{
-    ClassificationReport, ComputeDType, DataSize, Entry, Hyperparameters, Lora, Parameters, Run, RunOptions,
-    Share, Start, TrainOptions, Trainer, TrainingError, estimated_bytes, has_state,
+    ClassificationReport, ComputeDType, DataSize, Entry, Hyperparameters, JobError, Lora, Parameters, Run,
+    RunOptions, Share, Start, TrainOptions, Trainer, TrainingError, confusion_picture, estimated_bytes,
+    has_state,
 };
 
 /// Largest configuration that is read.
@@ -40,7 +41,7 @@ const SAMPLE_TOKENS: usize = 60;
 ///
 /// use candle_gpt2::Gpt2Config;
 /// use candle_gpt2_engine::{HubOptions, Silent, Spelling};
-/// use candle_gpt2_training::{Start, TrainJob, TrainOptions};
+/// use candle_gpt2_jobs::{Start, TrainJob, TrainOptions};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let text = folder.path().join("text.txt");
@@ -161,9 +162,9 @@ impl TrainJob {
         &self,
         reporter: &Arc<dyn Reporter>,
         on_event: &mut dyn FnMut(TrainEvent),
-    ) -> Result<TrainReport, TrainingError> {
+    ) -> Result<TrainReport, JobError> {
         match self.train(reporter, on_event) {
-            Err(error) if error.is_interrupted() => Err(interrupted(&self.out)),
+            Err(error) if error.is_interrupted() => Err(interrupted(&self.out).into()),
             done => done,
         }
     }
@@ -172,7 +173,7 @@ impl TrainJob {
         &self,
         reporter: &Arc<dyn Reporter>,
         on_event: &mut dyn FnMut(TrainEvent),
-    ) -> Result<TrainReport, TrainingError> {
+    ) -> Result<TrainReport, JobError> {
         let mut run = self.open(reporter)?;
         let clock = Instant::now();
         let elapsed_s = || clock.elapsed().as_secs_f64();
@@ -216,9 +217,9 @@ impl TrainJob {
     }
 
     /// Draws the table of confusion into the folder.
-    fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), TrainingError> {
+    fn draw(&self, report: &ClassificationReport, reporter: &dyn Reporter) -> Result<(), JobError> {
         let path = self.out.join("confusion.svg");
-        match candle_gpt2_pictures::svg(&report.picture(), candle_gpt2_pictures::Width::OneColumn) {
+        match candle_gpt2_pictures::svg(&confusion_picture(report), candle_gpt2_pictures::Width::OneColumn) {
             Ok(picture) => Ok(replace_file(&path, |partial| Ok(fs::write(partial, picture)?))?),
             // Of very many labels there is no picture; the numbers are there all the same.
             Err(error) => {
@@ -232,7 +233,7 @@ impl TrainJob {
     ///
     /// # Errors
     /// As [`TrainJob::run`], but for what a step may fail with.
-    pub fn open(&self, reporter: &Arc<dyn Reporter>) -> Result<Run, TrainingError> {
+    pub fn open(&self, reporter: &Arc<dyn Reporter>) -> Result<Run, JobError> {
         self.open_share(reporter, Share::WHOLE)
     }
 
@@ -242,7 +243,7 @@ impl TrainJob {
     ///
     /// # Errors
     /// As [`TrainJob::open`], and when there is no such share.
-    pub fn open_share(&self, reporter: &Arc<dyn Reporter>, share: Share) -> Result<Run, TrainingError> {
+    pub fn open_share(&self, reporter: &Arc<dyn Reporter>, share: Share) -> Result<Run, JobError> {
         share.check()?;
         let options = &self.options;
         options.check(&self.start, self.spelling)?;
@@ -299,7 +300,7 @@ impl TrainJob {
             share,
             apart,
         };
-        Run::open_in(job_folder, trainer, data, prepared.tokenizer, run_options)
+        Ok(Run::open_in(job_folder, trainer, data, prepared.tokenizer, run_options)?)
     }
 
     /// A folder that holds something is only used to resume.
@@ -325,7 +326,7 @@ impl TrainJob {
     }
 
     /// The configuration, the tokenizer and, where there is one, the checkpoint.
-    fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, TrainingError> {
+    fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, JobError> {
         let (config, name) = match &self.start {
             Start::Checkpoint(model) => {
                 let options = ModelOptions {
@@ -364,7 +365,7 @@ impl TrainJob {
         numbers: Hyperparameters,
         device: &Device,
         reporter: &Arc<dyn Reporter>,
-    ) -> Result<Trainer, TrainingError> {
+    ) -> Result<Trainer, JobError> {
         let (config, seed) = (&prepared.config, numbers.seed);
         let parameters = match &prepared.checkpoint {
             Some(checkpoint) => {
@@ -448,7 +449,7 @@ fn read_config(path: &Path) -> Result<Gpt2Config, TrainingError> {
 }
 
 /// What the model makes of a prompt.
-fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<String, TrainingError> {
+fn sample(trainer: &Trainer, tokenizer: &Tokenizer, prompt: &str) -> Result<String, JobError> {
     let model = trainer.model()?;
     let ids = encode(tokenizer, prompt)?;
     let config = GenerationConfig {

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
-use candle_gpt2_testing::{CheckpointFolder, entries, files};
-use candle_gpt2_training::{
-    ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport, Tokens,
-    TrainJob, TrainOptions, TrainingError,
+use candle_gpt2_jobs::{
+    JobError, ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport,
+    TrainJob, TrainOptions,
 };
+use candle_gpt2_testing::{CheckpointFolder, entries, files};
+use candle_gpt2_training::{Tokens, TrainingError};
 use candle_gpt2_weights::{Tokenizer, encode_piece, load_tokenizer};
 use serde_json::{Value, json};
 
@@ -248,7 +249,7 @@ fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
         let interrupter = Interrupter::new(1 + interruptions % 2);
         match job.run(&interrupter) {
             Ok(report) => break report,
-            Err(TrainingError::Interrupted { state: Some(state) }) => {
+            Err(JobError::Training(TrainingError::Interrupted { state: Some(state) })) => {
                 assert_eq!(state, job.out.join("tokens.json"));
                 let told = work.refused(&job.out);
                 assert!(
@@ -363,7 +364,9 @@ impl Reporter for Meddler {
             let refused = self.0.run(&Silent).unwrap_err();
             let told = "another process is writing this folder; wait until it ends, or choose another name";
             assert_eq!(refused.to_string(), format!("{}: {told}", self.0.out.display()));
-            assert!(matches!(refused, TrainingError::InUse { .. }) && !refused.is_usage());
+            assert!(
+                matches!(refused, JobError::Training(TrainingError::InUse { .. })) && !refused.is_usage()
+            );
             assert_eq!(entries(&self.0.out), before, "it has touched nothing");
         }
         Silent.start(what, total, unit)

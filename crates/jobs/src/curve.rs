@@ -6,7 +6,7 @@ use std::path::Path;
 use candle_gpt2_weights::replace_file;
 use plotters::prelude::*;
 
-use crate::{Entry, TrainingError};
+use crate::{Entry, JobError};
 
 /// Width and height of the picture, in pixels.
 const SIZE: (u32, u32) = (800, 450);
@@ -16,7 +16,7 @@ const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 /// Draws the losses of a log into the file `path`, in place of what is there; they are of each `predicted` thing, such as `token`.
 ///
 /// ```
-/// use candle_gpt2_training::{Entry, loss_curve};
+/// use candle_gpt2_jobs::{Entry, loss_curve};
 ///
 /// let entry = |step: u64| Entry { step, loss: Some(1.0 / step as f64), ..Entry::default() };
 /// let folder = tempfile::tempdir()?;
@@ -28,8 +28,8 @@ const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 ///
 /// # Errors
 /// When there is no loss to draw, or the file cannot be written.
-pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(), TrainingError> {
-    let failed = |what: String| TrainingError::Curve { path: path.to_owned(), what };
+pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(), JobError> {
+    let failed = |what: String| JobError::Curve { path: path.to_owned(), what };
     let losses = |loss: fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = entries.iter().filter_map(|entry| Some((entry.step as f64, loss(entry)?)));
         points.filter(|(_, loss)| loss.is_finite()).collect()

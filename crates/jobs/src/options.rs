@@ -29,7 +29,7 @@ pub enum Start {
 /// How to train. As JSON it is an object with the names of the fields, of which any may be left out.
 ///
 /// ```
-/// use candle_gpt2_training::TrainOptions;
+/// use candle_gpt2_jobs::TrainOptions;
 ///
 /// let options: TrainOptions = serde_json::from_str(r#"{"steps": 200, "lora_rank": 8, "dtype": "f16"}"#)?;
 /// assert_eq!(options, TrainOptions { steps: 200, lora_rank: Some(8), dtype: options.dtype, ..TrainOptions::default() });
@@ -60,7 +60,7 @@ pub struct TrainOptions {
     pub class_weights: Option<ClassWeights>,
     /// An adapter counts `lora_alpha / lora_rank` times; by default twice.
     pub lora_alpha: Option<f64>,
-    /// Linear layers with adapters, of [`LORA_TARGETS`](crate::LORA_TARGETS); by default `c_attn`.
+    /// Linear layers with adapters, of [`LORA_TARGETS`](candle_gpt2_training::LORA_TARGETS); by default `c_attn`.
     pub lora_targets: Option<Vec<String>>,
     /// Train even where the memory that is free seems too small for it.
     pub ignore_memory: bool,
@@ -249,7 +249,7 @@ impl TrainOptions {
 /// The type of this name that a training may write: `f32`, `f16` or `bf16`.
 ///
 /// ```
-/// use candle_gpt2_training::written_dtype;
+/// use candle_gpt2_jobs::written_dtype;
 /// use candle_gpt2_weights::WrittenDType;
 ///
 /// assert_eq!(written_dtype("bf16").ok(), Some(WrittenDType::BF16));

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use candle_gpt2_jobs::{JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
 use candle_gpt2_testing::CheckpointFolder;
-use candle_gpt2_training::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport, TrainingError};
+use candle_gpt2_training::TrainingError;
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
@@ -57,7 +58,7 @@ pub(crate) fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
     }
 }
 
-fn run(job: &TrainJob) -> Result<TrainReport, TrainingError> {
+fn run(job: &TrainJob) -> Result<TrainReport, JobError> {
     job.run(&silent(), &mut |_| {})
 }
 
@@ -117,7 +118,7 @@ fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
         steps.push(steps_done);
         match done {
             Ok(report) => break report,
-            Err(TrainingError::Interrupted { state }) => {
+            Err(JobError::Training(TrainingError::Interrupted { state })) => {
                 let Some(state) = state else { continue };
                 let bytes = fs::read(state).unwrap();
                 let text = String::from_utf8_lossy(&bytes);
@@ -150,7 +151,7 @@ fn an_interrupt_before_the_first_step_leaves_no_state() {
         interrupter.has_begun.store(true, Ordering::Relaxed);
         let reporter: Arc<dyn Reporter> = Arc::new(interrupter);
         let error = job.run(&reporter, &mut |_| {}).unwrap_err();
-        assert!(matches!(error, TrainingError::Interrupted { state: None }), "{error}");
+        assert!(matches!(error, JobError::Training(TrainingError::Interrupted { state: None })), "{error}");
         assert_eq!((error.to_string().as_str(), job.out.exists()), ("interrupted", false));
     }
     run(&job).unwrap();

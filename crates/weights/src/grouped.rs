@@ -3,7 +3,7 @@
 /// Groups the digits of a number by thousands: `124,439,808`.
 ///
 /// ```
-/// assert_eq!(candle_gpt2_engine::grouped(124_439_808), "124,439,808");
+/// assert_eq!(candle_gpt2_weights::grouped(124_439_808), "124,439,808");
 /// ```
 pub fn grouped(number: usize) -> String {
     let digits = number.to_string();

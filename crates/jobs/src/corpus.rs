@@ -33,7 +33,7 @@ pub enum Split {
 /// Data files with texts.
 ///
 /// ```
-/// use candle_gpt2_training::{Corpus, Split};
+/// use candle_gpt2_jobs::{Corpus, Split};
 ///
 /// let file = tempfile::NamedTempFile::new()?;
 /// std::fs::write(file.path(), "one line\nanother line\nthe last line of this text\n")?;

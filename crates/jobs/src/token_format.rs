@@ -20,7 +20,7 @@ pub enum ShardFormat {
 /// How wide tokens are written.
 ///
 /// ```
-/// use candle_gpt2_training::TokenWidth;
+/// use candle_gpt2_jobs::TokenWidth;
 ///
 /// assert_eq!(TokenWidth::of_vocabulary(50_257).bytes(), 2);
 /// assert_eq!(TokenWidth::of_vocabulary(100_000).bytes(), 4);

@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::Device;
+use candle_gpt2_training::share;
+use candle_gpt2_training::state::{self, Best, Progress};
 use candle_gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
 
 use crate::job_folder::JobFolder;
-use crate::state::{self, Best, Progress};
 use crate::text_data::TOKENS;
 use crate::{
-    Confusion, Entry, Evaluation, Journal, Share, StepReport, Trainer, TrainingData, TrainingError,
-    loss_curve, share,
+    Confusion, Entry, Evaluation, JobError, Journal, Share, StepReport, Trainer, TrainingData, TrainingError,
+    loss_curve,
 };
 
 /// The log of every step.
@@ -170,13 +171,13 @@ impl Run {
         &mut self,
         elapsed_s: &dyn Fn() -> f64,
         report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<Outcome, TrainingError> {
+    ) -> Result<Outcome, JobError> {
         match self.advance(elapsed_s, report) {
             Err(TrainingError::Interrupted { .. }) => {
                 if !self.is_saved {
                     self.save()?;
                 }
-                return Err(interrupted(&self.options.folder));
+                return Err(interrupted(&self.options.folder).into());
             }
             done => done?,
         }
@@ -271,7 +272,7 @@ impl Run {
         loss: f64,
         elapsed_s: &dyn Fn() -> f64,
         report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(), TrainingError> {
+    ) -> Result<(), JobError> {
         self.expect_steps()?;
         let gradients = share::apart(gradients, self.trainer.parameters())?;
         let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
@@ -296,7 +297,7 @@ impl Run {
     }
 
     /// Draws the losses once no step is left.
-    fn finish(&self) -> Result<(), TrainingError> {
+    fn finish(&self) -> Result<(), JobError> {
         let (entries, predicted) = (self.journal.entries(), self.trainer.numbers().task.predicted());
         match self.options.writes() {
             true => loss_curve(entries, predicted, &self.options.folder.join("loss.svg")),

@@ -21,7 +21,7 @@ use crate::job_folder::JobFolder;
 use crate::shard_writer::{Encoded, ShardWriter};
 use crate::shards::MOST_LLM_C_TOKENS;
 use crate::token_manifest::{FILE_NAME, Manifest, Part, SourceFile, vocabulary_checksum};
-use crate::{Corpus, ShardFormat, Split, TokenWidth, TrainingError};
+use crate::{Corpus, JobError, ShardFormat, Split, TokenWidth, TrainingError};
 
 /// Bytes of text between two saves.
 const SAVE_BYTES: u64 = 16 << 20;
@@ -43,7 +43,7 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Silent, Spelling};
-/// use candle_gpt2_training::{TokenizeJob, TokenizeOptions};
+/// use candle_gpt2_jobs::{TokenizeJob, TokenizeOptions};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let [text, tokenizer] = ["text.txt", "tokenizer.json"].map(|name| folder.path().join(name));
@@ -148,17 +148,17 @@ impl TokenizeJob {
     /// When options are out of range or do not go together, the folder is taken or of other texts or options, a text or the
     /// tokenizer cannot be read, a token is outside the vocabulary, or a file cannot be written;
     /// [`TrainingError::Interrupted`] when the reporter interrupts it, what is done being saved.
-    pub fn run(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, TrainingError> {
+    pub fn run(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, JobError> {
         self.tokenize(reporter).map_err(|error| match error.is_interrupted() {
             true => {
                 let manifest = Manifest::path(&self.out);
-                TrainingError::Interrupted { state: manifest.exists().then_some(manifest) }
+                TrainingError::Interrupted { state: manifest.exists().then_some(manifest) }.into()
             }
             false => error,
         })
     }
 
-    fn tokenize(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, TrainingError> {
+    fn tokenize(&self, reporter: &dyn Reporter) -> Result<TokenizeReport, JobError> {
         let clock = Instant::now();
         self.check_options()?;
         JobFolder::expect_unused(&self.out)?;
@@ -167,7 +167,7 @@ impl TokenizeJob {
         let vocabulary = Vocabulary { tokenizer: &tokenizer, size, end };
         let manifest = self.manifest(&corpus, &vocabulary)?;
         if self.out.exists() && !self.out.is_dir() {
-            return Err(self.refusal("it is no folder; choose another name"));
+            return Err(self.refusal("it is no folder; choose another name").into());
         }
         let folder = JobFolder::take(&self.out, &RESULTS)?;
         let found = Manifest::read(&self.out)?;
@@ -264,7 +264,7 @@ impl TokenizeJob {
     }
 
     /// The tokenizer, how many tokens there are, and the one that ends a text.
-    fn vocabulary(&self, reporter: &dyn Reporter) -> Result<(Tokenizer, usize, Option<u32>), TrainingError> {
+    fn vocabulary(&self, reporter: &dyn Reporter) -> Result<(Tokenizer, usize, Option<u32>), JobError> {
         if let Some(model) = &self.model {
             let options = ModelOptions {
                 model: model.clone(),

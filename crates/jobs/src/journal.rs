@@ -47,7 +47,7 @@ pub struct Entry {
 /// The log file, and what stands in it.
 ///
 /// ```
-/// use candle_gpt2_training::{Entry, Journal};
+/// use candle_gpt2_jobs::{Entry, Journal};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("log.jsonl");

@@ -1,0 +1,72 @@
+//! Why a job cannot start or go on.
+
+use std::path::PathBuf;
+
+use candle_core::Error as CandleError;
+use candle_gpt2::ConfigError;
+use candle_gpt2_engine::EngineError;
+use candle_gpt2_generation::GenerationError;
+use candle_gpt2_training::TrainingError;
+use candle_gpt2_weights::WeightsError;
+use thiserror::Error;
+
+/// A job that cannot start or go on. [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The training, its options, its data or its files.
+    #[error(transparent)]
+    Training(#[from] TrainingError),
+    /// The loss curve cannot be drawn.
+    #[error("{path}: the loss curve cannot be drawn: {what}")]
+    Curve {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        what: String,
+    },
+    /// The checkpoint to start from cannot be opened.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A sample cannot be made.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
+}
+
+impl JobError {
+    /// Whether the job was interrupted, wherever it was.
+    pub fn is_interrupted(&self) -> bool {
+        match self {
+            Self::Training(error) => error.is_interrupted(),
+            Self::Engine(error) => error.is_interrupted(),
+            Self::Curve { .. } | Self::Generation(_) => false,
+        }
+    }
+
+    /// Whether the call is wrong, as opposed to the job having failed.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Training(error) => error.is_usage(),
+            Self::Engine(error) => error.is_usage(),
+            Self::Curve { .. } | Self::Generation(_) => false,
+        }
+    }
+}
+
+impl From<WeightsError> for JobError {
+    fn from(error: WeightsError) -> Self {
+        TrainingError::from(error).into()
+    }
+}
+
+impl From<ConfigError> for JobError {
+    fn from(error: ConfigError) -> Self {
+        TrainingError::from(error).into()
+    }
+}
+
+impl From<CandleError> for JobError {
+    fn from(error: CandleError) -> Self {
+        TrainingError::from(error).into()
+    }
+}

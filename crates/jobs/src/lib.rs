@@ -1,0 +1,44 @@
+#![doc = include_str!("../README.md")]
+//!
+//! Start with [`TrainJob`], or with [`TokenizeJob`]. A [`Run`] is a training in its folder.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod confusion_picture;
+mod corpus;
+mod curve;
+mod error;
+mod job;
+mod job_folder;
+mod journal;
+mod options;
+mod records;
+mod row_data;
+mod run;
+mod shard_writer;
+mod shards;
+mod source;
+mod text_data;
+mod token_format;
+mod token_manifest;
+mod tokenize;
+mod training_data;
+
+pub use confusion_picture::confusion_picture;
+pub use corpus::{Corpus, Split};
+pub use curve::loss_curve;
+pub use error::JobError;
+pub use job::{TrainEvent, TrainJob, TrainReport};
+pub use journal::{Entry, Journal};
+pub use options::{Start, TrainOptions, written_dtype};
+pub use run::{Outcome, Run, RunOptions, has_state};
+pub use shards::{Shards, TokenFolder};
+pub use token_format::{ShardFormat, TokenWidth};
+pub use tokenize::{TokenizeJob, TokenizeOptions, TokenizeReport};
+pub use training_data::{DataSize, TrainingData};
+
+use candle_gpt2_training::{
+    ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, Evaluation, HeldOut, Hyperparameters,
+    Lora, LoraConfig, Parameters, Row, RowSet, Schedule, Share, StepReport, Task, Tokens, Trainer,
+    TrainingError, Windows, estimated_bytes,
+};
