@@ -492,7 +492,7 @@ pub(crate) fn interrupted(folder: &Path) -> TrainingError {
 ///
 /// ```
 /// let folder = tempfile::tempdir()?;
-/// assert!(!candle_gpt2_training::has_state(folder.path()));
+/// assert!(!candle_gpt2_jobs::has_state(folder.path()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn has_state(folder: &Path) -> bool {
