@@ -220,12 +220,7 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
 
     #[inline(always)]
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 4>(self),
-            2 => job.run::<2, 2>(self),
-            TILE_ROWS => job.run::<TILE_ROWS, TILE_PANELS>(self),
-            _ => job.run::<4, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 4, 2 => 2, TILE_ROWS => TILE_PANELS; else 4 => 1)
     }
 }
 

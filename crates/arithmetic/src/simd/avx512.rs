@@ -153,12 +153,7 @@ impl<const VNNI: bool> Vectors for Avx512<VNNI> {
 
     #[inline(always)]
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 4>(self),
-            2 => job.run::<2, 4>(self),
-            TILE_ROWS => job.run::<TILE_ROWS, TILE_PANELS>(self),
-            _ => job.run::<4, 2>(self),
-        }
+        tiles!(self, height, job: 1 => 4, 2 => 4, TILE_ROWS => TILE_PANELS; else 4 => 2)
     }
 }
 
@@ -185,12 +180,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 1>(self),
-            2 => job.run::<2, 2>(self),
-            INTEGER_TILE_ROWS => job.run::<INTEGER_TILE_ROWS, TILE_PANELS>(self),
-            _ => job.run::<4, 2>(self),
-        }
+        tiles!(self, height, job: 1 => 1, 2 => 2, INTEGER_TILE_ROWS => TILE_PANELS; else 4 => 2)
     }
 
     #[inline(always)]

@@ -91,10 +91,6 @@ impl Vectors for Doubles {
 
     #[inline(always)]
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 1>(self),
-            2 => job.run::<2, 1>(self),
-            _ => job.run::<{ Self::TILE_ROWS }, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 1, 2 => 1; else Self::TILE_ROWS => 1)
     }
 }

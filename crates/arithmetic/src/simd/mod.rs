@@ -5,6 +5,17 @@
 
 use std::sync::OnceLock;
 
+/// Runs a job in the tile of a height: for each height the panels that fill the registers, and at last height and panels for all
+/// others.
+macro_rules! tiles {
+    ($simd:ident, $height:ident, $job:ident: $($rows:tt => $panels:tt),+; else $most:expr => $fewest:tt) => {
+        match $height {
+            $($rows => $job.run::<{ $rows }, { $panels }>($simd),)+
+            _ => $job.run::<{ $most }, { $fewest }>($simd),
+        }
+    };
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -181,12 +181,7 @@ impl<const DOT: bool> Vectors for Neon<DOT> {
 
     #[inline(always)]
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 4>(self),
-            2 => job.run::<2, 2>(self),
-            TILE_ROWS => job.run::<TILE_ROWS, TILE_PANELS>(self),
-            _ => job.run::<4, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 4, 2 => 2, TILE_ROWS => TILE_PANELS; else 4 => 1)
     }
 }
 
@@ -213,11 +208,7 @@ impl<const DOT: bool> Simd for Neon<DOT> {
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 1>(self),
-            2 => job.run::<2, 1>(self),
-            _ => job.run::<INTEGER_TILE_ROWS, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 1, 2 => 1; else INTEGER_TILE_ROWS => 1)
     }
 
     #[inline(always)]

@@ -119,11 +119,7 @@ impl Vectors for Portable {
 
     #[inline(always)]
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 1>(self),
-            2 => job.run::<2, 1>(self),
-            _ => job.run::<{ Self::TILE_ROWS }, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 1, 2 => 1; else Self::TILE_ROWS => 1)
     }
 }
 
@@ -137,10 +133,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 1>(self),
-            _ => job.run::<{ Self::INTEGER_TILE_ROWS }, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 1; else Self::INTEGER_TILE_ROWS => 1)
     }
 
     #[inline(always)]

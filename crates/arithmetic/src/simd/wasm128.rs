@@ -380,11 +380,7 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 
     #[inline(always)]
     fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 2>(self),
-            2 => job.run::<2, 1>(self),
-            _ => job.run::<TILE_ROWS, TILE_PANELS>(self),
-        }
+        tiles!(self, height, job: 1 => 2, 2 => 1; else TILE_ROWS => TILE_PANELS)
     }
 }
 
@@ -410,11 +406,7 @@ impl<const ONCE: bool> Simd for Wasm128<ONCE> {
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            1 => job.run::<1, 1>(self),
-            2 => job.run::<2, 1>(self),
-            _ => job.run::<INTEGER_TILE_ROWS, 1>(self),
-        }
+        tiles!(self, height, job: 1 => 1, 2 => 1; else INTEGER_TILE_ROWS => 1)
     }
 
     #[inline(always)]
