@@ -52,6 +52,20 @@ fn logits_of_some_tokens_are_those_of_all() -> Result<()> {
     Ok(())
 }
 
+/// Lengths in memory are those of a cache, also where blocks are computed again.
+#[test]
+fn a_step_after_lengths_needs_a_cache() -> Result<()> {
+    let model = model()?;
+    let lengths = Tensor::new(&[2u32], &device())?;
+    for recomputes in [false, true] {
+        let mut pass = Pass::inference().after(lengths.clone()).recomputing(recomputes);
+        let error = model.forward_with(&ids(&[&[5]]), LogitsFor::LastToken, None, &mut pass).unwrap_err();
+        let said = candle_gpt2::AttentionError::NotAStep.to_string();
+        assert!(error.to_string().contains(&said), "{error}");
+    }
+    Ok(())
+}
+
 #[test]
 fn future_tokens_do_not_change_past_logits() -> Result<()> {
     let model = model()?;

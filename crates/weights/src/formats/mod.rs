@@ -49,6 +49,18 @@ const READERS: [Reader; 7] = [
     SHARD_INDEX,
 ];
 
+/// A rank tells a reader from the others too.
+const _: () = {
+    let mut seen = [false; READERS.len()];
+    let mut place = 0;
+    while place < READERS.len() {
+        let rank = READERS[place].rank as usize;
+        assert!(!seen[rank], "two readers of one rank");
+        seen[rank] = true;
+        place += 1;
+    }
+};
+
 /// The index of a model in several files.
 const SHARD_INDEX: Reader = Reader {
     rank: 0,
