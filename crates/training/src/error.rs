@@ -179,6 +179,13 @@ impl TrainingError {
 }
 
 /// How a saved training differs from the one that is to go on from it. Part of a [`TrainingError::OtherState`].
+///
+/// ```
+/// use candle_gpt2_training::StateDifference;
+///
+/// let said = StateDifference::Data.to_string();
+/// assert_eq!(said, "a run with other data, or another tokenizer; give the same ones");
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum StateDifference {
