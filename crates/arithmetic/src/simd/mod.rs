@@ -16,6 +16,7 @@ macro_rules! tiles {
     };
 }
 
+mod arrays;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 
 use half::f16;
 
+use super::arrays::arrays;
 use super::job::{Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Four, LANES, TileJob, Vectors, Work, each_of};
@@ -38,59 +39,7 @@ fn add_products(weights: &[u8; 4 * LANES], quants: Four, sums: &mut Integers) {
 impl Vectors for Portable {
     type Real = f32;
     type Vector = Floats;
-    const TILE_ROWS: usize = 4;
-    const TILE_PANELS: usize = 1;
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> Floats {
-        [value; LANES]
-    }
-
-    #[inline(always)]
-    fn load(self, values: &[f32; LANES]) -> Floats {
-        *values
-    }
-
-    #[inline(always)]
-    fn store(self, values: Floats, to: &mut [f32; LANES]) {
-        *to = values;
-    }
-
-    #[inline(always)]
-    fn add(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    fn sub(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| a - b)
-    }
-
-    #[inline(always)]
-    fn mul(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| a * b)
-    }
-
-    #[inline(always)]
-    fn div(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| a / b)
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        // `f32::mul_add` is a library call on processors without the instruction.
-        std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
-    }
-
-    #[inline(always)]
-    fn max(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| if a > b { a } else { b })
-    }
-
-    #[inline(always)]
-    fn root(self, a: Floats) -> Floats {
-        a.map(f32::sqrt)
-    }
+    arrays!(f32);
 
     #[inline(always)]
     fn sum(self, mut a: Floats) -> f32 {
@@ -103,23 +52,8 @@ impl Vectors for Portable {
     }
 
     #[inline(always)]
-    fn largest(self, a: Floats) -> f32 {
-        a.into_iter().fold(f32::NEG_INFINITY, f32::max)
-    }
-
-    #[inline(always)]
     fn exp(self, a: Floats) -> Floats {
         math::exp(self, a)
-    }
-
-    #[inline(never)]
-    fn call<W: Work<f32>>(self, work: W) -> W::Output {
-        work.run(self)
-    }
-
-    #[inline(always)]
-    fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        tiles!(self, height, job: 1 => 1, 2 => 1; else Self::TILE_ROWS => 1)
     }
 }
 
