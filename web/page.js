@@ -14,7 +14,7 @@
   const OPENING = { prompt: "ROMEO:\nMy love,", seed: "2" };
   // As parts.settings takes them. All are sent, since a checkpoint may have values of its own for what is left out.
   const SLIDERS = [
-    ["max_tokens", "max-new-tokens", "most new tokens", 1, 1024, 1, 48, undefined, 1e6],
+    ["max_tokens", "max-new-tokens", "most new tokens", 1, 1024, 1, 100, undefined, 1e6],
     ["temperature", "temperature", "temperature", 0, 2, 0.05, 0.8],
     ["top_k", "top-k", "top-k: from the k most probable (0: all)", 0, 200, 1, 50, undefined, 1e6],
     ["top_p", "top-p", "top-p: from those that add up to p", 0.01, 1, 0.01, 1],

@@ -25,13 +25,19 @@ _Measure: TypeAlias = Literal["logit", "log-probability", "probability"]
 _By: TypeAlias = Literal["layer", "position", "head", "head-and-position"]
 _As: TypeAlias = Literal["raw", "transformer-lens"]
 
+_Biases: TypeAlias = (
+    Mapping[tuple[int, ...], float]
+    | Sequence[tuple[Sequence[int], float]]
+    | Sequence[Sequence[Sequence[int] | float]]
+)
+
 class _GenerationOptions(TypedDict, total=False):
+    # From the table of options.
     max_new_tokens: int | None
     max_length: int | None
     min_new_tokens: int | None
     max_time: float | None
-    eos_token_id: int | Sequence[int] | None
-    stop: str | Sequence[str] | None
+    eos_token_id: int | Iterable[int] | None
     stop_strings: str | Sequence[str] | None
     do_sample: bool | None
     temperature: float | None
@@ -42,21 +48,15 @@ class _GenerationOptions(TypedDict, total=False):
     epsilon_cutoff: float | None
     eta_cutoff: float | None
     seed: int | Iterable[int] | None
+    num_return_sequences: int | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
     no_repeat_ngram_size: int | None
-    bad_words: str | Sequence[str] | None
     bad_words_ids: Sequence[Sequence[int]] | None
-    logit_bias: Mapping[int, float] | None
-    sequence_bias: (
-        Mapping[tuple[int, ...], float]
-        | Sequence[tuple[Sequence[int], float]]
-        | Sequence[Sequence[Sequence[int] | float]]
-        | None
-    )
-    suppress_tokens: Iterable[int] | None
-    begin_suppress_tokens: Iterable[int] | None
+    sequence_bias: _Biases | None
+    suppress_tokens: int | Iterable[int] | None
+    begin_suppress_tokens: int | Iterable[int] | None
     forced_bos_token_id: int | None
     renormalize_logits: bool | None
     num_beams: int | None
@@ -65,10 +65,13 @@ class _GenerationOptions(TypedDict, total=False):
     pad_token_id: int | None
     length_penalty: float | None
     early_stopping: bool | Literal["never"] | None
-    num_return_sequences: int | None
     penalty_alpha: float | None
     num_assistant_tokens: int | None
     prompt_lookup_num_tokens: int | None
+    # Options of this package.
+    stop: str | Sequence[str] | None
+    bad_words: str | Sequence[str] | None
+    logit_bias: Mapping[int, float] | None
     keep_last: int | None
     keep_head: int | None
     slide: bool | None

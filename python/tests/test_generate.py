@@ -262,18 +262,18 @@ def test_what_the_files_say_is_the_default(tiny, program):
     [
         ({"temprature": 1}, TypeError, "`temprature`; the nearest name is `temperature`"),
         ({"max_tokens": 1}, TypeError, "`max_tokens`; the nearest name is `max_new_tokens`"),
-        ({"temperature": -1}, ValueError, "temperature: expected at least 0, where 0 is greedy"),
+        ({"temperature": -1}, ValueError, "`temperature`: expected at least 0, where 0 is greedy"),
         ({"temperature": "hot"}, ValueError, "`temperature`: invalid type"),
-        ({"top_p": 1.5}, ValueError, "top_p: expected"),
-        ({"num_beams": 3, "top_p": 0.5}, ValueError, "top_p is for drawing at random"),
+        ({"top_p": 1.5}, ValueError, "`top_p`: expected"),
+        ({"num_beams": 3, "top_p": 0.5}, ValueError, "`top_p` is for sampling"),
         ({"num_beams": 3, "do_sample": True}, ValueError, "beam search does not draw"),
-        ({"length_penalty": 2.0}, ValueError, "length_penalty is of beam search; give num_beams"),
+        ({"length_penalty": 2.0}, ValueError, "`length_penalty` is an option of beam search; give `num_beams`"),
         ({"stop": "a", "stop_strings": "b"}, ValueError, "stop and stop_strings"),
-        ({"bad_words": [""]}, ValueError, "bad_words: expected a text"),
-        ({"bad_words": [3]}, TypeError, "bad_words: expected a text"),
+        ({"bad_words": [""]}, ValueError, "`bad_words`: expected a text"),
+        ({"bad_words": [3]}, TypeError, "`bad_words`: expected a text"),
         ({"logit_bias": [1]}, TypeError, "logit_bias: expected a dict"),
         ({"logit_bias": {5000: 1.0}}, ValueError, "5000"),
-        ({"keep_head": 3}, ValueError, "give keep_last or slide"),
+        ({"keep_head": 3}, ValueError, "give `keep_last` or `slide`"),
         ({"regex": "("}, ValueError, "regex"),
         ({"regex": "a", "json_object": True}, ValueError, "cannot be used together"),
         ({"seed": -1}, ValueError, "`seed`"),
@@ -291,7 +291,7 @@ def test_a_wrong_option_is_told_by_name(model, options, kind, message):
 
 
 def test_what_a_temperature_of_0_leaves_without_effect_is_warned_of(model):
-    with pytest.warns(UserWarning, match="temperature=0 is greedy: do_sample, top_k have no effect"):
+    with pytest.warns(UserWarning, match="`temperature` 0 is greedy: `do_sample`, `top_k` have no effect"):
         text = model.generate(PROMPT, max_new_tokens=8, temperature=0.0, do_sample=True, top_k=3)
     assert text == model.generate(PROMPT, max_new_tokens=8, do_sample=False)
 

@@ -137,7 +137,7 @@ def test_a_list_is_scored_one_by_one(model):
     with pytest.raises(ValueError, match="at least 2") as raised:
         model.score([TEXT, [1]])
     assert raised.value.__notes__ == ["text 1"]
-    with pytest.raises(ValueError, match="stride: expected from 1"):
+    with pytest.raises(ValueError, match="`stride`: expected from 1"):
         model.score(TEXT, stride=0)
 
 

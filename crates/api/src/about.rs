@@ -1,8 +1,8 @@
 //! What the server tells of itself.
 
+use candle_gpt2_generation::MAX_NEW_TOKENS;
 use serde_json::{Value, json};
 
-use crate::call::MAX_TOKENS;
 use crate::{ApiError, ServedModel};
 
 /// `/v1/models`: the model under each of its names.
@@ -103,7 +103,7 @@ pub fn version() -> String {
 /// ```
 pub fn props(served: &ServedModel) -> String {
     let params = json!({
-        "n_predict": MAX_TOKENS, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+        "n_predict": MAX_NEW_TOKENS, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
         "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
     });
     json!({

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_gpt2_engine::{EngineError, banned_tokens};
-use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
+use candle_gpt2_generation::{
+    AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, MAX_NEW_TOKENS, Request,
+};
 use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
@@ -13,8 +15,6 @@ use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warnings};
 
-/// New tokens where a request does not say how many, as OpenAI's completions have it.
-pub(crate) const MAX_TOKENS: usize = 16;
 /// When a grammar that found no room is worth sending again: usual ones take milliseconds.
 const GRAMMARS_RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -65,9 +65,19 @@ impl Call {
         let CompletionRequest { prompts, best_of, echo, logprobs, options, warnings } = request;
         served.check_known(&warnings)?;
         served.check_name(options.model.as_deref())?;
-        let max_tokens = options.max_tokens.unwrap_or(MAX_TOKENS);
-        check_limits(served, prompts.prompts.len(), best_of, max_tokens, logprobs)?;
-        let prompts = tokens_of(prompts, options.truncation, max_tokens, served)?;
+        let n_positions = served.config().n_positions;
+        let most = options.max_tokens.unwrap_or(MAX_NEW_TOKENS.min(n_positions));
+        check_limits(served, prompts.prompts.len(), best_of, most, logprobs)?;
+        // A number that is not given adapts to the prompts: all that is asked for is room for a token, or half of the context where
+        // prompts are cut to fit.
+        let room = options.max_tokens.unwrap_or(if options.truncation.is_some() {
+            most.min(n_positions / 2)
+        } else {
+            1
+        });
+        let prompts = tokens_of(prompts, options.truncation, room, served)?;
+        let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
+        let max_tokens = options.max_tokens.unwrap_or(most.min(n_positions.saturating_sub(longest).max(1)));
         if let (true, Some(logprobs)) = (echo, logprobs) {
             check_echo(&prompts, options.n, logprobs)?;
         }

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_gpt2_engine::samples_at;
-use candle_gpt2_generation::GenerationConfig;
+use candle_gpt2_generation::{GenerationConfig, samples_at};
 use candle_gpt2_grammar::Grammar;
 
 use crate::ApiError;

@@ -1,5 +1,6 @@
 //! How the program ends: exit code 0 for success, 2 for a wrong call or argument, 1 for a job that failed, 130 for one that
-//! Ctrl-C ended; and what an error says on the way out. The libraries' messages name no flags of the program: [`hint`] adds those that help.
+//! Ctrl-C ended; and what an error says on the way out. The libraries' messages name
+//! options in backquotes, and the program prints its flags in their place; [`hint`] adds those that help.
 
 use std::io;
 
@@ -15,6 +16,7 @@ use candle_gpt2_server::ServerError;
 use candle_gpt2_training::TrainingError;
 use candle_gpt2_weights::WeightsError;
 
+use crate::flags;
 use crate::interrupt::EXIT_INTERRUPTED;
 
 /// The call is wrong: an option, a value, or an input that does not fit the model.
@@ -60,7 +62,10 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// The error with its causes, and the flags that help.
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    let told = format!("{error:#}");
+    let told = match code_of(error) {
+        EXIT_USAGE => flags::in_place_of_options(&format!("{error:#}")),
+        _ => format!("{error:#}"),
+    };
     if told.contains("CUDA_ERROR_OUT_OF_MEMORY") {
         return format!(
             "the GPU has too little memory; fewer texts at once, shorter ones or --dtype f16 take less: {told}"

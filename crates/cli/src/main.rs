@@ -4,6 +4,7 @@ mod arguments;
 mod closed_output;
 mod commands;
 mod exit;
+mod flags;
 mod input;
 mod interrupt;
 mod model_arguments;

@@ -30,7 +30,6 @@ const NEW_TOKENS: &[&str] = &[
     "--num-predict",
     "--max-token",
     "--max-tokens",
-    "--max-length",
     "--max-len",
     "--max-output-tokens",
     "--max-gen-len",
@@ -149,7 +148,7 @@ const OPTIONS: &[Row] = &[
     row(&["-r", "--reverse-prompt", "--stop-sequence", "--stop-strings", "--stop-words"], "use `--stop`"),
     row(&["--eos-token", "--stop-token-ids"], "use `--eos-token-id`"),
     row(&["--ignore-eos"], "use `--min-new-tokens`: until then no end-of-text token is chosen"),
-    row(&["--bad-words", "--bad-words-ids"], "use `--bad-word`"),
+    row(&["--bad-words"], "use `--bad-word`"),
     row_of(
         &["generate"],
         &["--stream", "--no-stream"],

@@ -12,7 +12,7 @@ use candle_gpt2_engine::{Reporter, Terminal};
 use candle_gpt2_weights::create_file;
 use serde::Serialize;
 
-use crate::closed_output;
+use crate::{closed_output, flags};
 
 /// Writes a piece of generated text at once, so that it appears as it is made. A pipe gets every byte; a terminal gets no
 /// control characters, which a model may well produce.
@@ -71,7 +71,7 @@ pub(crate) fn print_status(status: &str) {
 
 /// Prints something worth knowing that is no error.
 pub(crate) fn print_note(note: &str) {
-    Terminal.note(note);
+    Terminal.note(&flags::in_place_of_options(note));
 }
 
 /// Prints an error that is formatted with escape codes, which a terminal alone gets.

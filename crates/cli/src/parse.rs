@@ -9,7 +9,7 @@ use clap::{Command, CommandFactory, Error, FromArgMatches};
 
 use crate::arguments::Arguments;
 use crate::exit::{self, EXIT_FAILURE, EXIT_USAGE};
-use crate::{other_names, output};
+use crate::{flags, other_names, output};
 
 /// Stands for a space at which clap must not break a line: those of example commands, which are to be copied.
 const KEPT_SPACE: char = '\u{e000}';
@@ -22,6 +22,8 @@ pub(crate) fn arguments() -> Result<Arguments, ExitCode> {
 
 fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
     let mut program = with_whole_examples(Arguments::command());
+    let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
+    flags::remember(called(&program, &words));
     let matches = program.try_get_matches_from_mut(given).map_err(|error| with_advice(error, given))?;
     Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))
 }
@@ -165,7 +167,6 @@ mod tests {
         for (words, expected) in [
             ("generate x --n-predict 5", "use `--max-new-tokens`"),
             ("generate x --n_predict=5", "use `--max-new-tokens`"),
-            ("generate x --max-length 5", "use `--max-new-tokens`"),
             ("generate x --max-token 5", "use `--max-new-tokens`"),
             ("generate x --stream", "streamed already"),
             ("generate x --temp 0.5", "use `--temperature`"),

@@ -4,7 +4,8 @@
 use std::error::Error;
 use std::io::{Write, stdout};
 
-use candle_gpt2_engine::{GenerationOptions, ModelOptions, Progress, Reporter, Spelling, Unit};
+use candle_gpt2_engine::{ModelOptions, Progress, Reporter, Unit};
+use candle_gpt2_generation::GenerationOptions;
 
 /// Prints when a job begins, and a dot for each step of it.
 struct Dots;
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} bytes of memory are needed", opened.memory_needed()?.total());
     // A mistake in the options shows before the weights are read.
     let options = GenerationOptions { max_new_tokens: Some(40), seed: Some(7), ..Default::default() };
-    let config = options.config(opened.defaults()?, Spelling::Keywords)?;
+    let config = opened.defaults()?.changed_by(&options)?;
     let model = opened.load(&Dots)?;
 
     print!("\n\nROMEO:");

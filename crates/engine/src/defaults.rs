@@ -4,13 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_generation::{GenerationConfig, GenerationError, SearchMode};
+use candle_gpt2_generation::{GenerationConfig, GenerationError, GenerationOptions, SearchMode};
 use candle_gpt2_weights::Checkpoint;
 
-use crate::{EngineError, Vocabulary};
-
-/// Most new tokens where nothing says how many.
-const MAX_NEW_TOKENS: usize = 100;
+use crate::{EngineError, Vocabulary, banned_tokens};
 
 /// How a model generates where a request says nothing else. Where the files ask for no search, texts are drawn at random
 /// from the 50 most probable tokens.
@@ -43,7 +40,6 @@ impl Defaults {
     /// When `generation_config.json` cannot be read, or asks for what cannot be done.
     pub fn of(checkpoint: &Checkpoint, vocabulary: Arc<Vocabulary>) -> Result<Self, EngineError> {
         let start = GenerationConfig {
-            max_new_tokens: MAX_NEW_TOKENS,
             eos_token_id: checkpoint.config().eos_token_id.clone(),
             ..GenerationConfig::default()
         };
@@ -67,12 +63,7 @@ impl Defaults {
     pub fn of_config(vocabulary: Arc<Vocabulary>) -> Self {
         let as_named = vocabulary.config().clone();
         let eos_token_id = as_named.end_tokens();
-        let config = GenerationConfig {
-            do_sample: true,
-            max_new_tokens: MAX_NEW_TOKENS,
-            eos_token_id,
-            ..GenerationConfig::default()
-        };
+        let config = GenerationConfig { do_sample: true, eos_token_id, ..GenerationConfig::default() };
         Self { config, path: None, as_named, vocabulary }
     }
 
@@ -80,11 +71,6 @@ impl Defaults {
     /// does not have are left out: transformers writes its own, 50256, beside vocabularies of any size.
     pub fn config(&self) -> &GenerationConfig {
         &self.config
-    }
-
-    /// The tokens of the model.
-    pub(crate) fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
     }
 
     /// The end tokens that the files name, those included that the vocabulary does not have.
@@ -98,6 +84,33 @@ impl Defaults {
     /// When `generation_config.json` asks for what is wrong or cannot be done.
     pub fn check(&self) -> Result<(), EngineError> {
         self.check_request(&self.config)
+    }
+
+    /// The configuration of a request: the defaults, changed by its options, [completed](Self::complete) and checked.
+    ///
+    /// # Errors
+    /// Those of [`GenerationOptions::check`], and if an option does not fit the model or its files.
+    ///
+    /// ```
+    /// use candle_gpt2_engine::{ModelOptions, Silent};
+    /// use candle_gpt2_generation::GenerationOptions;
+    ///
+    /// let opened = ModelOptions::default().open(&Silent)?;
+    /// let options = GenerationOptions { max_new_tokens: Some(20), temperature: Some(0.7), ..GenerationOptions::default() };
+    /// let config = opened.defaults()?.changed_by(&options)?;
+    /// assert_eq!((config.max_new_tokens, config.temperature, config.top_k), (20, 0.7, 50));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn changed_by(&self, options: &GenerationOptions) -> Result<GenerationConfig, EngineError> {
+        let mut config = options.applied_to(self.config.clone())?;
+        for word in options.bad_words.iter().flatten() {
+            if self.vocabulary.tokenizer().is_none() {
+                let what = format!("`bad_words` {word:?}: there is no tokenizer to make tokens of it");
+                return Err(GenerationError::Option { what }.into());
+            }
+            config.bad_words_ids.extend(banned_tokens(&self.vocabulary, word)?);
+        }
+        self.complete(config)
     }
 
     /// The configuration of a request with what belongs to it on this model, checked: stop strings that are special tokens

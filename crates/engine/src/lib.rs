@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod bad_words;
 mod batch;
 mod built_in;
 mod choices;
@@ -12,7 +13,6 @@ mod device;
 mod doctor;
 mod encoder_states;
 mod error;
-mod generation_options;
 mod hub;
 mod inspect;
 mod job;
@@ -31,6 +31,7 @@ mod verify;
 mod vocabulary;
 mod watched;
 
+pub use bad_words::banned_tokens;
 pub use batch::{Batch, Step};
 pub use built_in::BUILT_IN;
 pub use candle_gpt2_weights::WeightDType;
@@ -46,7 +47,6 @@ pub use device::{DeviceChoice, device_name};
 pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, Processor, Speeds};
 pub use encoder_states::EncoderStates;
 pub use error::EngineError;
-pub use generation_options::{GenerationOptions, banned_tokens, samples_at};
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
 pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,

@@ -5,10 +5,10 @@
 use std::sync::{Arc, Mutex};
 
 use candle_gpt2_engine::{
-    DeviceChoice, EngineError, GenerationOptions, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent,
-    Spelling, Step, Text, Unit, banned_tokens,
+    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Step, Text, Unit,
+    banned_tokens,
 };
-use candle_gpt2_generation::{Event, GenerationConfig, GenerationError, Request};
+use candle_gpt2_generation::{Event, GenerationConfig, GenerationError, GenerationOptions, Request};
 use candle_gpt2_kernels::interruptible;
 use candle_gpt2_testing::{CheckpointFolder, json_fixture};
 use candle_gpt2_weights::{GivenFiles, WeightsError};
@@ -427,7 +427,7 @@ fn defaults_are_judged_when_they_are_asked_for() {
     let defaults = model.defaults().unwrap();
     let error = defaults.complete(defaults.config().clone()).unwrap_err();
     assert!(
-        !error.is_usage() && error.to_string().contains("generation_config.json: repetition_penalty"),
+        !error.is_usage() && error.to_string().contains("generation_config.json: `repetition_penalty`"),
         "{error}"
     );
     let mended = GenerationConfig { repetition_penalty: 1.5, ..defaults.config().clone() };
@@ -459,8 +459,9 @@ fn a_banned_word_is_banned_with_a_space_and_without() {
     assert_ne!(forms[0], forms[1]);
     for word in ["king", " king", "\n king"] {
         assert_eq!(banned_tokens(vocabulary, word).unwrap(), forms, "{word:?}");
-        let options = GenerationOptions { bad_words: vec![word.into()], ..GenerationOptions::default() };
-        let config = options.config(opened.defaults().unwrap(), Spelling::Keywords).unwrap();
+        let options =
+            GenerationOptions { bad_words: Some(vec![word.into()]), ..GenerationOptions::default() };
+        let config = opened.defaults().unwrap().changed_by(&options).unwrap();
         assert_eq!(config.bad_words_ids, forms, "{word:?}");
     }
     for space in [" ", "\n"] {
@@ -480,7 +481,7 @@ fn a_temperature_of_0_writes_the_greedy_text() {
         ..GenerationOptions::default()
     };
     let text = |options: GenerationOptions| {
-        let config = options.config(model.defaults().unwrap(), Spelling::Keywords).unwrap();
+        let config = model.defaults().unwrap().changed_by(&options).unwrap();
         model.text_generator(&[5, 6, 7], &config).unwrap().collect::<Result<String, _>>().unwrap()
     };
     assert_eq!(text(options(Some(0.0), None)), text(options(None, Some(false))));

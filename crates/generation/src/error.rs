@@ -8,7 +8,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum GenerationError {
     /// An option is out of its range.
-    #[error("{option}: expected {expected}, found {found}")]
+    #[error("`{option}`: expected {expected}, found {found}")]
     OptionOutOfRange {
         /// The option.
         option: &'static str,

@@ -27,7 +27,8 @@ mod text_stream;
 pub use beam_search::{Hypothesis, beam_search};
 pub use clock::Clock;
 pub use config::{
-    EarlyStopping, GenerationConfig, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, SearchMode, WhenFull,
+    EarlyStopping, GenerationConfig, GenerationOptions, LongPrompt, MAX_NEW_TOKENS, MAX_TEXTS,
+    MIN_TEMPERATURE, OPTIONS, OptionRow, SearchMode, WhenFull, samples_at,
 };
 pub use contrastive_search::contrastive_search;
 pub use divergence::{Divergence, diverge};

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::config::to_f32;
+use crate::logits::to_f32;
 use crate::tally::{LONGEST_COUNTED, Tally};
 use crate::{GenerationConfig, GenerationError};
 

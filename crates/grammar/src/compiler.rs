@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use candle_gpt2_engine::{Spelling, Vocabulary};
+use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
 use candle_gpt2_weights::Tokenizer;
 
@@ -101,15 +101,14 @@ impl Compiler {
     /// [`Compiler::compile`] for the texts of a configuration, whose search needs an end token where it is not token by token.
     ///
     /// # Errors
-    /// As [`Compiler::compile`], and when there is no end token and one is needed; `spelling` is that of the option.
+    /// As [`Compiler::compile`], and when there is no end token and one is needed.
     pub fn compile_for(
         &self,
         grammar: &Grammar,
         config: &GenerationConfig,
-        spelling: Spelling,
     ) -> Result<LogitsProcessor, GrammarError> {
         if config.search_mode() != SearchMode::TokenByToken && config.eos_token_id.is_empty() {
-            return Err(GrammarError::NoEnd { option: spelling.of("eos_token_id") });
+            return Err(GrammarError::NoEnd);
         }
         self.compile(grammar, &config.eos_token_id)
     }

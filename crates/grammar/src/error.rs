@@ -13,12 +13,9 @@ pub enum GrammarError {
     NoTokenizer,
     /// Only a token can end a text of this search.
     #[error(
-        "beams and contrastive search need a token that ends a text, and this checkpoint names none; give {option}"
+        "beams and contrastive search need a token that ends a text, and this checkpoint names none; give `eos_token_id`"
     )]
-    NoEnd {
-        /// The option that names one.
-        option: String,
-    },
+    NoEnd,
     /// The tokenizer does not write its tokens one after the other.
     #[error("this tokenizer cannot be used for texts that must conform to something: {what}")]
     Tokenizer {

@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
-use candle_gpt2_engine::{GenerationOptions, LoadedModel, Spelling};
-use candle_gpt2_generation::{GenerationConfig, GenerationError, LogitsFunction, LogitsProcessor};
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_generation::{
+    GenerationConfig, GenerationError, GenerationOptions, LogitsFunction, LogitsProcessor, OPTIONS,
+};
 use candle_gpt2_grammar::{Compiler, Grammar};
 use numpy::PyArray1;
 use pyo3::prelude::*;
@@ -19,8 +21,7 @@ use crate::raised::Raised;
 use crate::values::{Values, id_or_ids, is_mapping, json_of};
 
 /// Keywords beside the fields of the configuration.
-const OWN: [&str; 12] = [
-    "sequence_bias",
+const OWN: [&str; 11] = [
     "stop",
     "logit_bias",
     "bad_words",
@@ -59,8 +60,8 @@ impl Asked {
         let grammar = given.grammar()?;
         let functions = std::mem::take(&mut given.functions);
         let options = given.options(loaded.assistant().is_some())?;
-        let config = options.config(defaults, Spelling::Keywords)?;
-        let notes = options.notes(Spelling::Keywords).into_iter().chain(defaults.notes(&config));
+        let config = defaults.changed_by(&options)?;
+        let notes = options.notes().into_iter().chain(defaults.notes(&config));
         notes.into_iter().try_for_each(|note| warn(py, &note))?;
         let mut processors = Vec::new();
         if let Some((name, grammar)) = grammar {
@@ -105,7 +106,7 @@ struct Given {
 
 impl Given {
     fn read(options: Option<&Bound<'_, PyDict>>, others: &[&str]) -> Result<Self> {
-        let known = || GenerationOptions::FIELDS.iter().chain(&OWN).copied();
+        let known = || OPTIONS.iter().map(|option| option.name).chain(OWN);
         let mut given = Self {
             fields: Map::new(),
             own: Map::new(),
@@ -156,7 +157,8 @@ impl Given {
             has_assistant,
             ..GenerationOptions::default()
         };
-        options.sequence_bias = [self.sequence_bias, self.logit_bias].concat();
+        let biases = [self.sequence_bias, self.logit_bias].concat();
+        options.sequence_bias = (!biases.is_empty()).then_some(biases);
         for (field, value) in self.fields {
             options.set(&field, value)?;
         }
@@ -174,10 +176,10 @@ impl Given {
     }
 
     /// Texts of an option: one, or a list.
-    fn texts(&mut self, option: &str) -> Result<Vec<String>> {
+    fn texts(&mut self, option: &str) -> Result<Option<Vec<String>>> {
         let expected = || wrong_type(format!("{option}: expected a text or a list of texts"));
         let items = match self.own(option) {
-            None => return Ok(Vec::new()),
+            None => return Ok(None),
             Some(Value::Array(items)) => items,
             Some(item) => vec![item],
         };
@@ -187,7 +189,8 @@ impl Given {
                 Value::String(text) => Ok(text),
                 _ => Err(expected()),
             })
-            .collect()
+            .collect::<Result<_>>()
+            .map(Some)
     }
 
     fn count(&mut self, option: &str) -> Result<Option<usize>> {
@@ -310,6 +313,6 @@ fn conforming<'m>(
     config: &GenerationConfig,
 ) -> Result<LogitsProcessor> {
     let compiler = compiler()?;
-    py.detach(|| compiler.compile_for(grammar, config, Spelling::Keywords))
+    py.detach(|| compiler.compile_for(grammar, config))
         .map_err(|error| wrong_value(format!("{name}: {error}")))
 }

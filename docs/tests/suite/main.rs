@@ -4,4 +4,5 @@
 
 mod circles;
 mod crates;
+mod options;
 mod paths;

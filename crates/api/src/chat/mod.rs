@@ -4,12 +4,12 @@
 
 mod template;
 
+use candle_gpt2_generation::MAX_NEW_TOKENS;
 use serde::Serialize;
 
 pub(crate) use template::Template;
 
 use crate::body::{Field, Fields, Given, Unknown, Use, fields};
-use crate::call::MAX_TOKENS;
 use crate::completion::known;
 use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
 use crate::prompts::{check_length, encode_piece, kept, to_read, truncate};
@@ -118,7 +118,8 @@ impl ChatRequest {
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
-        let max_tokens = self.options.max_tokens.unwrap_or(MAX_TOKENS);
+        let half = served.config().n_positions / 2;
+        let max_tokens = self.options.max_tokens.unwrap_or(MAX_NEW_TOKENS.min(half));
         let kept = kept(self.options.truncation, max_tokens, served);
         if kept.is_none() {
             let bytes = self.messages.iter().map(|message| message.content.len()).sum();

@@ -24,7 +24,8 @@ fn without_anything_a_text_is_drawn_as_openai_draws_it() {
     let request = &call.requests[0];
     assert_eq!((request.prompt.as_slice(), call.requests.len(), call.stream), (&[0][..], 1, false));
     let expected = GenerationConfig {
-        max_new_tokens: 16,
+        max_new_tokens: 47, // 100, but for the context of 48
+
         do_sample: true,
         top_k: 0,
         eos_token_id: vec![0],

@@ -93,5 +93,5 @@ fn the_server_describes_itself() {
     let props: Value = serde_json::from_str(&props(&tiny().served)).unwrap();
     assert_eq!((&props["total_slots"], &props["model_path"]), (&json!(4), &json!("tiny")));
     assert_eq!(props["default_generation_settings"]["n_ctx"], 48);
-    assert_eq!(props["default_generation_settings"]["params"]["n_predict"], 16);
+    assert_eq!(props["default_generation_settings"]["params"]["n_predict"], 100);
 }

@@ -49,7 +49,6 @@ impl GrammarArguments {
         opened: &Opened,
         config: &GenerationConfig,
     ) -> Result<Option<LogitsProcessor>> {
-        use candle_gpt2_engine::Spelling;
         use candle_gpt2_grammar::Compiler;
 
         use crate::exit::UsageError;
@@ -57,7 +56,7 @@ impl GrammarArguments {
         let Some(Asked { name, grammar }) = self.asked()? else { return Ok(None) };
         let refuse = |what: String| UsageError(format!("{name}: {what}"));
         let compiler = Compiler::new(opened.vocabulary()).map_err(|error| refuse(error.to_string()))?;
-        let compiled = compiler.compile_for(&grammar, config, Spelling::Flags);
+        let compiled = compiler.compile_for(&grammar, config);
         Ok(Some(compiled.map_err(|error| refuse(error.to_string()))?))
     }
 

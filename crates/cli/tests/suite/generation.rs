@@ -122,7 +122,7 @@ fn wrong_assistants_end_with_code_2() {
     refused(&["--assistant-model", own, "--num-beams", "2"], USAGE, "--assistant-model");
     refused(&["--assistant-model", own, "--prompt-lookup", "3"], USAGE, "--prompt-lookup");
     refused(&["--num-assistant-tokens", "3"], USAGE, "--assistant-model");
-    refused(&["--prompt-lookup", "3", "--num-beams", "2"], USAGE, "prompt_lookup_num_tokens");
+    refused(&["--prompt-lookup", "3", "--num-beams", "2"], USAGE, "--prompt-lookup");
     refused(&["--assistant-model", "nowhere/at/all"], FAILURE, "nowhere/at/all");
 }
 
@@ -170,9 +170,9 @@ fn generation_config_json_sets_the_defaults() {
     }
     assert_eq!(generate(&plain, &["x", "--min-new-tokens", "90"]).code, SUCCESS, "of the 100 that are usual");
     for (config, told) in [
-        (json!({"repetition_penalty": 0}), "generation_config.json: repetition_penalty: expected"),
-        (json!({"do_sample": true, "top_p": 2}), "generation_config.json: top_p: expected"),
-        (json!({"pad_token_id": 999}), "generation_config.json: pad_token_id: expected token ids below"),
+        (json!({"repetition_penalty": 0}), "generation_config.json: `repetition_penalty`: expected"),
+        (json!({"do_sample": true, "top_p": 2}), "generation_config.json: `top_p`: expected"),
+        (json!({"pad_token_id": 999}), "generation_config.json: `pad_token_id`: expected token ids below"),
     ] {
         assert_refused(&generate(&with(config), &["x"]), FAILURE, told);
     }
@@ -304,7 +304,7 @@ fn an_end_that_the_vocabulary_lacks_is_left_out() {
         assert_refused(
             &refused,
             USAGE,
-            "eos_token_id: expected token ids below the vocabulary's size of 300",
+            "--eos-token-id: expected token ids below the vocabulary's size of 300",
         );
     }
     let some = CheckpointFolder::tiny()
@@ -360,30 +360,30 @@ fn wrong_options_end_with_code_2() {
         assert_refused(&generate(&folder, &[&["x"][..], flags].concat()), USAGE, told);
     };
     for (flag, value, told) in [
-        ("--min-p", "1.5", "min_p: expected from 0 to 1, found 1.5"),
-        ("--typical-p", "0", "typical_p: expected"),
-        ("--epsilon-cutoff", "1", "epsilon_cutoff: expected"),
-        ("--eta-cutoff", "-0.1", "eta_cutoff: expected"),
-        ("--repetition-penalty", "0", "repetition_penalty: expected greater than 0"),
-        ("--presence-penalty", "nan", "presence_penalty: expected a finite number"),
-        ("--frequency-penalty", "inf", "frequency_penalty: expected a finite number"),
+        ("--min-p", "1.5", "--min-p: expected from 0 to 1, found 1.5"),
+        ("--typical-p", "0", "--typical-p: expected"),
+        ("--epsilon-cutoff", "1", "--epsilon-cutoff: expected"),
+        ("--eta-cutoff", "-0.1", "--eta-cutoff: expected"),
+        ("--repetition-penalty", "0", "--repetition-penalty: expected greater than 0"),
+        ("--presence-penalty", "nan", "--presence-penalty: expected a finite number"),
+        ("--frequency-penalty", "inf", "--frequency-penalty: expected a finite number"),
         ("--no-repeat-ngram-size", "-1", "--no-repeat-ngram-size"),
         ("--min-new-tokens", "-1", "--min-new-tokens"),
-        ("--max-time", "0", "max_time: expected seconds, more than 0"),
-        ("--max-time", "-3", "max_time: expected"),
-        ("--num-beams", "0", "num_beams: expected at least 1"),
-        ("--num-return-sequences", "0", "num_return_sequences: expected at least 1"),
-        ("--penalty-alpha", "2", "penalty_alpha: expected from 0 to 1"),
+        ("--max-time", "0", "--max-time: expected seconds, more than 0"),
+        ("--max-time", "-3", "--max-time: expected"),
+        ("--num-beams", "0", "--num-beams: expected at least 1"),
+        ("--num-return-sequences", "0", "--num-return-sequences: expected at least 1"),
+        ("--penalty-alpha", "2", "--penalty-alpha: expected from 0 to 1"),
         (
             "--eos-token-id",
             "300",
-            "eos_token_id: expected token ids below the vocabulary's size of 300, found 300",
+            "--eos-token-id: expected token ids below the vocabulary's size of 300, found 300",
         ),
-        ("--forced-bos-token-id", "999", "forced_bos_token_id: expected token ids below"),
-        ("--logit-bias", "300=1", "sequence_bias: expected token ids below"),
+        ("--forced-bos-token-id", "999", "--forced-bos-token-id: expected token ids below"),
+        ("--logit-bias", "300=1", "--logit-bias: expected token ids below"),
         ("--logit-bias", "3", "expected a token id, = and a number"),
-        ("--logit-bias", "3=nan", "sequence_bias: expected numbers that are finite in f32"),
-        ("--stop", "", "stop_strings: expected texts that are not empty"),
+        ("--logit-bias", "3=nan", "--logit-bias: expected numbers that are finite in f32"),
+        ("--stop", "", "--stop: expected texts that are not empty"),
         ("--keep-last", "0", "tokens kept of a long prompt"),
         ("--early-stopping", "soon", "--early-stopping"),
         ("--output", "x.jsonl", "--prompts-file"),
@@ -400,28 +400,28 @@ fn wrong_options_end_with_code_2() {
         (&["--num-beams", "2", "--temperature", "0.5"], "cannot be used with"),
         (&["--num-beams", "2", "--penalty-alpha", "0.5"], "cannot be used with"),
         (&["--num-beams", "4", "--num-beam-groups", "3", "--diversity-penalty", "1"], "does not divide"),
-        (&["--num-beams", "4", "--num-beam-groups", "2"], "diversity_penalty"),
-        (&["--num-beams", "2", "--num-return-sequences", "3"], "more than num_beams 2"),
-        (&["--num-beams", "2", "--stop", "x"], "stop_strings"),
+        (&["--num-beams", "4", "--num-beam-groups", "2"], "--diversity-penalty"),
+        (&["--num-beams", "2", "--num-return-sequences", "3"], "more than --num-beams 2"),
+        (&["--num-beams", "2", "--stop", "x"], "--stop"),
         (&["--num-beams", "2", "--slide"], "slides"),
         (&["--greedy", "--num-return-sequences", "2"], "the same"),
-        (&["--greedy", "--num-beams", "4"], "cannot be used with each other"),
+        (&["--greedy", "--num-beams", "4"], "cannot be used with"),
         (&["--greedy", "--seed", "4"], "cannot be used with"),
         (&["--num-beams", "4", "--top-k", "5"], "cannot be used with"),
         (&["--penalty-alpha", "0.5", "--seed", "5"], "cannot be used with"),
-        (&["--num-beams", "18446744073709551615"], "num_beams: expected at least 1 and at most 4096"),
+        (&["--num-beams", "18446744073709551615"], "--num-beams: expected at least 1 and at most 4096"),
         (
             &["--num-return-sequences", "1000000000000"],
-            "num_return_sequences: expected at least 1 and at most 4096",
+            "--num-return-sequences: expected at least 1 and at most 4096",
         ),
-        (&["--penalty-alpha", "0.6", "--top-k", "100000000000"], "top_k: expected at most 4096"),
-        (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than max_new_tokens 5"),
-        (&["--min-new-tokens", "101"], "more than max_new_tokens 100"),
+        (&["--penalty-alpha", "0.6", "--top-k", "100000000000"], "--top-k: expected at most 4096"),
+        (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than --max-new-tokens 5"),
+        (&["--min-new-tokens", "101"], "more than --max-new-tokens 100"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
         (&["--threads", "65535"], "65535 is not in 1..=1024"),
         (&["--slide", "--keep-head", "40"], "64 tokens are to be kept"),
         (&["--logit-bias", "5=1e300"], "finite in f32"),
-        (&["--length-penalty", "-1e308", "--num-beams", "2"], "length_penalty: expected from -20 to 20"),
+        (&["--length-penalty", "-1e308", "--num-beams", "2"], "--length-penalty: expected from -20 to 20"),
         (&["--bad-word", ""], "--bad-word: expected a text"),
         (&["--interactive"], "cannot be used with"),
         (&["--prompts-file", "x"], "cannot be used with"),

@@ -313,13 +313,12 @@ fn wrong_arguments_end_with_code_2() {
     let refuse = |arguments: &[&str], expected: &str| {
         assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
     };
-    refuse(&["x", "--temperature", "-0.5"], "temperature: expected at least 0, where 0 is greedy");
-    refuse(&["x", "--temperature", "nan"], "temperature: expected");
+    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0, where 0 is greedy");
+    refuse(&["x", "--temperature", "nan"], "--temperature: expected");
     refuse(&["x", "--temperature", "warm"], "--temperature");
-    refuse(&["x", "--top-p", "0"], "top_p: expected a number greater than 0 and at most 1, found 0");
-    refuse(&["x", "--top-p", "1.5"], "top_p: expected a number greater than 0 and at most 1, found 1.5");
-    refuse(&["x", "--top-p", "-1"], "top_p: expected");
-    refuse(&["x", "--top-k", "0"], "top_k: expected at least 1");
+    refuse(&["x", "--top-p", "0"], "--top-p: expected a number greater than 0 and at most 1, found 0");
+    refuse(&["x", "--top-p", "1.5"], "--top-p: expected a number greater than 0 and at most 1, found 1.5");
+    refuse(&["x", "--top-p", "-1"], "--top-p: expected");
     refuse(&["x", "--top-k", "-3"], "--top-k");
     refuse(&["x", "--greedy", "--top-k", "5"], "cannot be used with");
     refuse(&["x", "--max-new-tokens", "-1"], "--max-new-tokens");

@@ -1,16 +1,12 @@
-//! Which values the options may have, alone, together, and for a model.
-//!
-//! Source: the range checks of transformers' `logits_process.py`.
+//! Which values the options may have together and for a model; `table.rs` has the range of each.
 
 use candle_gpt2::Gpt2Config;
 
-use super::{
-    GenerationConfig, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, SearchMode, WhenFull, slid_tokens, to_f32,
-};
+use super::kinds::{LongPrompt, MAX_TEXTS, WhenFull};
+use super::search::SearchMode;
+use super::table::GenerationConfig;
 use crate::GenerationError;
-
-/// Largest power of the length, either way: beyond it scores leave the range of f64.
-const MAX_LENGTH_PENALTY: f64 = 20.0;
+use crate::logits::to_f32;
 
 impl GenerationConfig {
     /// Checks every option, alone and with the others.
@@ -58,14 +54,16 @@ impl GenerationConfig {
             SearchMode::TokenByToken => {
                 "beam and contrastive search have functions of their own: beam_search, contrastive_search"
             }
-            SearchMode::Beams => "beam search needs num_beams of at least 2",
-            SearchMode::Contrastive => "contrastive search needs a penalty_alpha above 0 and no do_sample",
+            SearchMode::Beams => "beam search needs `num_beams` of at least 2",
+            SearchMode::Contrastive => {
+                "contrastive search needs a `penalty_alpha` above 0 and no `do_sample`"
+            }
         };
         Err(GenerationError::Conflict { what: what.into() })
     }
 
     /// Checks that the tokens to be kept of long texts fit into the context.
-    pub(super) fn check_window(&self, n_positions: usize) -> Result<(), GenerationError> {
+    fn check_window(&self, n_positions: usize) -> Result<(), GenerationError> {
         let fits = |kept: usize| match kept <= n_positions {
             true => Ok(()),
             false => Err(GenerationError::WindowTooLong { kept, n_positions }),
@@ -79,91 +77,46 @@ impl GenerationConfig {
         Ok(())
     }
 
+    /// The prompt as the model gets it, after the policy for long prompts; everything that can be refused is refused
+    /// here, before any work.
+    ///
+    /// # Errors
+    /// When it is empty, an id is outside the vocabulary, or it is too long for the policy.
+    pub fn fit_prompt(&self, prompt: &[u32], model: &Gpt2Config) -> Result<Vec<u32>, GenerationError> {
+        let n_positions = model.n_positions;
+        check_ids(prompt, model)?;
+        self.check_window(n_positions)?;
+        match (prompt.len(), self.long_prompt) {
+            (0, _) => Err(GenerationError::EmptyPrompt),
+            (tokens, _) if tokens <= n_positions => Ok(prompt.to_vec()),
+            (tokens, LongPrompt::Refuse) => Err(GenerationError::PromptTooLong { tokens, n_positions }),
+            (tokens, LongPrompt::Keep { head, last }) => {
+                Ok([&prompt[..head], &prompt[tokens - last..]].concat())
+            }
+        }
+    }
+
     /// Checks every option alone.
     ///
     /// # Errors
     /// When one is out of its range.
     pub fn check_ranges(&self) -> Result<(), GenerationError> {
-        // Logits are f32: a number must be one there too.
-        let finite = |number: f64| to_f32(number).is_finite();
-        let positive = |number: f64| finite(number) && to_f32(number) > 0.0;
-        let probability = |number: f64| number > 0.0 && number <= 1.0;
-        let texts = |count: usize| (1..=MAX_TEXTS).contains(&count);
-        let (up_to_1, below_1) = ("a number greater than 0 and at most 1", "at least 0 and less than 1");
-        let (number, above_0) = ("a finite number in f32", "greater than 0, and finite in f32");
-        let up_to_max = format!("at least 1 and at most {MAX_TEXTS}");
-        let length_penalty = format!("from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}");
-        let max_time = self.max_time.unwrap_or(f64::MAX);
-        let min_p = self.min_p.unwrap_or(0.0);
-        let temperature_range = format!("at least {MIN_TEMPERATURE:.6} (for 0 set do_sample to false)");
-        // What only a random draw looks at may be anything without one, as in transformers.
-        let draws = |holds: bool| holds || !self.do_sample;
-        let (temperature, alpha) = (self.temperature, self.penalty_alpha);
-        let checks: [(bool, &'static str, &str, f64); 17] = [
-            (max_time > 0.0, "max_time", "seconds, more than 0", max_time),
-            (
-                draws(temperature >= MIN_TEMPERATURE && finite(temperature)),
-                "temperature",
-                &temperature_range,
-                temperature,
-            ),
-            (draws(probability(self.top_p)), "top_p", up_to_1, self.top_p),
-            (draws((0.0..=1.0).contains(&min_p)), "min_p", "from 0 to 1", min_p),
-            (draws(probability(self.typical_p)), "typical_p", up_to_1, self.typical_p),
-            (
-                draws((0.0..1.0).contains(&self.epsilon_cutoff)),
-                "epsilon_cutoff",
-                below_1,
-                self.epsilon_cutoff,
-            ),
-            (draws((0.0..1.0).contains(&self.eta_cutoff)), "eta_cutoff", below_1, self.eta_cutoff),
-            (positive(self.repetition_penalty), "repetition_penalty", above_0, self.repetition_penalty),
-            (finite(self.presence_penalty), "presence_penalty", number, self.presence_penalty),
-            (finite(self.frequency_penalty), "frequency_penalty", number, self.frequency_penalty),
-            (texts(self.num_beams), "num_beams", &up_to_max, self.num_beams as f64),
-            (texts(self.num_beam_groups), "num_beam_groups", &up_to_max, self.num_beam_groups as f64),
-            (
-                self.diversity_penalty >= 0.0 && finite(self.diversity_penalty),
-                "diversity_penalty",
-                "at least 0, and finite in f32",
-                self.diversity_penalty,
-            ),
-            (
-                self.length_penalty.abs() <= MAX_LENGTH_PENALTY,
-                "length_penalty",
-                &length_penalty,
-                self.length_penalty,
-            ),
-            (
-                texts(self.num_return_sequences),
-                "num_return_sequences",
-                &up_to_max,
-                self.num_return_sequences as f64,
-            ),
-            ((0.0..=1.0).contains(&alpha), "penalty_alpha", "from 0 to 1", alpha),
-            (
-                alpha == 0.0 || self.top_k <= MAX_TEXTS,
-                "top_k",
-                "at most 4096 in contrastive search",
-                self.top_k as f64,
-            ),
-        ];
-        for (holds, option, expected, found) in checks {
-            if !holds {
-                return Err(out_of_range(option, expected, found));
-            }
+        self.check_numbers()?;
+        if self.penalty_alpha != 0.0 && self.top_k > MAX_TEXTS {
+            let expected = format!("at most {MAX_TEXTS} in contrastive search");
+            return Err(out_of_range("top_k", &expected, self.top_k));
         }
         if self.stop_strings.iter().any(String::is_empty) {
             return Err(out_of_range("stop_strings", "texts that are not empty", "\"\""));
         }
         if self.bad_words_ids.iter().chain(self.sequence_bias.iter().map(|(ids, _)| ids)).any(Vec::is_empty) {
             return Err(out_of_range(
-                "bad_words_ids, sequence_bias",
+                "bad_words_ids`, `sequence_bias",
                 "sequences of at least one token",
                 "[]",
             ));
         }
-        let is_bias = |bias: f64| finite(bias) || bias == f64::NEG_INFINITY;
+        let is_bias = |bias: f64| to_f32(bias).is_finite() || bias == f64::NEG_INFINITY;
         if let Some((_, bias)) = self.sequence_bias.iter().find(|(_, bias)| !is_bias(*bias)) {
             return Err(out_of_range("sequence_bias", "numbers that are finite in f32, or -inf", bias));
         }
@@ -178,45 +131,45 @@ impl GenerationConfig {
         let (beams, groups, texts) = (self.num_beams, self.num_beam_groups, self.num_return_sequences);
         if self.min_new_tokens > self.max_new_tokens {
             let (min, max) = (self.min_new_tokens, self.max_new_tokens);
-            return conflict(&format!("min_new_tokens {min} is more than max_new_tokens {max}"));
+            return conflict(&format!("`min_new_tokens` {min} is more than `max_new_tokens` {max}"));
         }
         match self.search_mode() {
             SearchMode::Beams if self.do_sample => {
-                conflict("beam search does not draw; set do_sample to false")
+                conflict("beam search does not draw; set `do_sample` to false")
             }
-            SearchMode::Beams if self.penalty_alpha > 0.0 => {
-                conflict("penalty_alpha is of contrastive search, num_beams of beam search; set one of both")
-            }
+            SearchMode::Beams if self.penalty_alpha > 0.0 => conflict(
+                "`penalty_alpha` is of contrastive search, `num_beams` of beam search; set one of both",
+            ),
             SearchMode::Beams if !beams.is_multiple_of(groups) => {
-                conflict(&format!("num_beam_groups {groups} does not divide num_beams {beams}"))
+                conflict(&format!("`num_beam_groups` {groups} does not divide `num_beams` {beams}"))
             }
             SearchMode::Beams if groups > 1 && self.diversity_penalty <= 0.0 => conflict(
-                "num_beam_groups needs a diversity_penalty above 0, or all groups find the same texts",
+                "`num_beam_groups` needs a `diversity_penalty` above 0, or all groups find the same texts",
             ),
             SearchMode::Beams if texts > beams => {
-                conflict(&format!("num_return_sequences {texts} is more than num_beams {beams}"))
+                conflict(&format!("`num_return_sequences` {texts} is more than `num_beams` {beams}"))
             }
             SearchMode::Contrastive if self.top_k < 2 => {
-                conflict("contrastive search chooses among top_k tokens; set top_k to at least 2")
+                conflict("contrastive search chooses among `top_k` tokens; set `top_k` to at least 2")
             }
             SearchMode::TokenByToken if self.penalty_alpha > 0.0 => {
-                conflict("contrastive search does not draw; set do_sample to false")
+                conflict("contrastive search does not draw; set `do_sample` to false")
             }
             SearchMode::Contrastive | SearchMode::TokenByToken
                 if groups > 1 || self.diversity_penalty > 0.0 =>
             {
-                conflict("num_beam_groups and diversity_penalty are of beam search; set num_beams")
+                conflict("`num_beam_groups` and `diversity_penalty` are of beam search; set `num_beams`")
             }
             SearchMode::Contrastive | SearchMode::TokenByToken if texts > 1 && !self.do_sample => conflict(
-                "without do_sample and num_beams all texts would be the same; set num_return_sequences to 1",
+                "without `do_sample` and `num_beams` all texts would be the same; set `num_return_sequences` to 1",
             ),
             SearchMode::Beams | SearchMode::Contrastive if self.prompt_lookup_num_tokens.is_some() => {
                 conflict(
-                    "prompt_lookup_num_tokens drafts texts that are made token by token; beam and contrastive search are not",
+                    "`prompt_lookup_num_tokens` drafts texts that are made token by token; beam and contrastive search are not",
                 )
             }
             SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => conflict(
-                "stop_strings end a text token by token; beam and contrastive search do not know them",
+                "`stop_strings` end a text token by token; beam and contrastive search do not know them",
             ),
             SearchMode::Beams | SearchMode::Contrastive if self.when_full != WhenFull::Stop => {
                 conflict("the window slides token by token; beam and contrastive search end with the context")
@@ -240,4 +193,9 @@ pub(crate) fn check_ids(ids: &[u32], model: &Gpt2Config) -> Result<(), Generatio
         }),
         None => Ok(()),
     }
+}
+
+/// Tokens after the head that stay when the window slides: half of the context.
+pub(crate) fn slid_tokens(n_positions: usize) -> usize {
+    (n_positions / 2).max(1)
 }

@@ -2,10 +2,9 @@
 //!
 //! Source: `src/transformers/generation/configuration_utils.py`.
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::{EarlyStopping, GenerationConfig};
+use super::table::{GenerationConfig, GenerationOptions, OPTIONS};
 use crate::GenerationError;
 
 /// Keys of `generation_config.json` that would change the text and that are not served; with the value, beside null
@@ -52,56 +51,13 @@ impl GenerationConfig {
             (false, true) => self.max_new_tokens = usize::MAX,
             (false, false) => {}
         }
-        let known = serde_json::to_value(&self).map_err(|error| refuse(error.to_string()))?;
-        for (key, value) in keys.into_iter().filter(|(key, _)| known.get(key).is_some()) {
-            self = self.with_value(&key, value).map_err(|error| refuse(format!("`{key}`: {error}")))?;
-        }
-        Ok(self)
-    }
-
-    /// The same configuration with one field set by its name.
-    fn with_value(&self, key: &str, value: Value) -> serde_json::Result<Self> {
-        let mut fields = serde_json::to_value(self)?;
-        // JSON has no infinity, which a bias may be.
-        fields["sequence_bias"] = Value::Array(Vec::new());
-        fields[key] = value;
-        let mut changed: Self = serde_json::from_value(fields)?;
-        (changed.long_prompt, changed.when_full) = (self.long_prompt, self.when_full);
-        if key != "sequence_bias" {
-            changed.sequence_bias.clone_from(&self.sequence_bias);
-        }
-        Ok(changed)
-    }
-}
-
-impl Serialize for EarlyStopping {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Full => serializer.serialize_bool(true),
-            Self::Heuristic => serializer.serialize_bool(false),
-            Self::Never => serializer.serialize_str("never"),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for EarlyStopping {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match Value::deserialize(deserializer)? {
-            Value::Bool(true) => Ok(Self::Full),
-            Value::Bool(false) => Ok(Self::Heuristic),
-            Value::String(name) if name == "never" => Ok(Self::Never),
-            other => {
-                Err(serde::de::Error::custom(format!("expected true, false or \"never\", found {other}")))
+        let mut options = GenerationOptions::default();
+        for (key, value) in keys {
+            if OPTIONS.iter().any(|option| option.name == key) {
+                options.set(&key, value).map_err(|error| refuse(error.to_string()))?;
             }
         }
+        options.put_into(&mut self);
+        Ok(self)
     }
-}
-
-/// A list, or one value in place of a list of one.
-pub(super) fn one_or_many<'de, D: Deserializer<'de>, T: serde::de::DeserializeOwned>(
-    deserializer: D,
-) -> Result<Vec<T>, D::Error> {
-    let value = Value::deserialize(deserializer)?;
-    let list = if value.is_array() { value } else { Value::Array(vec![value]) };
-    serde_json::from_value(list).map_err(serde::de::Error::custom)
 }

@@ -314,7 +314,7 @@ fn tokens_beyond_the_vocabulary_are_refused_by_the_option() {
         ("forced_bos_token_id", GenerationConfig { forced_bos_token_id: Some(300), ..start() }),
     ] {
         let error = TokenGenerator::new(&model, &[1], &config).err().unwrap();
-        assert!(error.is_usage() && error.to_string().starts_with(option), "{error}");
+        assert!(error.is_usage() && error.to_string().starts_with(&format!("`{option}`")), "{error}");
     }
     let stops = GenerationConfig { stop_strings: vec!["x".into()], ..start() };
     let error = TokenGenerator::new(&model, &[1], &stops).err().unwrap();

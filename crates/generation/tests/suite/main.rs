@@ -4,6 +4,7 @@
 
 mod batch;
 mod draft;
+mod options;
 mod parity;
 mod processors;
 mod published;

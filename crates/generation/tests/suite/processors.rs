@@ -452,14 +452,14 @@ fn options_that_contradict_each_other_are_refused() {
         (json!({"num_beams": 2, "penalty_alpha": 0.5}), "one of both"),
         (json!({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}), "does not divide"),
         (json!({"num_beams": 4, "num_beam_groups": 2}), "diversity_penalty"),
-        (json!({"num_beams": 2, "num_return_sequences": 3}), "more than num_beams"),
+        (json!({"num_beams": 2, "num_return_sequences": 3}), "more than `num_beams`"),
         (json!({"penalty_alpha": 0.5, "top_k": 1}), "top_k"),
         (json!({"penalty_alpha": 0.5, "do_sample": true}), "does not draw"),
         (json!({"num_beam_groups": 2}), "beam search"),
         (json!({"diversity_penalty": 1.0}), "beam search"),
         (json!({"num_return_sequences": 2}), "the same"),
         (json!({"num_beams": 2, "stop_strings": "x"}), "stop_strings"),
-        (json!({"min_new_tokens": 9, "max_new_tokens": 8}), "more than max_new_tokens"),
+        (json!({"min_new_tokens": 9, "max_new_tokens": 8}), "more than `max_new_tokens`"),
     ] {
         let error = config(&options).check().unwrap_err();
         assert!(matches!(error, GenerationError::Conflict { .. }) && error.is_usage(), "{options}: {error}");

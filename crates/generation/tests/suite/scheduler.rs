@@ -410,7 +410,7 @@ fn what_can_never_be_made_is_refused_at_once() {
     for (bad, option) in [((0, 10, 10), "max_texts"), ((1, 0, 10), "kv_tokens"), ((1, 10, 0), "chunk_tokens")]
     {
         let error = Scheduler::<&Tokenizer>::new(&model, None, options(bad.0, bad.1, bad.2)).err().unwrap();
-        assert!(error.is_usage() && error.to_string().starts_with(option), "{error}");
+        assert!(error.is_usage() && error.to_string().starts_with(&format!("`{option}`")), "{error}");
     }
     let error = Scheduler::<&Tokenizer>::new(&model, None, options(1, 1 << 60, 10)).err().unwrap();
     assert!(error.to_string().contains("no memory for the keys and values"), "{error}");

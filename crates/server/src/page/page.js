@@ -10,7 +10,7 @@ const find = id => document.getElementById(id);
 const ALTERNATIVES = 10;
 // A slider each: its field in a request, its name, range, step, the value it begins with, and the one that means "off".
 const SLIDERS = [
-  ["max_tokens", "max-new-tokens", "max tokens", 1, 1024, 1, 64],
+  ["max_tokens", "max-new-tokens", "max tokens", 1, 1024, 1, 100],
   ["temperature", "temperature", "temperature", 0, 2, 0.05, 0.8],
   ["top_k", "top-k", "top-k (0: off)", 0, 200, 1, 50, 0],
   ["top_p", "top-p", "top-p (1: off)", 0, 1, 0.01, 1, 1],

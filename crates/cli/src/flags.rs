@@ -1,0 +1,65 @@
+//! Options of the libraries in the words of the program: their messages write `` `top_k` ``, and a reader is told `--top-k`.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use clap::Command;
+
+/// The flags of the command that this process runs, by the names of their options.
+static FLAGS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
+
+/// From now on messages name the flags of this command.
+pub(crate) fn remember(command: &Command) {
+    // Whoever was first is the command that runs.
+    let _ = FLAGS.set(flags_of(command));
+}
+
+/// The message with flags in place of options.
+pub(crate) fn in_place_of_options(message: &str) -> String {
+    FLAGS.get().map_or_else(|| message.to_owned(), |flags| replaced(message, flags))
+}
+
+fn flags_of(command: &Command) -> BTreeMap<String, String> {
+    let flag = |option: &clap::Arg| Some((option.get_id().to_string(), option.get_long()?.to_owned()));
+    command.get_opts().filter_map(flag).collect()
+}
+
+fn replaced(message: &str, flags: &BTreeMap<String, String>) -> String {
+    let (mut text, mut rest) = (String::new(), message);
+    while let Some((before, quoted)) = rest.split_once('`') {
+        text.push_str(before);
+        match quoted.split_once('`').and_then(|(name, after)| Some((flags.get(name)?, after))) {
+            Some((flag, after)) => {
+                text.push_str("--");
+                text.push_str(flag);
+                rest = after;
+            }
+            None => {
+                text.push('`');
+                rest = quoted;
+            }
+        }
+    }
+    text + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Arg;
+
+    use super::*;
+
+    #[test]
+    fn options_of_the_command_become_flags() {
+        let command = Command::new("generate")
+            .arg(Arg::new("top_k").long("top-k"))
+            .arg(Arg::new("stop_strings").long("stop"));
+        let told = |message| replaced(message, &flags_of(&command));
+        assert_eq!(
+            told("`top_k` or `stop_strings`; see `gpt2 verify`"),
+            "--top-k or --stop; see `gpt2 verify`"
+        );
+        assert_eq!(told("`n_layer`: expected 3, not `top_k`"), "`n_layer`: expected 3, not --top-k");
+        assert_eq!(told("one ` alone"), "one ` alone");
+    }
+}

@@ -1,0 +1,411 @@
+//! Every option of generation, once: its name, type, default and range, what it does, and its flag at a command line.
+//!
+//! A row makes a field of [`GenerationConfig`], which is what a generator reads, a field of [`GenerationOptions`], which is what a
+//! request sets, and an entry of [`OPTIONS`], from which stubs and tables are written. Whoever adds an option adds a row, and the
+//! logits processor that does it.
+//!
+//! Source of names and defaults: `src/transformers/generation/configuration_utils.py`; of ranges: the checks in its
+//! `logits_process.py`. Presence and frequency penalty are those of OpenAI's API, which transformers does not have.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+
+use super::kinds::{EarlyStopping, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, WhenFull};
+use crate::GenerationError;
+use crate::logits::to_f32;
+
+/// Maximum number of new tokens if nothing sets one: the default of every front end.
+pub const MAX_NEW_TOKENS: usize = 100;
+
+/// Largest power of the length, either way: beyond it scores leave the range of f64.
+const MAX_LENGTH_PENALTY: f64 = 20.0;
+
+/// The values that an option may have.
+struct Range {
+    expected: &'static str,
+    holds: fn(f64) -> bool,
+    /// Whether only sampling reads the option. Without sampling it may be anything, as in transformers.
+    of_sampling: bool,
+}
+
+const fn range(expected: &'static str, holds: fn(f64) -> bool) -> Range {
+    Range { expected, holds, of_sampling: false }
+}
+
+const fn sampling(expected: &'static str, holds: fn(f64) -> bool) -> Range {
+    Range { expected, holds, of_sampling: true }
+}
+
+// Logits are f32: a number must be finite there too.
+fn is_finite(x: f64) -> bool {
+    to_f32(x).is_finite()
+}
+
+const FINITE: Range = range("a finite number in f32", is_finite);
+const POSITIVE: Range = range("greater than 0, and finite in f32", |x| is_finite(x) && to_f32(x) > 0.0);
+const NOT_NEGATIVE: Range = range("at least 0, and finite in f32", |x| x >= 0.0 && is_finite(x));
+const SECONDS: Range = range("seconds, more than 0", |x| x > 0.0);
+const TEXTS: Range = range("at least 1 and at most 4096", |x| (1.0..=MAX_TEXTS as f64).contains(&x));
+const SHARE: Range = range("from 0 to 1", |x| (0.0..=1.0).contains(&x));
+const LENGTH_POWER: Range = range("from -20 to 20", |x| x.abs() <= MAX_LENGTH_PENALTY);
+const TEMPERATURE: Range =
+    sampling("at least 0.000001 (for 0 set do_sample to false)", |x| x >= MIN_TEMPERATURE && is_finite(x));
+const SAMPLED_MASS: Range = sampling("a number greater than 0 and at most 1", |x| x > 0.0 && x <= 1.0);
+const SAMPLED_SHARE: Range = sampling("from 0 to 1", |x| (0.0..=1.0).contains(&x));
+const SAMPLED_CUTOFF: Range = sampling("at least 0 and less than 1", |x| (0.0..1.0).contains(&x));
+
+/// A value that a [`Range`] can be asked about.
+trait Number {
+    /// The number, if there is one.
+    fn number(&self) -> Option<f64>;
+}
+
+impl Number for f64 {
+    fn number(&self) -> Option<f64> {
+        Some(*self)
+    }
+}
+
+impl Number for usize {
+    fn number(&self) -> Option<f64> {
+        Some(*self as f64)
+    }
+}
+
+impl Number for Option<f64> {
+    fn number(&self) -> Option<f64> {
+        *self
+    }
+}
+
+/// An option as tables and stubs describe it.
+#[derive(Debug, Clone, Copy)]
+pub struct OptionRow {
+    /// Its name, in every front end.
+    pub name: &'static str,
+    /// Its type in Rust, such as `usize` or `Vec<u32>`.
+    pub kind: &'static str,
+    /// Its default, as Rust writes it.
+    pub default: &'static str,
+    /// The group that it belongs to.
+    pub group: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+/// The type that the configuration keeps of an option: the option's own, unless the row says another.
+macro_rules! kept {
+    ($kind:ty) => {
+        $kind
+    };
+    ($kind:ty, $kept:ty) => {
+        $kept
+    };
+}
+
+macro_rules! options {
+    ($(
+        $group:literal {
+            $(
+                $(#[doc = $doc:literal])+
+                #[arg($($arg:tt)*)]
+                $name:ident: $kind:ty $(as $kept:ty)? = $default:expr $(, in $range:expr)?;
+            )+
+        }
+    )+) => {
+        /// What to generate, how the next token is chosen, and when to stop.
+        ///
+        /// ```
+        /// use candle_gpt2_generation::{GenerationConfig, SearchMode};
+        ///
+        /// let config = GenerationConfig { do_sample: true, temperature: 0.8, top_k: 40, seed: 7, ..GenerationConfig::default() };
+        /// config.check()?;
+        /// assert_eq!(config.search_mode(), SearchMode::TokenByToken);
+        ///
+        /// // What a `generation_config.json` sets.
+        /// let config = config.with_json(r#"{"num_beams": 4, "do_sample": false}"#)?;
+        /// assert_eq!(config.search_mode(), SearchMode::Beams);
+        /// assert!(GenerationConfig { do_sample: true, top_p: 1.5, ..GenerationConfig::default() }.check().is_err());
+        /// # Ok::<(), candle_gpt2_generation::GenerationError>(())
+        /// ```
+        #[derive(Debug, Clone, PartialEq, Serialize)]
+        pub struct GenerationConfig {
+            $($(
+                $(#[doc = $doc])+
+                pub $name: kept!($kind $(, $kept)?),
+            )+)+
+            /// What becomes of a prompt longer than the context.
+            #[serde(skip)]
+            pub long_prompt: LongPrompt,
+            /// What happens when prompt and completion fill the context.
+            #[serde(skip)]
+            pub when_full: WhenFull,
+        }
+
+        impl Default for GenerationConfig {
+            fn default() -> Self {
+                Self {
+                    $($( $name: $default, )+)+
+                    long_prompt: LongPrompt::Refuse,
+                    when_full: WhenFull::Stop,
+                }
+            }
+        }
+
+        impl GenerationConfig {
+            /// Checks each option that has a range.
+            pub(super) fn check_numbers(&self) -> Result<(), GenerationError> {
+                $($($(
+                    let range: Range = $range;
+                    if let Some(found) = self.$name.number()
+                        && !(range.holds)(found)
+                        && (self.do_sample || !range.of_sampling)
+                    {
+                        return Err(GenerationError::OptionOutOfRange {
+                            option: stringify!($name),
+                            expected: range.expected.into(),
+                            found: found.to_string(),
+                        });
+                    }
+                )?)+)+
+                Ok(())
+            }
+        }
+
+        /// What a request sets; an option that it does not set keeps the model's default. Fields mean what they mean in
+        /// [`GenerationConfig`], except that a `temperature` of 0 asks for the most probable tokens, see [`samples_at`](crate::samples_at).
+        ///
+        /// ```
+        /// use candle_gpt2_generation::GenerationOptions;
+        ///
+        /// let mut options: GenerationOptions = serde_json::from_str(r#"{"max_new_tokens": 20, "stop_strings": "\n"}"#)?;
+        /// options.set("num_beams", 4.into())?;
+        /// options.set("top_p", 0.5.into())?;
+        /// let error = options.check().err().ok_or("it is allowed")?.to_string();
+        /// assert!(error.starts_with("`top_p` is for sampling"), "{error}");
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
+        #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        #[cfg_attr(feature = "clap", derive(clap::Args))]
+        pub struct GenerationOptions {
+            $($(
+                $(#[doc = $doc])+
+                #[serde(deserialize_with = "given")]
+                #[cfg_attr(feature = "clap", arg(long, help_heading = $group, allow_negative_numbers = true, $($arg)*))]
+                pub $name: Option<$kind>,
+            )+)+
+            /// Never write TEXT, neither at the beginning nor after a space; may be given several times
+            #[serde(deserialize_with = "given")]
+            #[cfg_attr(feature = "clap", arg(long = "bad-word", value_name = "TEXT", help_heading = "Changing the logits"))]
+            pub bad_words: Option<Vec<String>>,
+            /// Keep the last N tokens of a prompt that is longer than the context; without it such a prompt is refused
+            #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
+            pub keep_last: Option<usize>,
+            /// Also keep the first N tokens: of a long prompt, and when the window slides
+            #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
+            pub keep_head: Option<usize>,
+            /// When the context is full, continue with the last half of it
+            #[cfg_attr(feature = "clap", arg(long, help_heading = "Long texts"))]
+            pub slide: bool,
+            /// Whether the model has an assistant. It then looks tokens up in the text only if these options say so.
+            #[serde(skip)]
+            #[cfg_attr(feature = "clap", arg(skip))]
+            pub has_assistant: bool,
+        }
+
+        impl GenerationOptions {
+            /// Sets one of the [`OPTIONS`] by its name; a list also from a single member.
+            ///
+            /// # Errors
+            /// If there is no such option, or the value has another type.
+            pub fn set(&mut self, option: &str, value: Value) -> Result<(), GenerationError> {
+                let set = match option {
+                    $($( stringify!($name) => read(value).map(|value| self.$name = Some(value)), )+)+
+                    _ => return Err(GenerationError::Option { what: format!("there is no option `{option}`") }),
+                };
+                set.map_err(|error| GenerationError::Option { what: format!("`{option}`: {error}") })
+            }
+
+            /// Puts what is set in its place.
+            pub(super) fn put_into(&self, config: &mut GenerationConfig) {
+                $($(
+                    if let Some(value) = &self.$name {
+                        config.$name = value.clone().into();
+                    }
+                )+)+
+            }
+        }
+
+        /// Every option that is a field of [`GenerationConfig`].
+        pub const OPTIONS: &[OptionRow] = &[
+            $($(
+                OptionRow {
+                    name: stringify!($name),
+                    kind: stringify!($kind),
+                    default: stringify!($default),
+                    group: $group,
+                    doc: concat!($($doc),+),
+                },
+            )+)+
+        ];
+    };
+}
+
+options! {
+    "When to stop" {
+        /// Maximum number of tokens to generate; generation also ends at an end-of-text token and when the context is full [default: 100]
+        #[arg(short = 'n', value_name = "N")]
+        max_new_tokens: usize = MAX_NEW_TOKENS;
+        /// Maximum number of tokens of prompt and completion together; --max-new-tokens takes precedence
+        #[arg(value_name = "N")]
+        max_length: usize as Option<usize> = None;
+        /// No end-of-text token before N new tokens
+        #[arg(value_name = "N")]
+        min_new_tokens: usize = 0;
+        /// Maximum time for a completion including its prompt, checked after each token
+        #[arg(value_name = "SECONDS")]
+        max_time: f64 as Option<f64> = None, in SECONDS;
+        /// Token that ends the completion, instead of the checkpoint's; may be given several times
+        #[arg(value_name = "ID", value_delimiter = ',')]
+        eos_token_id: Vec<u32> = Vec::new();
+        /// End the completion before TEXT, which is not printed; may be given several times
+        #[arg(long = "stop", alias = "stop-strings", value_name = "TEXT")]
+        stop_strings: Vec<String> = Vec::new();
+    }
+
+    "Sampling" {
+        /// Sample the next token; --greedy always takes the most probable one
+        #[arg(
+            long = "greedy", num_args = 0, allow_negative_numbers = false, default_missing_value = "false", help = "Always take the most probable token",
+            conflicts_with_all = ["top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "seed", "num_beams", "penalty_alpha"]
+        )]
+        do_sample: bool = false;
+        /// Divide the logits by T: below 1 sharper, above 1 flatter, 0 takes the most probable token [default: 1]
+        #[arg(value_name = "T")]
+        temperature: f64 = 1.0, in TEMPERATURE;
+        /// Sample from the K most probable tokens and those equal to the last; 0 keeps all [default: 50]
+        #[arg(value_name = "K")]
+        top_k: usize = 50;
+        /// Sample from the smallest set of tokens whose probabilities add up to P, in (0, 1] [default: 1]
+        #[arg(value_name = "P")]
+        top_p: f64 = 1.0, in SAMPLED_MASS;
+        /// Sample from tokens with at least the share P of the largest probability, from 0 to 1
+        #[arg(value_name = "P")]
+        min_p: f64 as Option<f64> = None, in SAMPLED_SHARE;
+        /// Locally typical sampling with mass P, in (0, 1]
+        #[arg(value_name = "P")]
+        typical_p: f64 = 1.0, in SAMPLED_MASS;
+        /// Sample from tokens with at least probability P, in [0, 1)
+        #[arg(value_name = "P")]
+        epsilon_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
+        /// The same with a threshold that is lower when the distribution is flat, in [0, 1)
+        #[arg(value_name = "P")]
+        eta_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
+        /// Seed of the random numbers (ChaCha8), which give the same samples on every machine [default: 0]
+        #[arg(short, value_name = "SEED")]
+        seed: u64 = 0;
+        /// Completions for each prompt [default: 1]
+        #[arg(value_name = "N")]
+        num_return_sequences: usize = 1, in TEXTS;
+    }
+
+    "Changing the logits" {
+        /// Divide positive and multiply negative logits of all tokens so far by X, greater than 0
+        #[arg(value_name = "X")]
+        repetition_penalty: f64 = 1.0, in POSITIVE;
+        /// Subtract X from the logits of tokens generated so far
+        #[arg(value_name = "X")]
+        presence_penalty: f64 = 0.0, in FINITE;
+        /// Subtract X from a token's logit for each time it was generated
+        #[arg(value_name = "X")]
+        frequency_penalty: f64 = 0.0, in FINITE;
+        /// Forbid repeated N-grams, including those of the prompt
+        #[arg(value_name = "N")]
+        no_repeat_ngram_size: usize = 0;
+        /// Never generate this sequence of tokens; may be given several times
+        #[arg(value_name = "ID,ID", value_parser = ids_of_text)]
+        bad_words_ids: Vec<Vec<u32>> = Vec::new();
+        /// Add X to the logit of token ID (-inf removes it), or of the last of several if the others precede it; may be given several times
+        #[arg(long = "logit-bias", alias = "sequence-bias", value_name = "ID=X", value_parser = bias_of_text)]
+        sequence_bias: Vec<(Vec<u32>, f64)> = Vec::new();
+        /// Never generate these tokens
+        #[arg(value_name = "ID", value_delimiter = ',')]
+        suppress_tokens: Vec<u32> = Vec::new();
+        /// Never generate these tokens first
+        #[arg(value_name = "ID", value_delimiter = ',')]
+        begin_suppress_tokens: Vec<u32> = Vec::new();
+        /// Begin the completion with token ID
+        #[arg(value_name = "ID")]
+        forced_bos_token_id: u32 as Option<u32> = None;
+        /// Normalize the processed logits to log-probabilities; this changes the scores of beams only
+        #[arg(num_args = 0, allow_negative_numbers = false, default_missing_value = "true")]
+        renormalize_logits: bool = false;
+    }
+
+    "Searching" {
+        /// Beam search with N beams
+        #[arg(value_name = "N")]
+        num_beams: usize = 1, in TEXTS;
+        /// Divide the beams into N groups that avoid each other's tokens
+        #[arg(value_name = "N")]
+        num_beam_groups: usize = 1, in TEXTS;
+        /// Penalty for tokens that another group chose
+        #[arg(value_name = "X")]
+        diversity_penalty: f64 = 0.0, in NOT_NEGATIVE;
+        /// Token that groups of beams assume of a group that has finished; by default the first end-of-text token
+        #[arg(value_name = "ID")]
+        pad_token_id: u32 as Option<u32> = None;
+        /// Divide a beam's score by its length to the power X: above 0 favours long completions [default: 1]
+        #[arg(value_name = "X")]
+        length_penalty: f64 = 1.0, in LENGTH_POWER;
+        /// End when there are as many completions as beams (true), when no beam promises more (false), or when none ever can (never)
+        #[arg(value_name = "WHEN", num_args = 0..=1, default_missing_value = "true")]
+        early_stopping: EarlyStopping = EarlyStopping::Heuristic;
+        /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far
+        #[arg(value_name = "X")]
+        penalty_alpha: f64 = 0.0, in SHARE;
+    }
+
+    "Drafting" {
+        /// Maximum number of tokens that the assistant drafts at once; fewer when they are seldom right [default: 20]
+        #[arg(value_name = "N")]
+        num_assistant_tokens: usize = 20;
+        /// Draft up to N tokens from what followed the last ones when they occurred before: for completions that repeat their prompt or themselves. The completion stays the same
+        #[arg(long = "prompt-lookup", alias = "prompt-lookup-num-tokens", value_name = "N")]
+        prompt_lookup_num_tokens: usize as Option<usize> = None;
+    }
+}
+
+/// An option as serde finds it.
+fn given<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    if value.is_null() { Ok(None) } else { read(value).map(Some).map_err(serde::de::Error::custom) }
+}
+
+/// A value, or a single member in place of a list of one.
+fn read<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
+    let list = (!value.is_array()).then(|| Value::Array(vec![value.clone()]));
+    match (serde_json::from_value(value), list) {
+        (Err(error), Some(list)) if error.to_string().ends_with("expected a sequence") => {
+            serde_json::from_value(list)
+        }
+        (read, _) => read,
+    }
+}
+
+/// `464,262` at a command line.
+#[cfg(feature = "clap")]
+fn ids_of_text(text: &str) -> Result<Vec<u32>, String> {
+    let id = |id: &str| id.trim().parse().map_err(|error| format!("`{id}` is not a token id: {error}"));
+    text.split(',').map(id).collect()
+}
+
+/// `464=-2.5` at a command line.
+#[cfg(feature = "clap")]
+fn bias_of_text(text: &str) -> Result<(Vec<u32>, f64), String> {
+    let (ids, bias) = text.split_once('=').ok_or("expected a token id, = and a number, such as 464=-2.5")?;
+    let bias = bias.trim().parse().map_err(|error| format!("`{bias}` is not a number: {error}"))?;
+    Ok((ids_of_text(ids)?, bias))
+}

@@ -1,0 +1,167 @@
+//! What a request sets, over what the files of a checkpoint say.
+
+use candle_gpt2_generation::{EarlyStopping, GenerationConfig, GenerationOptions, OPTIONS};
+use serde_json::{Value, json};
+
+fn options(fields: &Value) -> GenerationOptions {
+    let mut options = GenerationOptions::default();
+    for (field, value) in fields.as_object().into_iter().flatten() {
+        options.set(field, value.clone()).unwrap();
+    }
+    options
+}
+
+fn applied(fields: &Value, to: GenerationConfig) -> GenerationConfig {
+    options(fields).applied_to(to).unwrap()
+}
+
+#[test]
+fn every_field_of_a_configuration_is_an_option() {
+    let config = serde_json::to_value(GenerationConfig::default()).unwrap();
+    let fields: Vec<&str> = config.as_object().unwrap().keys().map(String::as_str).collect();
+    let options: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
+    assert_eq!(fields, options);
+}
+
+/// What a help text gives as the default is the default.
+#[test]
+fn help_has_the_defaults() {
+    let config = serde_json::to_value(GenerationConfig::default()).unwrap();
+    let with_default = OPTIONS.iter().filter_map(|option| {
+        let (_, default) = option.doc.rsplit_once("[default: ")?;
+        Some((option.name, default.strip_suffix(']')?.parse::<f64>().ok()))
+    });
+    let with_default: Vec<_> = with_default.collect();
+    assert!(with_default.len() > 5);
+    for (name, default) in with_default {
+        assert_eq!(config[name].as_f64(), default, "{name}");
+    }
+}
+
+#[test]
+fn a_way_to_choose_takes_the_place_of_that_of_the_files() {
+    let beams = || GenerationConfig {
+        num_beams: 4,
+        num_beam_groups: 2,
+        diversity_penalty: 0.5,
+        num_return_sequences: 3,
+        max_length: Some(9),
+        prompt_lookup_num_tokens: Some(5),
+        ..GenerationConfig::default()
+    };
+    let changed = applied(&json!({"seed": 7}), beams());
+    let one = GenerationConfig { num_beams: 1, num_beam_groups: 1, diversity_penalty: 0.0, ..beams() };
+    assert_eq!(changed, GenerationConfig { seed: 7, do_sample: true, ..one.clone() });
+    let greedy = applied(&json!({"do_sample": false}), beams());
+    assert_eq!(greedy, GenerationConfig { num_return_sequences: 1, ..one.clone() });
+    let searched = applied(&json!({"num_beams": 2}), beams());
+    assert_eq!(searched, GenerationConfig { num_beams: 2, prompt_lookup_num_tokens: None, ..one.clone() });
+    let contrastive = applied(&json!({"penalty_alpha": 0.6, "top_k": 4}), beams());
+    let alone = GenerationConfig { penalty_alpha: 0.6, top_k: 4, prompt_lookup_num_tokens: None, ..one };
+    assert_eq!(contrastive, alone);
+    let kept = applied(&json!({"max_new_tokens": 3, "max_length": 5}), beams());
+    assert_eq!(kept, GenerationConfig { max_new_tokens: 3, max_length: None, ..beams() });
+    let length = applied(&json!({"max_length": 5}), beams());
+    assert_eq!(length, GenerationConfig { max_new_tokens: usize::MAX, max_length: Some(5), ..beams() });
+    let assisted = GenerationOptions { has_assistant: true, ..GenerationOptions::default() };
+    assert_eq!(assisted.applied_to(beams()).unwrap().prompt_lookup_num_tokens, None);
+    assert_eq!(applied(&json!({"prompt_lookup_num_tokens": 0}), beams()).prompt_lookup_num_tokens, None);
+}
+
+#[test]
+fn one_thing_may_stand_for_a_list_of_it() {
+    let read = options(&json!({"eos_token_id": 3, "stop_strings": "a", "early_stopping": "never"}));
+    assert_eq!((read.eos_token_id, read.stop_strings), (Some(vec![3]), Some(vec!["a".into()])));
+    assert_eq!(read.early_stopping, Some(EarlyStopping::Never));
+    let mut options = GenerationOptions::default();
+    let told = options.set("temperature", json!("hot")).unwrap_err().to_string();
+    assert!(told.starts_with("`temperature`: invalid type: string"), "{told}");
+    assert!(options.set("seed", json!(-1)).is_err() && options.set("heat", json!(1)).is_err());
+}
+
+/// As `--greedy` and `do_sample=False`, with any of the options of sampling.
+#[test]
+fn a_temperature_of_0_is_greedy() {
+    let files =
+        || GenerationConfig { do_sample: true, num_beams: 3, top_k: 7, ..GenerationConfig::default() };
+    let greedy = applied(&json!({"do_sample": false}), files());
+    assert!(!greedy.do_sample);
+    for fields in [
+        json!({"temperature": 0.0}),
+        json!({"temperature": 1e-40}),
+        json!({"temperature": 0, "do_sample": true}),
+        json!({"temperature": 0, "do_sample": false}),
+        json!({"temperature": 0, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 7, "eta_cutoff": 0.1}),
+    ] {
+        assert_eq!(applied(&fields, files()), greedy, "{fields}");
+    }
+    let beams = applied(&json!({"temperature": 0, "num_beams": 4}), files());
+    assert_eq!(beams, applied(&json!({"num_beams": 4}), files()));
+    let contrastive = applied(&json!({"temperature": 0, "penalty_alpha": 0.6, "top_k": 4}), files());
+    assert_eq!(contrastive, applied(&json!({"penalty_alpha": 0.6, "top_k": 4}), files()));
+    // A temperature that is large enough samples.
+    assert!(applied(&json!({"temperature": 1e-6}), files()).do_sample);
+}
+
+#[test]
+fn what_a_temperature_of_0_leaves_without_effect_is_noted() {
+    let notes = |fields: Value| options(&fields).notes();
+    let expected = "`temperature` 0 is greedy: `top_k`, `seed` have no effect";
+    assert_eq!(notes(json!({"temperature": 0.0, "top_k": 4, "seed": 7})), [expected]);
+    let expected = "`temperature` 0 is greedy: `do_sample` has no effect";
+    assert_eq!(notes(json!({"temperature": 0.0, "do_sample": true})), [expected]);
+    for silent in [json!({"temperature": 0.0}), json!({"temperature": 0.5, "top_k": 4}), json!({})] {
+        assert_eq!(notes(silent), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn contradictions_name_the_options() {
+    let told = |fields: Value| options(&fields).check().err().map(|error| error.to_string());
+    for (fields, expected) in [
+        (json!({"num_beams": 3, "top_p": 0.5}), "`top_p` is for sampling"),
+        (json!({"num_beams": 3, "penalty_alpha": 0.5}), "`num_beams` and `penalty_alpha` cannot"),
+        (json!({"temperature": -0.5}), "`temperature`: expected at least 0,"),
+        (json!({"temperature": 1e39}), "`temperature`: expected at least 0,"),
+        (json!({"num_assistant_tokens": 3}), "`num_assistant_tokens` is for an assistant"),
+        (json!({"repetition_penalty": 0.0}), "`repetition_penalty`: expected greater than 0"),
+    ] {
+        let told = told(fields).unwrap();
+        assert!(told.starts_with(expected), "{told}");
+    }
+    for harmless in [json!({"do_sample": false, "temperature": 0.5}), json!({"top_k": 0})] {
+        assert_eq!(told(harmless), None);
+    }
+    let empty = GenerationOptions { bad_words: Some(vec![String::new()]), ..GenerationOptions::default() };
+    assert!(empty.check().unwrap_err().to_string().starts_with("`bad_words`: "));
+    let head = GenerationOptions { keep_head: Some(3), ..GenerationOptions::default() };
+    let told = head.check().unwrap_err().to_string();
+    assert_eq!(told, "`keep_head` keeps tokens when others are dropped; give `keep_last` or `slide` too");
+    let lengths = GenerationOptions { length_penalty: Some(2.0), ..GenerationOptions::default() };
+    let told = lengths.applied_to(GenerationConfig::default()).unwrap_err().to_string();
+    assert_eq!(told, "`length_penalty` is an option of beam search; give `num_beams`");
+}
+
+#[test]
+fn options_are_read_by_serde() {
+    let read: GenerationOptions =
+        serde_json::from_value(json!({"top_k": 4, "stop_strings": "a", "bad_words": ["b"], "seed": null}))
+            .unwrap();
+    let expected = GenerationOptions {
+        top_k: Some(4),
+        stop_strings: Some(vec!["a".into()]),
+        bad_words: Some(vec!["b".into()]),
+        ..GenerationOptions::default()
+    };
+    assert_eq!(read, expected);
+    let told = serde_json::from_value::<GenerationOptions>(json!({"heat": 1})).unwrap_err().to_string();
+    assert!(told.starts_with("unknown field `heat`"), "{told}");
+}
+
+/// Biases of the files stay, and what comes later counts.
+#[test]
+fn biases_are_added_to_those_of_the_files() {
+    let files = GenerationConfig { sequence_bias: vec![(vec![1], 2.0)], ..GenerationConfig::default() };
+    let changed = applied(&json!({"sequence_bias": [[[3, 4], -1.0]]}), files);
+    assert_eq!(changed.sequence_bias, [(vec![1], 2.0), (vec![3, 4], -1.0)]);
+}

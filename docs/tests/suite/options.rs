@@ -1,0 +1,81 @@
+//! What is written from the table of options (`crates/generation/src/config/table.rs`): the types of the Python package, and a page of
+//! the book. The test fails if a file is stale; `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite` writes both anew.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use candle_gpt2_generation::{OPTIONS, OptionRow};
+
+/// The lines of the stub between which the options are.
+const STUB: [&str; 2] = ["    # From the table of options.\n", "    # Options of this package.\n"];
+
+/// The type that Python takes for one of Rust.
+fn python_type(option: &OptionRow) -> &'static str {
+    match (option.name, option.kind) {
+        ("seed", _) => "int | Iterable[int]",
+        (_, "usize" | "u64" | "u32") => "int",
+        (_, "f64") => "float",
+        (_, "bool") => "bool",
+        (_, "Vec<u32>") => "int | Iterable[int]",
+        (_, "Vec<String>") => "str | Sequence[str]",
+        (_, "Vec<Vec<u32>>") => "Sequence[Sequence[int]]",
+        (_, "Vec<(Vec<u32>, f64)>") => "_Biases",
+        (_, "EarlyStopping") => "bool | Literal[\"never\"]",
+        (name, kind) => panic!("{name}: how does Python write {kind}?"),
+    }
+}
+
+/// The default as a reader sees it.
+fn default_of(option: &OptionRow) -> String {
+    match option.default {
+        "MAX_NEW_TOKENS" => candle_gpt2_generation::MAX_NEW_TOKENS.to_string(),
+        "None" | "Vec::new()" => String::new(),
+        "EarlyStopping::Heuristic" => "false".to_owned(),
+        number => number.to_owned(),
+    }
+}
+
+fn expect_file(path: &str, change: impl Fn(&str) -> String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    let expected = change(&found);
+    if std::env::var_os("WRITE_OPTIONS").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+    } else {
+        let how = "WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite";
+        assert!(found == expected, "{} is stale; write it anew: {how}", path.display());
+    }
+}
+
+#[test]
+fn the_stub_has_the_options_of_the_table() {
+    let lines: String = OPTIONS
+        .iter()
+        .map(|option| format!("    {}: {} | None\n", option.name, python_type(option)))
+        .collect();
+    expect_file("python/candle_gpt2/_native.pyi", |found| {
+        let (before, rest) = found.split_once(STUB[0]).unwrap();
+        let (_, after) = rest.split_once(STUB[1]).unwrap();
+        [before, STUB[0], &lines, STUB[1], after].concat()
+    });
+}
+
+#[test]
+fn the_page_of_options_is_the_table() {
+    let mut page = String::from(
+        "# Options of generation\n\nEvery front end has these options under these names: `gpt2 generate` as flags (`--top-k`), Python as \
+         keywords, a checkpoint's\n`generation_config.json` as keys. Requests over HTTP use OpenAI's names, which \
+         [Serve a model](../guides/serve.md) lists. This page is written from\n\
+         [`table.rs`](../../../crates/generation/src/config/table.rs).\n",
+    );
+    let mut group = "";
+    for option in OPTIONS {
+        if option.group != group {
+            group = option.group;
+            write!(page, "\n## {group}\n\n| option | default | |\n|---|---|---|\n").unwrap();
+        }
+        let doc = option.doc.trim().split(" [default: ").next().unwrap_or_default();
+        writeln!(page, "| `{}` | {} | {doc} |", option.name, default_of(option)).unwrap();
+    }
+    expect_file("docs/src/reference/generation-options.md", |_| page.clone());
+}
