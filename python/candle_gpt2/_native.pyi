@@ -53,6 +53,7 @@ class _GenerationOptions(TypedDict, total=False):
     presence_penalty: float | None
     frequency_penalty: float | None
     no_repeat_ngram_size: int | None
+    encoder_no_repeat_ngram_size: int | None
     bad_words_ids: Sequence[Sequence[int]] | None
     sequence_bias: _Biases | None
     suppress_tokens: int | Iterable[int] | None

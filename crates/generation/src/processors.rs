@@ -159,6 +159,8 @@ pub enum LogitsProcessor {
     FrequencyPenalty(f64),
     /// Removes what would complete a sequence of this many tokens a second time; 0 removes nothing.
     NoRepeatNgram(usize),
+    /// Removes what would complete a sequence of this many tokens that the prompt has; 0 removes nothing.
+    EncoderNoRepeatNgram(usize),
     /// Removes the ends of texts before as many new tokens.
     MinNewTokens {
         /// New tokens without an end.
@@ -213,7 +215,11 @@ impl LogitsProcessor {
                 penalize_frequency(*penalty, counts(history.generated()), logits);
             }
             Self::NoRepeatNgram(size) => {
-                remove(repeating_tokens(history.ids, *size), logits);
+                remove(repeating_tokens(history.ids, history.ids, *size), logits);
+            }
+            Self::EncoderNoRepeatNgram(size) => {
+                let prompt = &history.ids[..history.prompt_len.min(history.ids.len())];
+                remove(repeating_tokens(prompt, history.ids, *size), logits);
             }
             Self::MinNewTokens { min_new_tokens, eos_token_id } => {
                 if history.generated().len() < *min_new_tokens {
@@ -289,6 +295,7 @@ impl LogitsProcessor {
                     | Self::PresencePenalty(_)
                     | Self::FrequencyPenalty(_)
                     | Self::NoRepeatNgram(_)
+                    | Self::EncoderNoRepeatNgram(_)
                     | Self::MinNewTokens { .. }
             )
         };
@@ -330,6 +337,8 @@ impl LogitsProcessor {
         add(config.presence_penalty != 0.0, Self::PresencePenalty(config.presence_penalty));
         add(config.frequency_penalty != 0.0, Self::FrequencyPenalty(config.frequency_penalty));
         add(config.no_repeat_ngram_size > 0, Self::NoRepeatNgram(config.no_repeat_ngram_size));
+        let of_prompt = config.encoder_no_repeat_ngram_size;
+        add(of_prompt > 0, Self::EncoderNoRepeatNgram(of_prompt));
         // The end of the text is no bad word.
         let is_end = |ids: &&Vec<u32>| matches!(ids[..], [id] if config.eos_token_id.contains(&id));
         let bad_words = config.bad_words_ids.iter().filter(|ids| !is_end(ids));
@@ -386,12 +395,16 @@ fn penalize_frequency(penalty: f64, counts: impl IntoIterator<Item = (u32, usize
     }
 }
 
-/// The tokens that came after earlier occurrences of the last `size - 1` tokens.
-fn repeating_tokens(ids: &[u32], size: usize) -> impl Iterator<Item = u32> {
+/// The tokens that came after occurrences of the last `size - 1` tokens in `earlier`.
+fn repeating_tokens<'ids>(
+    earlier: &'ids [u32],
+    ids: &'ids [u32],
+    size: usize,
+) -> impl Iterator<Item = u32> + 'ids {
     let before = size.checked_sub(1).and_then(|before| ids.len().checked_sub(before));
     let before = before.map_or(&[][..], |start| &ids[start..]);
     // Too short a history has no window, and sequences of no tokens cannot repeat.
-    let windows = if size == 0 { [].windows(1) } else { ids.windows(size) };
+    let windows = if size == 0 { [].windows(1) } else { earlier.windows(size) };
     windows
         .filter_map(move |window| window.split_last().filter(|(_, begin)| *begin == before))
         .map(|(last, _)| *last)

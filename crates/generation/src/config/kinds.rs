@@ -4,14 +4,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 /// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
-/// [`GenerationConfig::check`] refuses less.
+/// [`GenerationConfig::check`](crate::GenerationConfig::check) refuses less.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
 /// Most beams, and most texts of one prompt: far more than anyone reads. Whether memory holds their keys and values depends on
-/// the model, and is another question. [`GenerationConfig::check`] refuses more.
+/// the model, and is another question. [`GenerationConfig::check`](crate::GenerationConfig::check) refuses more.
 pub const MAX_TEXTS: usize = 4096;
 
-/// When a beam search ends, once there are as many finished texts as beams. [`GenerationConfig::early_stopping`] chooses.
+/// When a beam search ends, once there are as many finished texts as beams. [`GenerationConfig::early_stopping`](crate::GenerationConfig::early_stopping) chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum EarlyStopping {
@@ -30,7 +30,7 @@ pub enum EarlyStopping {
     Never,
 }
 
-/// What becomes of a prompt longer than the context. A choice of [`GenerationConfig`].
+/// What becomes of a prompt longer than the context. A choice of [`GenerationConfig`](crate::GenerationConfig).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum LongPrompt {
@@ -46,7 +46,7 @@ pub enum LongPrompt {
     },
 }
 
-/// What happens when prompt and text fill the context. A choice of [`GenerationConfig`].
+/// What happens when prompt and text fill the context. A choice of [`GenerationConfig`](crate::GenerationConfig).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum WhenFull {

@@ -324,6 +324,9 @@ options! {
         /// Forbid repeated N-grams, including those of the prompt
         #[arg(value_name = "N")]
         no_repeat_ngram_size: usize = 0;
+        /// Forbid the N-grams of the prompt
+        #[arg(value_name = "N")]
+        encoder_no_repeat_ngram_size: usize = 0;
         /// Never generate this sequence of tokens; may be given several times
         #[arg(value_name = "ID,ID", value_parser = ids_of_text)]
         bad_words_ids: Vec<Vec<u32>> = Vec::new();

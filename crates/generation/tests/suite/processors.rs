@@ -202,6 +202,27 @@ fn penalties_count_what_they_are_defined_on() {
 }
 
 /// Numbers that look random, each below `limit`.
+/// transformers' `EncoderNoRepeatNGramLogitsProcessor`, whose encoder input is the prompt: what is generated may repeat itself.
+#[test]
+fn sequences_of_the_prompt_are_not_generated() {
+    let of_prompt = |size| {
+        let options = json!({"encoder_no_repeat_ngram_size": size});
+        LogitsProcessor::of_config(&config(&options))
+    };
+    let removed = |size, ids: &[u32], prompt_len| {
+        let logits = process(&of_prompt(size), History { ids, prompt_len }, &[0.0; 8]);
+        (0..8).filter(|id| logits[*id].is_infinite()).collect::<Vec<_>>()
+    };
+    assert!(of_prompt(0).is_empty());
+    assert_eq!(removed(2, &[1, 2, 1, 3, 1], 5), [2, 3]);
+    // 5 came after 1 too, but in what was generated.
+    assert_eq!(removed(2, &[1, 2, 1, 5, 1], 3), [2]);
+    assert_eq!(removed(3, &[1, 2, 4, 7, 1, 2], 4), [4]);
+    assert_eq!(removed(3, &[1, 2, 4, 7, 1, 2], 2), [0; 0]);
+    assert_eq!(removed(1, &[1, 2, 6], 2), [1, 2]);
+    assert_eq!(removed(5, &[1, 2], 2), [0; 0]);
+}
+
 fn random_below(state: &mut u64, limit: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*state >> 33).unwrap() % limit
@@ -507,7 +528,7 @@ fn a_generation_config_is_read_key_by_key() {
         (r#"{"temperature": "warm"}"#, "`temperature`"),
         (r#"{"top_k": -1}"#, "`top_k`"),
         (r#"{"early_stopping": "soon"}"#, "`early_stopping`"),
-        (r#"{"encoder_no_repeat_ngram_size": 3}"#, "`encoder_no_repeat_ngram_size` is 3"),
+        (r#"{"encoder_repetition_penalty": 3}"#, "`encoder_repetition_penalty` is 3"),
         (r#"{"guidance_scale": 1.5}"#, "`guidance_scale` is 1.5, which is not supported"),
         (r#"{"watermarking_config": {"bias": 2}}"#, "`watermarking_config`"),
     ] {
