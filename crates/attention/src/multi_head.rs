@@ -2,6 +2,7 @@
 //!
 //! Source: "Attention Is All You Need" (arXiv:1706.03762, section 3.2.2); "Build a Large Language Model (From Scratch)"
 //! (Raschka, 2024, section 3.6.2: separate projections, causal); PyTorch's `nn.MultiheadAttention` (fused projection).
+//! Letters in shapes: `B` batch, `T` tokens, `S` tokens that are attended to, `H` heads, `D` width of a head, `d_in`, `d_out` widths.
 
 use candle_core::{D, Result, Tensor};
 use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource, add, heads_of, step_attention};
@@ -18,7 +19,7 @@ const BATCH_DIM: usize = 0;
 /// Axis of the heads in a `(B, T, H, …)` tensor.
 const RESULT_HEAD_DIM: usize = 2;
 
-/// The keys and values of a memory, as [`MultiHeadAttention::memory`] gives them: what several passes over one memory share.
+/// The keys and values of encoder states (the memory), computed once by [`MultiHeadAttention::memory`] for several passes.
 #[derive(Debug, Clone)]
 pub struct AttentionMemory(Vec<Tensor>);
 
@@ -30,7 +31,7 @@ pub struct MultiHeadAttention {
     num_heads: usize,
     head_dim: usize,
     attention: ScaledDotProduct,
-    /// That of the layer as a module.
+    /// The mask of `Module::forward`; functions that take a mask ignore it.
     pub(crate) mask: AttentionMask,
 }
 
@@ -38,7 +39,7 @@ impl MultiHeadAttention {
     /// A layer from its projections; `out_proj` takes `H · D` to the output width. The scale is `1 / sqrt(D)`.
     ///
     /// # Errors
-    /// When the number of heads does not divide the projections' width, or the layers do not fit to each other.
+    /// When the number of heads does not divide the projections' width, or the widths of the layers do not match.
     pub fn new(projection: QkvProjection, out_proj: Linear, num_heads: usize) -> Result<Self> {
         let width = projection.width()?;
         let head_dim = divided_width(width, num_heads)?;
@@ -70,8 +71,7 @@ impl MultiHeadAttention {
         self
     }
 
-    /// The same layer with a mask for its use as a [`Module`](candle_nn::Module), where without one every token sees every
-    /// other, as in PyTorch's layer. The functions that take a mask keep to theirs.
+    /// The same layer with a mask for its use as a [`Module`](candle_nn::Module); without one every token sees every other.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};
@@ -117,15 +117,14 @@ impl MultiHeadAttention {
         let mut weights = Kept::of(SiteKind::Pattern);
         let mut pass = Pass::inference().observed_by(&mut weights);
         let output = self.forward_with(x, memory, mask, None, &mut pass)?;
-        let weights =
-            weights.value.ok_or_else(|| candle_core::Error::Msg("no attention was computed".into()))?;
+        let weights = weights.value.ok_or_else(|| candle_core::Error::msg("no attention was computed"))?;
         Ok((output, weights))
     }
 
     /// The whole layer: self-attention or, with `memory`, cross-attention; with or without a cache of this layer's
     /// earlier tokens; in inference or training.
     ///
-    /// Shows the observer of the pass what is from [`SiteKind::Q`] to [`SiteKind::Z`].
+    /// Shows the observer of the pass queries, keys, values, scores, pattern and [`SiteKind::Z`].
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns `(B, T, d_out)`. Row `b` of `x` continues after the
@@ -145,19 +144,19 @@ impl MultiHeadAttention {
         self.out_proj.forward(&self.context(x, memory.as_ref(), mask, cache, pass)?)
     }
 
-    /// The keys and values of a memory to attend to.
+    /// The keys and values of encoder states, to attend to.
     ///
     /// # Shapes
     /// `memory` `(B, S, d_in)`.
     ///
     /// # Errors
-    /// When the width is another.
+    /// If the width does not match.
     pub fn memory(&self, memory: &Tensor) -> Result<AttentionMemory> {
         self.projection.memory(memory).map(AttentionMemory)
     }
 
-    /// `residual + dropout(output)` of attention from `x` over all of a memory, which a batch of one serves for every row; `rate`
-    /// is that of the output.
+    /// `residual + dropout(output)` of attention from `x` over all of a memory, with dropout `rate`. A memory of batch size 1 is
+    /// shared by all rows of `x`.
     ///
     /// The observer of the pass is shown nothing: its names mean self-attention.
     ///
@@ -187,9 +186,9 @@ impl MultiHeadAttention {
         pass.add_to(residual, &self.out_proj, &context, SiteKind::AttnOut, rate)
     }
 
-    /// `residual + dropout(output)` of self-attention, the end of its part of a block; `rate` is that of the output.
+    /// `residual + dropout(output)` of self-attention, with dropout `rate`: attention as a block of a model has it.
     ///
-    /// Shows the observer of the pass what is from [`SiteKind::Q`] to [`SiteKind::AttnOut`].
+    /// Shows the observer of the pass what [`MultiHeadAttention::forward_with`] does, then the results and [`SiteKind::AttnOut`].
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `residual` `(B, T, d_out)`; returns `(B, T, d_out)`. The cache is as in
@@ -222,7 +221,7 @@ impl MultiHeadAttention {
     /// What each head adds, without the output projection's bias: `(B, T, H, d_out)` of `z` `(B, T, H · D)`.
     ///
     /// # Errors
-    /// When the shape is another.
+    /// If the shape does not match.
     pub fn results(&self, z: &Tensor) -> Result<Tensor> {
         let (batch, tokens, _) = z.dims3()?;
         let (heads, width, output) = (self.num_heads, self.head_dim, self.out_proj.out_features());
@@ -242,7 +241,7 @@ impl MultiHeadAttention {
         kinds.into_iter().zip(heads).map(shown).collect()
     }
 
-    /// What the heads say, shown to the observer, `(B, T, H · D)`.
+    /// [`Self::attend`], with its result shown to the observer.
     fn context(
         &self,
         x: &Tensor,
@@ -260,7 +259,8 @@ impl MultiHeadAttention {
         pass.show(SiteKind::Z, heads)?.reshape((batch, tokens, width))
     }
 
-    /// What the heads say, side by side: the input of the output projection, `(B, T, H · D)`.
+    /// Outputs of the heads side by side: the input of the output projection, `(B, T, H · D)`. A recorded step of a GPU
+    /// reads the lengths of the cache there ([`Placement::OnDevice`]).
     fn attend(
         &self,
         x: &Tensor,
@@ -290,6 +290,7 @@ impl MultiHeadAttention {
             projections = self.shown(&projections, pass)?;
         }
         match (cache, &placement) {
+            // Rows of several lengths in one text, each after what the cache has of it; they are always causal.
             (Some(cache), Placement::Rows(lengths)) => {
                 self.attention.attend_rows(&projections, self.num_heads, lengths, cache, pass)
             }
@@ -297,7 +298,7 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Number of trainable values: projections, output projection, and their biases.
+    /// Number of values of the projections and the output projection, biases included.
     pub fn parameter_count(&self) -> usize {
         self.size().count
     }

@@ -395,7 +395,7 @@ impl Gpt2Config {
 
     /// Standard deviation of the weight that `layer` of a block begins with: less where it adds to the residual stream, which so
     /// many layers do.
-    pub(crate) fn deviation(&self, layer: &str) -> f64 {
+    pub(crate) fn init_std(&self, layer: &str) -> f64 {
         let depth = if layer.ends_with("c_proj") { (2.0 * self.n_layer as f64).sqrt() } else { 1.0 };
         self.initializer_range / depth
     }

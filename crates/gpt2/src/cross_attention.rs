@@ -47,7 +47,7 @@ impl CrossAttention {
         let width = config.n_embd;
         let vb_attention = vb.below("crossattention");
         let linear = |output, name: &str| {
-            Linear::load_conv1d(width, output, config.deviation(name), vb_attention.below(name))
+            Linear::load_conv1d(width, output, config.init_std(name), vb_attention.below(name))
         };
         let projection = QkvProjection::FusedMemory {
             query: linear(width, "q_attn")?,

@@ -1,7 +1,7 @@
 //! Models with cross-attention that attend to the same states in every pass.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_kernels::go_on;
+use candle_gpt2_kernels::check_interrupted;
 
 use crate::{Block, CrossAttention, Gpt2LMHeadModel, check_encoder_states};
 
@@ -20,7 +20,7 @@ impl Gpt2LMHeadModel {
         let states = states.detach().to_device(self.device())?.to_dtype(self.dtype())?;
         let blocks = self.transformer.blocks.iter_mut();
         blocks.filter_map(|block| block.cross_attention.as_mut()).try_for_each(|cross_attention| {
-            go_on()?;
+            check_interrupted()?;
             cross_attention.attend_to(&states)
         })?;
         Ok(self)

@@ -2,24 +2,24 @@
 //!
 //! ```text
 //! x = wte[ids] + wpe[positions]                  token and position embeddings
-//! x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))   n_layer times; cross-attention between them where a model has it
-//! logits = ln_f(x) · lm_headᵀ                    lm_head is wte where the head is tied
+//! x = x + attn(ln_1(x));  x = x + mlp(ln_2(x))   n_layer times; cross-attention between them if the model has it
+//! logits = ln_f(x) · lm_headᵀ                    lm_head is wte if the head is tied
 //! ```
 //!
-//! Source: OpenAI's `src/model.py`; the numbers are those of transformers' `modeling_gpt2.py`. The same file serves
-//! training and inference on every device: what differs sits in the ops it calls and in the [`Pass`].
+//! Source: OpenAI's `src/model.py`; results equal those of transformers' `modeling_gpt2.py`. The same file serves training and
+//! inference on every device: what differs is in the ops it calls and in the [`Pass`], the settings and state of one call: training or
+//! inference, positions, encoder states, observer. `pass.show` hands a value to the observer and continues with what that returns.
 //!
 //! Letters in shapes: `B` batch, `T` tokens, `C` width (`n_embd`), `V` vocabulary.
 //!
-//! Beside it: `embeddings.rs` (where tokens stand), `cross_attention.rs` (states of an encoder), `cache.rs` (keys and values),
-//! `observed.rs` (looking into a pass), `parts.rs` (the parts and their sizes). What a model shows to the observer of a pass is
-//! listed in [`SiteKind`].
+//! Beside it: `embeddings.rs` (positions), `cross_attention.rs` (encoder states), `cache.rs` (keys and values), `observed.rs`
+//! (observers of a model), `parts.rs` (the parts and their sizes). [`SiteKind`] lists what the observer of a pass is shown.
 
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 use candle_gpt2_attention::{
     FeedForward, KvCache, KvDType, MultiHeadAttention, Pass, QkvProjection, SiteKind,
 };
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, go_on, using};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, check_interrupted, using};
 use candle_nn::Init;
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
@@ -32,7 +32,7 @@ use crate::{Gpt2Cache, Gpt2Config, ModelError};
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// A block: two parts, each added to the residual stream after its own layer norm. [`Gpt2Model::blocks`] has those of a model.
+/// A pre-norm block: attention and MLP, each of which reads a normalized copy of the residual stream and adds to it.
 #[derive(Debug, Clone)]
 pub struct Block {
     pub(crate) ln_1: LayerNorm,
@@ -44,7 +44,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Block `layer`, counted from 0, from its parameters below the path of `vb`, which is the one of `ln_1`, `attn` and the others.
+    /// Block `layer`, counted from 0, from its parameters; `vb` is at `h.{layer}`, with `ln_1`, `attn` and the others below it.
     ///
     /// # Errors
     /// When a parameter is missing or has another shape, or the heads do not divide the width.
@@ -52,7 +52,7 @@ impl Block {
         let (width, inner) = (config.n_embd, config.inner_width());
         let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, vb.below(name));
         let linear = |input, output, name: &str| {
-            Linear::load_conv1d(input, output, config.deviation(name), vb.below(name))
+            Linear::load_conv1d(input, output, config.init_std(name), vb.below(name))
         };
         let c_attn = QkvProjection::Fused(linear(width, 3 * width, "attn.c_attn")?);
         Ok(Self {
@@ -74,7 +74,7 @@ impl Block {
         })
     }
 
-    /// `(B, T, C)` to `(B, T, C)`.
+    /// `(B, T, C)` to `(B, T, C)`; `add_to` is `x + dropout(part(normed))`.
     pub(crate) fn forward(&self, x: &Tensor, cache: Option<&mut KvCache>, pass: &mut Pass) -> Result<Tensor> {
         let x = pass.show(SiteKind::ResidPre, x.clone())?;
         let normed = pass.norm(&self.ln_1, &x, [SiteKind::Ln1Scale, SiteKind::Ln1Normalized])?;
@@ -115,21 +115,21 @@ pub struct Gpt2Model {
 }
 
 impl Gpt2Model {
-    /// The model from its parameters, named and laid out as in a checkpoint of transformers, with or without `transformer.` before
-    /// their names. An empty `VarMap` begins them as GPT-2 does.
+    /// The model from its parameters, named and laid out as in a checkpoint of transformers, with or without the prefix
+    /// `transformer.`. With an empty `VarMap` they get GPT-2's initialization.
     ///
     /// # Errors
-    /// When the configuration is no model's, or a parameter is missing or has another shape.
+    /// If the configuration is invalid, or a parameter is missing or has another shape.
     pub fn load(config: &Gpt2Config, vb: impl ParameterSource) -> Result<Self> {
         config.check()?;
         let below = vb.below("transformer");
         let vb = if below.contains("wte.weight") { below } else { vb };
         let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, vb.below("h").below(layer)));
-        let positions = Init::Randn { mean: 0.0, stdev: config.initializer_range };
+        let wpe_init = Init::Randn { mean: 0.0, stdev: config.initializer_range };
         Ok(Self {
             embeddings: Embeddings {
                 wte: table(config, config.vocab_size, vb.below("wte"))?,
-                wpe: vb.parameter((config.n_positions, config.n_embd), "wpe.weight", positions)?,
+                wpe: vb.parameter((config.n_positions, config.n_embd), "wpe.weight", wpe_init)?,
                 embd_pdrop: config.embd_pdrop,
             },
             blocks: blocks.collect::<Result<_>>()?,
@@ -139,7 +139,7 @@ impl Gpt2Model {
         })
     }
 
-    /// Hidden states after the final norm, of whole texts in inference.
+    /// Hidden states after the final norm, for inference without a cache.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`.
@@ -154,7 +154,7 @@ impl Gpt2Model {
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its `cache.lengths()[b]`
-    /// tokens, and the cache grows by `T` (but see [`Pass::after`] and [`Pass::of_rows`]).
+    /// tokens, and the cache grows by `T`; with [`Pass::after`] or [`Pass::of_rows`] the pass places the tokens.
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
@@ -189,8 +189,8 @@ impl Gpt2Model {
             check_encoder_states(&self.config, states, x.dim(0)?)?;
         }
         for (layer, block) in self.blocks.iter().enumerate().skip(first) {
-            // On a GPU nobody else asks.
-            go_on()?;
+            // The kernels of a GPU do not check whether the pass has been ended.
+            check_interrupted()?;
             pass.enter_layer(Some(layer));
             x = if pass.is_recomputing() && cache.is_none() {
                 let block = block.clone();
@@ -205,8 +205,8 @@ impl Gpt2Model {
         pass.show(SiteKind::FinalNorm, normed)
     }
 
-    /// Computes on the device of the model, seen by its observer where the pass has none. After an error the cache holds what it
-    /// held before.
+    /// Runs `compute` on the device of the model; if the pass has no observer, the model's own is used. After an error the cache
+    /// holds what it held before. Calls may be nested: the inner one changes nothing more.
     pub(crate) fn run(
         &self,
         cache: Option<&mut Gpt2Cache>,
@@ -259,7 +259,7 @@ impl Gpt2LMHeadModel {
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 
-    /// Logits of the next token after each token, of whole texts in inference.
+    /// Logits of the next token after each token, for inference without a cache.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, V)`.
@@ -285,6 +285,7 @@ impl Gpt2LMHeadModel {
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        // On a GPU the kernels of a step of one token are recorded once and replayed; None if this is no such step.
         if let (Some(recorder), Some(cache)) = (&self.step_recorder, cache.as_deref_mut())
             && let Some(logits) = recorder.step(self, ids, logits_for, cache, pass)?
         {
@@ -302,7 +303,7 @@ impl Gpt2LMHeadModel {
     /// `hidden_states` `(B, T, C)`; returns what [`Gpt2LMHeadModel::forward_with`] does.
     ///
     /// # Errors
-    /// When the width is another, or tokens are wanted that are not there.
+    /// If the width does not match, or the requested tokens are out of range.
     pub fn head(&self, hidden_states: &Tensor, logits_for: LogitsFor) -> Result<Tensor> {
         self.transformer
             .run(None, &mut Pass::inference(), |_, pass| self.shown_logits(hidden_states, logits_for, pass))
@@ -317,7 +318,7 @@ impl Gpt2LMHeadModel {
     ) -> Result<Tensor> {
         let tokens = match logits_for {
             LogitsFor::EveryToken => None,
-            LogitsFor::LastToken => Some((hidden_states.dim(D::Minus2)?.saturating_sub(1), 1)),
+            LogitsFor::LastToken => Some((hidden_states.dim(TOKEN_DIM)?.saturating_sub(1), 1)),
             LogitsFor::Tokens { first, count } => Some((first, count)),
         };
         let logits = match tokens {

@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Result, Tensor};
 use candle_gpt2::Gpt2LMHeadModel;
-use candle_gpt2_kernels::go_on;
+use candle_gpt2_kernels::check_interrupted;
 
 use crate::Run;
 use crate::run::{log_softmax, rounded};
@@ -152,7 +152,7 @@ pub fn logit_lens(
         let predicted = lens_logprobs(&logits)?;
         let mut cells = Vec::with_capacity(predicted.len());
         for token in 0..predicted.len().min(last.len()) {
-            go_on()?;
+            check_interrupted()?;
             let next = run.ids.get(token + 1..).unwrap_or_default();
             cells.extend(lens_cells(&predicted[token..=token], &last[token..=token], options, next));
         }

@@ -39,7 +39,7 @@ pub use layers::{
     ParameterSource, TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
 };
 pub use per_thread::{
-    Interrupt, composed, go_on, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
+    Interrupt, check_interrupted, composed, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
 };
 pub use recording::{Recording, prepared};
 pub use training::{

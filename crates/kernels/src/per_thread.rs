@@ -5,7 +5,7 @@
 //! |---|---|---|---|---|
 //! | `TAPE` | what operations leave for the way back, see [`Tape`] | [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record, [`without_gradients`] pauses | each operation that has a way back, and layers that choose a kernel by it ([`runs_as_in_training`](crate::runs_as_in_training)) | off |
 //! | `IS_COMPOSED` | whether the kernels of the CPU are off | [`composed`], in tests | [`has_cpu_kernels`], which all who choose a kernel ask | they are on |
-//! | `INTERRUPT` | who is asked whether to end | [`interruptible`]; a CUDA recording puts in one that never ends | [`go_on`] and [`is_interrupted`]: products, operations, the blocks of a model | nobody |
+//! | `INTERRUPT` | who is asked whether to end | [`interruptible`]; a CUDA recording puts in one that never ends | [`check_interrupted`] and [`is_interrupted`]: products, operations, the blocks of a model | nobody |
 //!
 //! Each is set for the time of one call and ends with it, by an error or a panic too: the value before it is put back, so calls lie
 //! within one another. None goes to another thread: the pool's threads compute on slices and ask for none of them, and whoever starts
@@ -204,6 +204,6 @@ pub fn is_interrupted() -> bool {
 ///
 /// # Errors
 /// [`KernelError::Interrupted`] where it is.
-pub fn go_on() -> Result<()> {
+pub fn check_interrupted() -> Result<()> {
     if is_interrupted() { Err(KernelError::Interrupted.into()) } else { Ok(()) }
 }

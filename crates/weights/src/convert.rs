@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
 use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
-use crate::progress::{PIECE, go_on};
+use crate::progress::{PIECE, check_interrupted};
 use crate::replace::create_folder;
 use crate::write_tensors::{LazyTensor, serialize};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, replace_file};
@@ -141,7 +141,7 @@ fn bytes(
     }
     let mut bytes = Vec::with_capacity(values.len() * dtype.bitsize() / 8);
     for piece in values.chunks(PIECE) {
-        go_on(progress)?;
+        check_interrupted(progress)?;
         match dtype {
             Dtype::F16 => bytes.extend(piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
             Dtype::BF16 => {

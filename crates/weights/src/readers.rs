@@ -11,7 +11,7 @@ use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
 use crate::naming::{Origin, is_linear_weight, is_of_head};
-use crate::progress::{go_on, of_candle};
+use crate::progress::{check_interrupted, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 
@@ -41,7 +41,7 @@ impl ReadParameters<'_> {
         let stored: Option<Vec<StoredTensor>> = ranges.clone().map(|rows| in_rows?.rows(rows)).collect();
         if let Some(stored) = stored {
             return stored.into_iter().try_for_each(|stored| {
-                go_on(self.progress)?;
+                check_interrupted(self.progress)?;
                 self.progress.advance(stored.stored_bytes());
                 visit(&stored.read(&source.files, &Device::Cpu)?)
             });
@@ -49,7 +49,7 @@ impl ReadParameters<'_> {
         let whole = self.get_unchecked(name, DType::F32, &Device::Cpu);
         let whole = whole.map_err(|error| of_candle(self.progress, error))?;
         for rows in ranges {
-            go_on(self.progress)?;
+            check_interrupted(self.progress)?;
             // Not a view: candle would quantize what a view is a part of.
             visit(&whole.narrow(0, rows.start, rows.len())?.force_contiguous()?)?;
         }
@@ -104,7 +104,7 @@ impl SimpleBackend for ReadParameters<'_> {
             return Err(missing(name));
         };
         let read = |index: usize| {
-            go_on(self.progress).map_err(candle_core::Error::wrap)?;
+            check_interrupted(self.progress).map_err(candle_core::Error::wrap)?;
             let stored = &source.tensors[index];
             let tensor =
                 stored.read(&source.files, device).map_err(candle_core::Error::wrap)?.to_dtype(dtype)?;
@@ -302,7 +302,7 @@ impl ParameterSource for PackParameters<'_> {
         };
         let ReadParameters { progress, checkpoint } = self.reader;
         let files = &checkpoint.source.files;
-        go_on(*progress).map_err(candle_core::Error::wrap)?;
+        check_interrupted(*progress).map_err(candle_core::Error::wrap)?;
         let bytes = stored.stored(files).map_err(candle_core::Error::wrap)?;
         let read = |bytes: Range<usize>| {
             progress.advance(bytes.len() as u64);

@@ -5,7 +5,7 @@ use candle_gpt2::expected_parameters;
 use serde::Serialize;
 
 use crate::checkpoint_file::CheckpointFile;
-use crate::progress::{PIECE, go_on};
+use crate::progress::{PIECE, check_interrupted};
 use crate::stored::StoredTensor;
 use crate::{Checkpoint, Problem, ReadProgress, WeightsError};
 
@@ -41,7 +41,7 @@ impl Statistics {
         // The neutral element of addition is -0: tensors of nothing but -0 keep their sign.
         let mut sum = -0.0;
         stored.for_each_piece(PIECE, &mut |piece| {
-            go_on(progress)?;
+            check_interrupted(progress)?;
             for value in piece.values(files)? {
                 if value.is_finite() {
                     let finite = f64::from(value);
@@ -61,7 +61,7 @@ impl Statistics {
         let mean = sum / count;
         let mut squares = -0.0;
         stored.for_each_piece(PIECE, &mut |piece| {
-            go_on(progress)?;
+            check_interrupted(progress)?;
             let finite = piece.values(files)?.into_iter().filter(|value| value.is_finite());
             finite.for_each(|value| squares += (f64::from(value) - mean).powi(2));
             progress.advance(piece.stored_bytes());
@@ -143,12 +143,12 @@ pub fn differences(
             }
             (Some(a), Some(b)) => {
                 let values = |tensor: &Tensor| -> Result<Vec<f32>, WeightsError> {
-                    go_on(progress)?;
+                    check_interrupted(progress)?;
                     Ok(tensor.flatten_all()?.to_vec1()?)
                 };
                 let (a, b, mut largest) = (values(&a)?, values(&b)?, 0.0);
                 for (a, b) in a.chunks(PIECE).zip(b.chunks(PIECE)) {
-                    go_on(progress)?;
+                    check_interrupted(progress)?;
                     largest = larger(largest, largest_difference(a, b));
                 }
                 if largest == 0.0 {
@@ -172,7 +172,7 @@ fn largest_difference_of_rows(
     let rows = shape.first().copied().unwrap_or_default();
     let mut largest = 0.0;
     for start in (0..rows).step_by(step) {
-        go_on(progress)?;
+        check_interrupted(progress)?;
         let read = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
             let piece = tensor.rows(start..rows.min(start + step));
             let piece = piece.ok_or_else(|| candle_core::Error::Msg("rows that cannot be cut".into()))?;
@@ -228,7 +228,7 @@ impl Checkpoint {
         progress: &dyn ReadProgress,
     ) -> Result<Option<Statistics>, WeightsError> {
         let Some(stored) = self.source.tensors.get(index) else { return Ok(None) };
-        go_on(progress)?;
+        check_interrupted(progress)?;
         if !stored.dtype.holds_weights() {
             progress.advance(stored.stored_bytes());
             return Ok(None);

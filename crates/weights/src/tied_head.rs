@@ -3,7 +3,7 @@
 
 use crate::checkpoint_file::CheckpointFile;
 use crate::naming::{Naming, Origin};
-use crate::progress::{PIECE, go_on};
+use crate::progress::{PIECE, check_interrupted};
 use crate::source::Source;
 use crate::stored::StoredTensor;
 use crate::{Mismatch, ReadProgress, WeightsError};
@@ -49,7 +49,7 @@ fn is_copy(
     let mut start = 0;
     let mut is_equal = true;
     while is_equal && start < count {
-        go_on(progress)?;
+        check_interrupted(progress)?;
         let end = count.min(start + PIECE_BYTES);
         let [head, embedding] = [head, embedding].map(|tensor| tensor.part(start..end));
         is_equal = head.stored(files)? == embedding.stored(files)?;
@@ -75,7 +75,7 @@ fn differing(
     let mut differing = 0;
     let mut start = 0;
     while start < rows {
-        go_on(progress)?;
+        check_interrupted(progress)?;
         let wanted = start..rows.min(start + (piece / row).max(1));
         let (head, embedding, end) = match (head.rows(wanted.clone()), embedding.rows(wanted.clone())) {
             (Some(head), Some(embedding)) => (head, embedding, wanted.end),

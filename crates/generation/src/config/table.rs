@@ -15,7 +15,7 @@ use super::kinds::{EarlyStopping, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, WhenFu
 use crate::GenerationError;
 use crate::logits::to_f32;
 
-/// Maximum number of new tokens if nothing sets one: the default of every front end.
+/// Maximum number of new tokens if nothing sets one: the default of every front end, see [`GenerationConfig`].
 pub const MAX_NEW_TOKENS: usize = 100;
 
 /// Largest power of the length, either way: beyond it scores leave the range of f64.
@@ -79,7 +79,7 @@ impl Number for Option<f64> {
     }
 }
 
-/// An option as tables and stubs describe it.
+/// An option as tables and stubs describe it; [`OPTIONS`] lists them.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionRow {
     /// Its name, in every front end.
@@ -239,6 +239,14 @@ macro_rules! options {
         }
 
         /// Every option that is a field of [`GenerationConfig`].
+        ///
+        /// ```
+        /// use candle_gpt2_generation::OPTIONS;
+        ///
+        /// let top_k = OPTIONS.iter().find(|option| option.name == "top_k").ok_or("it is missing")?;
+        /// assert_eq!((top_k.kind, top_k.default, top_k.group), ("usize", "50", "Sampling"));
+        /// # Ok::<(), Box<dyn std::error::Error>>(())
+        /// ```
         pub const OPTIONS: &[OptionRow] = &[
             $($(
                 OptionRow {

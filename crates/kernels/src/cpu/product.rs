@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Device, Layout, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::{Epilogue, Finish, PackedMatrix, PanelBias};
 
-use crate::per_thread::{go_on, is_interruptible};
+use crate::per_thread::{check_interrupted, is_interruptible};
 use crate::training::elements;
 
 /// Multiply-adds between two looks for an interruption: some hundredths of a second.
@@ -40,7 +40,7 @@ impl PackedProduct {
         if let Some(width) = shape.last_mut() {
             *width = self.weight.out_features();
         }
-        go_on()?;
+        check_interrupted()?;
         let x = elements(x, layout, READER)?;
         let (outputs, inputs) = (self.weight.out_features(), self.weight.in_features());
         let part = UNINTERRUPTED / (outputs as u64 * inputs as u64).max(1);
@@ -58,7 +58,7 @@ impl PackedProduct {
         }
         let mut y = Vec::with_capacity(rows * outputs);
         for first in (0..rows).step_by(part) {
-            go_on()?;
+            check_interrupted()?;
             y.append(&mut product(first, part.min(rows - first)));
         }
         Ok((CpuStorage::F32(y), shape.into()))

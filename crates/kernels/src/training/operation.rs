@@ -20,7 +20,7 @@ use candle_core::{
 use super::float::{CpuFloat, elements_mut, for_float, with_elements};
 use crate::error::KernelError;
 use crate::per_thread::{
-    Operation, Recording, Step, Sum, Sums, Tape, go_on, has_cpu_kernels, is_paused, is_recording,
+    Operation, Recording, Step, Sum, Sums, Tape, check_interrupted, has_cpu_kernels, is_paused, is_recording,
     with_recording, with_tape,
 };
 
@@ -32,7 +32,7 @@ pub(crate) fn record(
     shape: impl Into<Shape>,
     operation: impl Operation,
 ) -> Result<Tensor> {
-    go_on()?;
+    check_interrupted()?;
     let shape = shape.into();
     if is_paused() || !inputs.iter().any(|input| input.track_op()) {
         return Ok(Tensor::from_storage(output, shape, BackpropOp::none(), false));
@@ -61,7 +61,7 @@ pub(crate) fn record(
 /// The same for a result that a composition of candle's operations made without a way back.
 pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Operation) -> Result<Tensor> {
     if is_paused() || !inputs.iter().any(|input| input.track_op()) {
-        go_on()?;
+        check_interrupted()?;
         return Ok(y);
     }
     let y = if y.is_contiguous() && y.layout().start_offset() == 0 { y } else { y.force_contiguous()? };
@@ -165,7 +165,7 @@ impl Sums {
         // The steps alone hold what the forward pass kept, from here on.
         drop((output, gradient));
         while let Some(Step { output, inputs, operation }) = steps.pop() {
-            go_on()?;
+            check_interrupted()?;
             if let Some(gradient) = self.take(output) {
                 operation.backward(&inputs, &gradient, self)?;
                 inputs.iter().try_for_each(|input| self.pass_candle(input))?;
