@@ -47,6 +47,7 @@ pages! {
     exactness: "src/reference/exactness.md",
     precisions: "src/reference/precisions.md",
     speed: "src/reference/speed.md",
+    generation_options: "src/reference/generation-options.md",
     formats: "src/reference/formats.md",
     protocols: "src/reference/protocols.md",
     architecture: "src/reference/architecture.md",
