@@ -66,7 +66,8 @@ impl Call {
         served.check_known(&warnings)?;
         served.check_name(options.model.as_deref())?;
         let n_positions = served.config().n_positions;
-        let most = options.max_tokens.unwrap_or(MAX_NEW_TOKENS.min(n_positions));
+        let stated = served.stated().max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
+        let most = options.max_tokens.unwrap_or(stated.min(n_positions));
         check_limits(served, prompts.prompts.len(), best_of, most, logprobs)?;
         // A number that is not given adapts to the prompts: all that is asked for is room for a token, or half of the context where
         // prompts are cut to fit.
@@ -155,10 +156,11 @@ impl Plan {
         let Self { shape, prompts, max_tokens, best_of, echo, logprobs, options, warnings } = self;
         let stream = options.stream;
         // The most probable texts are all the same.
-        let is_copied = !options.draws() && best_of > 1;
+        let sampling = options.sampling(served);
+        let is_copied = !sampling.do_sample && best_of > 1;
         let made = if is_copied { 1 } else { best_of };
-        let seed = options.seed.or_else(|| options.draws().then(fresh_seed));
-        let config = Arc::new(config_of(&options, max_tokens, made, seed, served)?);
+        let seed = options.seed.or_else(|| sampling.do_sample.then(fresh_seed));
+        let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
         // The most probable texts are told by their log-probabilities.
@@ -188,7 +190,7 @@ impl Plan {
             n: options.n,
             best_of,
             is_copied,
-            stops: options.config.stop_strings,
+            stops: options.settings.stop_strings.unwrap_or_default(),
             stop_token_ids: options.stop_token_ids,
             include_stop: options.include_stop,
             return_token_ids: options.return_token_ids,
@@ -218,12 +220,12 @@ fn head_of(shape: Shape, options: &Options, seed: Option<i64>, served: &ServedMo
 
 pub(crate) fn config_of(
     options: &Options,
+    asked: GenerationConfig,
     max_tokens: usize,
     texts: usize,
     seed: Option<i64>,
     served: &ServedModel,
 ) -> Result<GenerationConfig, ApiError> {
-    let asked = &options.config;
     if asked.min_new_tokens > max_tokens {
         let found = asked.min_new_tokens;
         let message =
@@ -247,7 +249,7 @@ pub(crate) fn config_of(
         bad_words_ids: files.bad_words_ids.iter().cloned().chain(bad_words(options, served)?).collect(),
         suppress_tokens: files.suppress_tokens.clone(),
         begin_suppress_tokens: files.begin_suppress_tokens.clone(),
-        ..asked.clone()
+        ..asked
     };
     served.defaults.complete(config).map_err(refused)
 }

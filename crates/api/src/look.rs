@@ -219,7 +219,7 @@ impl NextRequest {
         let warnings = served.known(&unknown)?;
         served.check_name(options.model.as_deref())?;
         // However long the text becomes; which token would be drawn is not asked.
-        let config = config_of(&options, usize::MAX, 1, None, served)?;
+        let config = config_of(&options, options.sampling(served), usize::MAX, 1, None, served)?;
         Ok(Self {
             prompt_len: prompt_len.unwrap_or(ids.len()).min(ids.len()),
             ids,

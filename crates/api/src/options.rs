@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use candle_gpt2_generation::{GenerationConfig, samples_at};
+use candle_gpt2_generation::{GenerationConfig, GenerationOptions, samples_at};
 use candle_gpt2_grammar::Grammar;
 
-use crate::ApiError;
 use crate::body::{Field, Fields, Given, Use, fields};
+use crate::{ApiError, ServedModel};
 
 /// Largest `n`, as OpenAI has it; a server may allow fewer.
 pub(crate) const MAX_N: usize = 128;
@@ -31,6 +31,8 @@ pub(crate) const MAX_NAME_BYTES: usize = 256;
 const MAX_ID_BYTES: usize = 64;
 /// Longest schema or grammar, as it is written in a body.
 const MAX_GRAMMAR_BYTES: usize = candle_gpt2_grammar::MAX_SOURCE_BYTES;
+/// Most texts to choose from.
+const MAX_CHOICES: usize = 1024;
 /// Longest regular expression, each byte of which costs some ten microseconds before anything is known of it.
 const MAX_REGEX_BYTES: usize = 8 << 10;
 
@@ -71,7 +73,7 @@ const SERVED: [Field; 32] = fields(
     ],
     Use::Served,
 );
-const GUIDED: [Field; 2] = fields(["guided_regex", "guided_grammar"], Use::Served);
+const GUIDED: [Field; 3] = fields(["guided_regex", "guided_grammar", "guided_choice"], Use::Served);
 const ALIASES: [Field; 4] = [
     Field { name: "n_predict", use_: Use::Alias("max_tokens") },
     Field { name: "repeat_penalty", use_: Use::Alias("repetition_penalty") },
@@ -98,10 +100,9 @@ const IGNORED: [Field; 14] = fields(
     ],
     Use::Ignored,
 );
-const REFUSED: [Field; 6] = [
+const REFUSED: [Field; 5] = [
     Field { name: "use_beam_search", use_: Use::Refused("leave it out, or use `gpt2 generate --num-beams`") },
     Field { name: "prompt_logprobs", use_: Use::Refused("ask for echo and logprobs at /v1/completions") },
-    Field { name: "guided_choice", use_: Use::Refused("write the choices as guided_regex: (first|second)") },
     Field { name: "grammar", use_: Use::Refused("write it in Lark's syntax as guided_grammar") },
     Field { name: "tools", use_: Use::Refused(NO_TOOLS) },
     Field { name: "functions", use_: Use::Refused(NO_TOOLS) },
@@ -119,8 +120,8 @@ pub(crate) struct Options {
     pub(crate) n: usize,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
-    /// What needs no model to be said.
-    pub(crate) config: GenerationConfig,
+    /// How the next token is chosen, and what ends a text.
+    pub(crate) settings: GenerationOptions,
     pub(crate) seed: Option<i64>,
     pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) ignore_eos: bool,
@@ -155,7 +156,7 @@ impl Options {
             let is_more = max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens);
             if is_more { Err(given.wrong("at most max_tokens")) } else { Ok(min_tokens) }
         })?;
-        let config = GenerationConfig { min_new_tokens: min_tokens.unwrap_or(0), ..sampling(fields)? };
+        let settings = GenerationOptions { min_new_tokens: min_tokens, ..settings(fields)? };
         Ok(Self {
             model: fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?,
             max_tokens,
@@ -164,7 +165,7 @@ impl Options {
                 .read("stream_options", |given| include_usage(given, stream))?
                 .unwrap_or(false),
             stream,
-            config,
+            settings,
             seed: fields.read("seed", |given| given.integer(i64::MIN..=i64::MAX))?,
             stop_token_ids: fields
                 .read("stop_token_ids", |given| given.token_ids(MAX_STOP_TOKENS))?
@@ -185,24 +186,29 @@ impl Options {
         })
     }
 
-    /// Whether the texts are drawn at random.
-    pub(crate) fn draws(&self) -> bool {
-        self.config.do_sample
+    /// How the next token is chosen: as the request says, else as the checkpoint's `generation_config.json` says if the operator wants
+    /// that, and else as OpenAI does.
+    pub(crate) fn sampling(&self, served: &ServedModel) -> GenerationConfig {
+        let mut config = GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() };
+        self.settings.clone().or(&served.stated()).put_into(&mut config);
+        config.do_sample = samples_at(config.temperature) && config.top_p > 0.0;
+        if !config.do_sample {
+            (config.temperature, config.top_p) = (1.0, 1.0);
+        }
+        config.min_p = config.min_p.filter(|min_p| *min_p > 0.0);
+        config
     }
 }
 
 /// More than any context holds; the model's own is checked later.
 const MAX_TOKENS: usize = u32::MAX as usize;
 
-/// How the next token is chosen.
-fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
+/// What the fields set.
+fn settings(fields: &Fields<'_, '_>) -> Result<GenerationOptions, ApiError> {
     let number = |name, range: std::ops::RangeInclusive<f64>| {
         let expected = format!("a number from {} to {}", range.start(), range.end());
         fields.read(name, |given| given.number(&expected, |number| range.contains(&number)))
     };
-    let temperature = number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
-    let top_p = number("top_p", 0.0..=1.0)?.unwrap_or(1.0);
-    let draws = samples_at(temperature) && top_p > 0.0;
     let typical = |given: Given<'_, '_>| {
         given.number("a number above 0 and at most 1", |number| number > 0.0 && number <= 1.0)
     };
@@ -210,23 +216,20 @@ fn sampling(fields: &Fields<'_, '_>) -> Result<GenerationConfig, ApiError> {
         given.number("a number above 0 and at most 1000", |number| number > 0.0 && number <= 1000.0)
     };
     let top_k = |given: Given<'_, '_>| given.integer(-1..=i64::from(u32::MAX));
-    Ok(GenerationConfig {
-        do_sample: draws,
-        temperature: if draws { temperature } else { 1.0 },
-        top_p: if draws { top_p } else { 1.0 },
+    Ok(GenerationOptions {
+        temperature: number("temperature", 0.0..=2.0)?,
+        top_p: number("top_p", 0.0..=1.0)?,
         // -1 and 0 keep all.
-        top_k: fields.read("top_k", top_k)?.and_then(|top_k| top_k.try_into().ok()).unwrap_or(0),
-        min_p: number("min_p", 0.0..=1.0)?.filter(|min_p| *min_p > 0.0),
-        typical_p: fields.read("typical_p", typical)?.unwrap_or(1.0),
-        repetition_penalty: fields.read("repetition_penalty", penalty)?.unwrap_or(1.0),
-        presence_penalty: number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
-        no_repeat_ngram_size: fields
-            .read("no_repeat_ngram_size", |given| given.count(0..=MAX_TOKENS))?
-            .unwrap_or(0),
-        sequence_bias: fields.read("logit_bias", logit_bias)?.unwrap_or_default(),
-        stop_strings: fields.read("stop", stop)?.unwrap_or_default(),
-        ..GenerationConfig::default()
+        top_k: fields.read("top_k", top_k)?.map(|top_k| top_k.try_into().unwrap_or(0)),
+        min_p: number("min_p", 0.0..=1.0)?,
+        typical_p: fields.read("typical_p", typical)?,
+        repetition_penalty: fields.read("repetition_penalty", penalty)?,
+        presence_penalty: number("presence_penalty", -2.0..=2.0)?,
+        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
+        no_repeat_ngram_size: fields.read("no_repeat_ngram_size", |given| given.count(0..=MAX_TOKENS))?,
+        sequence_bias: fields.read("logit_bias", logit_bias)?,
+        stop_strings: fields.read("stop", stop)?,
+        ..GenerationOptions::default()
     })
 }
 
@@ -297,6 +300,7 @@ fn grammar(fields: &Fields<'_, '_>) -> Result<Option<(String, Grammar)>, ApiErro
         ("guided_json", |given| schema(given).map(Some)),
         ("guided_regex", |given| regex(given).map(Some)),
         ("guided_grammar", |given| lark(given).map(Some)),
+        ("guided_choice", |given| choice(given).map(Some)),
     ] {
         let Some(given) = fields.get(name) else { continue };
         // Empty is what some clients send for nothing.
@@ -331,6 +335,19 @@ fn lark(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
     Ok(Grammar::Lark(given.short_text(MAX_GRAMMAR_BYTES)?))
 }
 
+/// One of several texts.
+fn choice(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
+    const EXPECTED: &str = "a list of texts that are not empty";
+    let texts = given.list(EXPECTED, MAX_CHOICES, |text| text.short_text(MAX_REGEX_BYTES))?;
+    match Grammar::choice(&texts) {
+        Some(Grammar::Regex(pattern)) if pattern.len() > MAX_REGEX_BYTES => {
+            Err(given.wrong_as(format!("texts of at most {MAX_REGEX_BYTES} bytes together"), "more"))
+        }
+        Some(grammar) => Ok(grammar),
+        None => Err(given.wrong(EXPECTED)),
+    }
+}
+
 /// OpenAI's `response_format`.
 fn response_format(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
     const FORMAT: &[Field] = &fields(["type", "json_schema", "schema"], Use::Served);
@@ -356,15 +373,14 @@ fn response_format(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
 
 /// vLLM's `structured_outputs`.
 fn structured_outputs(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
-    const OUTPUTS: [Field; 4] = fields(["json", "regex", "grammar", "json_object"], Use::Served);
-    const CHOICE: [Field; 1] =
-        fields(["choice"], Use::Refused("write the choices as a regex: (first|second)"));
-    let outputs = Fields::of(given, &[&OUTPUTS, &CHOICE])?;
+    const OUTPUTS: [Field; 5] = fields(["json", "regex", "grammar", "json_object", "choice"], Use::Served);
+    let outputs = Fields::of(given, &[&OUTPUTS])?;
     let is_object = outputs.boolean("json_object", false)?;
     let mut found: Vec<Grammar> = [
         outputs.read("json", schema)?,
         outputs.read("regex", regex)?,
         outputs.read("grammar", lark)?,
+        outputs.read("choice", choice)?,
         is_object.then_some(Grammar::JsonObject),
     ]
     .into_iter()
@@ -372,6 +388,6 @@ fn structured_outputs(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError>
     .collect();
     match found.len() {
         0 | 1 => Ok(found.pop()),
-        _ => Err(given.wrong("one of json, regex, grammar and json_object")),
+        _ => Err(given.wrong("one of json, regex, grammar, choice and json_object")),
     }
 }

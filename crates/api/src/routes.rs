@@ -22,6 +22,8 @@ pub enum Endpoint {
     ChatCompletions,
     /// Labels texts.
     Classify,
+    /// Makes vectors of texts.
+    Embeddings,
     /// Lists the models.
     Models,
     /// Describes one model.
@@ -84,6 +86,7 @@ pub const ROUTES: &[Route] = &[
     keyed("POST", "/v1/chat/completions", Endpoint::ChatCompletions),
     keyed("POST", "/v1/classify", Endpoint::Classify),
     keyed("POST", "/classify", Endpoint::Classify),
+    keyed("POST", "/v1/embeddings", Endpoint::Embeddings),
     keyed("GET", "/v1/models", Endpoint::Models),
     keyed("GET", "/v1/models/{id}", Endpoint::Model),
     keyed("POST", "/tokenize", Endpoint::Tokenize),

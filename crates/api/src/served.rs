@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
-use candle_gpt2_generation::LogitsProcessor;
+use candle_gpt2_generation::{GenerationOptions, LogitsProcessor};
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
@@ -95,6 +95,9 @@ pub struct ApiOptions {
     pub chat_template: ChatTemplateChoice,
     /// The most that a request may ask for.
     pub limits: Limits,
+    /// Whether requests that do not say how to sample get what the checkpoint's `generation_config.json` says: its temperature, top-k,
+    /// top-p, min-p, repetition penalty and number of new tokens, as vLLM does. Otherwise they get OpenAI's defaults.
+    pub use_generation_config: bool,
     /// Whether answers tell how many tokens of a prompt had been computed for another request. That depends on what others ask,
     /// so that a request has no longer the same answer, byte for byte, whatever comes beside it.
     pub prompt_tokens_details: bool,
@@ -117,6 +120,7 @@ impl Default for ApiOptions {
             created: 0,
             chat_template: ChatTemplateChoice::default(),
             limits: Limits::default(),
+            use_generation_config: true,
             prompt_tokens_details: false,
             strict: false,
             parallel: 0,
@@ -286,6 +290,23 @@ impl ServedModel {
     /// Refuses unknown fields if the server is strict.
     pub(crate) fn check_known(&self, warnings: &Warnings) -> Result<(), ApiError> {
         warnings.refusal().filter(|_| self.options.strict).map_or(Ok(()), Err)
+    }
+
+    /// Numbers of a hidden state, `n_embd`.
+    pub fn width(&self) -> usize {
+        self.config().n_embd
+    }
+
+    /// What requests get that do not say how to sample, beside OpenAI's defaults.
+    pub(crate) fn stated(&self) -> GenerationOptions {
+        if !self.options.use_generation_config {
+            return GenerationOptions::default();
+        }
+        let GenerationOptions {
+            max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, ..
+        } = *self.defaults.stated();
+        let unset = GenerationOptions::default();
+        GenerationOptions { max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, ..unset }
     }
 
     /// Checks that a token is one of the vocabulary.

@@ -28,6 +28,8 @@ pub struct Defaults {
     config: GenerationConfig,
     /// The `generation_config.json`, where there is one.
     path: Option<PathBuf>,
+    /// What it sets.
+    stated: GenerationOptions,
     /// The configuration of the model with the end tokens that the files name.
     as_named: Gpt2Config,
     vocabulary: Arc<Vocabulary>,
@@ -43,20 +45,22 @@ impl Defaults {
             eos_token_id: checkpoint.config().eos_token_id.clone(),
             ..GenerationConfig::default()
         };
-        let (mut config, path) = match checkpoint.generation_config()? {
-            None => (GenerationConfig { do_sample: true, ..start }, None),
+        let (mut config, path, stated) = match checkpoint.generation_config()? {
+            None => (GenerationConfig { do_sample: true, ..start }, None, GenerationOptions::default()),
             Some((path, json)) => {
                 let read = |start: GenerationConfig| {
                     let what = |error| format!("{}: {error}", path.display());
                     start.with_json(&json).map_err(|error| EngineError::Defaults { what: what(error) })
                 };
                 let searches = read(start.clone())?.search_mode() != SearchMode::TokenByToken;
-                (read(GenerationConfig { do_sample: !searches, ..start })?, Some(path))
+                let config = read(GenerationConfig { do_sample: !searches, ..start })?;
+                let stated = GenerationOptions::of_json(&json)?;
+                (config, Some(path), stated)
             }
         };
         let as_named = Gpt2Config { eos_token_id: config.eos_token_id, ..checkpoint.config().clone() };
         config.eos_token_id = as_named.end_tokens();
-        Ok(Self { config, path, as_named, vocabulary })
+        Ok(Self { config, path, stated, as_named, vocabulary })
     }
 
     /// Those of a model whose files say nothing of generating but in its configuration: of one that generates no texts, say.
@@ -64,13 +68,18 @@ impl Defaults {
         let as_named = vocabulary.config().clone();
         let eos_token_id = as_named.end_tokens();
         let config = GenerationConfig { do_sample: true, eos_token_id, ..GenerationConfig::default() };
-        Self { config, path: None, as_named, vocabulary }
+        Self { config, path: None, stated: GenerationOptions::default(), as_named, vocabulary }
     }
 
     /// What the files say, to be changed by a request and then [completed](Self::complete). End tokens that the vocabulary
     /// does not have are left out: transformers writes its own, 50256, beside vocabularies of any size.
     pub fn config(&self) -> &GenerationConfig {
         &self.config
+    }
+
+    /// What `generation_config.json` sets, without our own defaults.
+    pub fn stated(&self) -> &GenerationOptions {
+        &self.stated
     }
 
     /// The end tokens that the files name, those included that the vocabulary does not have.

@@ -32,7 +32,7 @@ use crate::{Gpt2Cache, Gpt2Config, ModelError};
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
 
-/// A pre-norm block: attention and MLP, each of which reads a normalized copy of the residual stream and adds to it.
+/// A pre-norm block: attention and MLP, each of which reads a normalized copy of the residual stream and adds to it, see [`Gpt2Model`].
 #[derive(Debug, Clone)]
 pub struct Block {
     pub(crate) ln_1: LayerNorm,

@@ -56,6 +56,21 @@ pub enum Grammar {
 }
 
 impl Grammar {
+    /// One of several texts. None if there is none, or one is empty.
+    ///
+    /// ```
+    /// use candle_gpt2_grammar::Grammar;
+    ///
+    /// let choice = Grammar::choice(&["yes", "no (really)"]);
+    /// assert_eq!(choice, Some(Grammar::Regex(r"yes|no \(really\)".into())));
+    /// assert_eq!(Grammar::choice(&[""]), None);
+    /// ```
+    pub fn choice(texts: &[impl AsRef<str>]) -> Option<Self> {
+        let texts = texts.iter().map(AsRef::as_ref);
+        let is_choice = texts.len() > 0 && texts.clone().all(|text| !text.is_empty());
+        is_choice.then(|| Self::Regex(texts.map(regex_syntax::escape).collect::<Vec<_>>().join("|")))
+    }
+
     /// What it is, in the words of messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {

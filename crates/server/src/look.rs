@@ -6,10 +6,10 @@
 use std::fmt::Display;
 use std::sync::Arc;
 
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_gpt2::{LogitsFor, Site, SiteKind};
 use candle_gpt2_api::{
-    ApiError, AttentionRequest, HeadRequest, LensRequest, NextRequest, Reply, ServedModel,
+    ApiError, AttentionRequest, EmbeddingsCall, HeadRequest, LensRequest, NextRequest, Reply, ServedModel,
 };
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_interpret::{
@@ -125,6 +125,27 @@ impl<'a> Looks<'a> {
             request.answer(&logits.map_err(ApiError::failed)?, &served)
         };
         Ok(Reply::new(json(&self.blocking(answered).await?)?, warnings))
+    }
+
+    /// The answer to `POST /v1/embeddings`, one text after the other.
+    pub(crate) async fn embeddings(
+        &self,
+        body: Vec<u8>,
+        count: impl FnOnce(usize),
+    ) -> Result<Reply, ApiError> {
+        let EmbeddingsCall { rows, mut answer } = self.read(body, EmbeddingsCall::read).await?;
+        count(answer.prompt_tokens());
+        let normed = Site::outside(SiteKind::FinalNorm);
+        for row in rows {
+            let record = self.recorded(&row, vec![normed]).await?;
+            let added = move || {
+                let hidden_states = record.get(normed)?.to_dtype(DType::F32)?; // (1, T, C)
+                answer.add(&hidden_states.flatten_all()?.to_vec1::<f32>()?);
+                Ok::<_, candle_core::Error>(answer)
+            };
+            answer = self.computed(added).await?;
+        }
+        self.blocking(|| answer.into_reply()).await
     }
 
     async fn read<R: Send + 'static>(

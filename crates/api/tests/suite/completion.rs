@@ -186,6 +186,16 @@ fn texts_conform_to_what_is_asked_for() {
         let parsed: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert!(["x", "y"].contains(&parsed["a"].as_str().unwrap()), "{text}");
     }
+    let choices = ["a (b", "What."];
+    for body in [json!({ "guided_choice": choices }), json!({ "structured_outputs": { "choice": choices } })]
+    {
+        let mut body = body;
+        (body["prompt"], body["max_tokens"]) = (json!("Wh"), json!(30));
+        let response = tiny().complete(&body);
+        let choice = &response["choices"][0];
+        assert!(choices.contains(&choice["text"].as_str().unwrap()), "{choice}");
+        assert_eq!(choice["finish_reason"], "stop");
+    }
     let Err(error) = call(&json!({ "guided_regex": "(" })) else { panic!("it was taken") };
     assert_eq!((error.status(), error.param()), (400, Some("guided_regex")));
     assert!(error.to_string().starts_with("guided_regex: regular expression: "), "{error}");

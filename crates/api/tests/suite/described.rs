@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use candle_gpt2_api::{
     ChatRequest, CompletionRequest, Endpoint, OPENAPI, ROUTES, classify_fields, detokenize_fields,
-    find_route, look_fields, tokenize_fields,
+    embeddings_fields, find_route, look_fields, tokenize_fields,
 };
 use serde_json::{Value, json};
 
@@ -45,6 +45,7 @@ fn every_field_is_described_and_no_other() {
     assert_eq!(described("CompletionRequest"), names(&mut CompletionRequest::fields()));
     assert_eq!(described("ChatRequest"), names(&mut ChatRequest::fields()));
     assert_eq!(described("ClassifyRequest"), names(&mut classify_fields()));
+    assert_eq!(described("EmbeddingRequest"), names(&mut embeddings_fields()));
     assert_eq!(described("TokenizeRequest"), names(&mut tokenize_fields()));
     assert_eq!(described("DetokenizeRequest"), names(&mut detokenize_fields()));
     for (path, fields) in look_fields() {

@@ -1,10 +1,10 @@
 //! Every field: what it takes, and what it means.
 
-use candle_gpt2_api::{ChatRequest, CompletionRequest};
+use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel};
 use candle_gpt2_generation::GenerationConfig;
 use serde_json::{Value, json};
 
-use crate::common::{call, error, tiny};
+use crate::common::{Tested, call, error, options, tiny, tiny_with};
 
 /// A body with one more field.
 pub(crate) fn with(name: &str, value: Value) -> Value {
@@ -25,7 +25,6 @@ fn without_anything_a_text_is_drawn_as_openai_draws_it() {
     assert_eq!((request.prompt.as_slice(), call.requests.len(), call.stream), (&[0][..], 1, false));
     let expected = GenerationConfig {
         max_new_tokens: 47, // 100, but for the context of 48
-
         do_sample: true,
         top_k: 0,
         eos_token_id: vec![0],
@@ -39,6 +38,45 @@ fn without_anything_a_text_is_drawn_as_openai_draws_it() {
     );
 }
 
+/// vLLM's `--generation-config auto`: what the checkpoint's file says of sampling, where a request does not; `none` is OpenAI's.
+#[test]
+fn what_a_request_leaves_open_the_checkpoint_says() {
+    let file = json!({
+        "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5, "max_new_tokens": 3,
+        "num_beams": 4, "no_repeat_ngram_size": 2, "do_sample": false,
+    });
+    let mut tested = tiny_with("generation_config.json", &file.to_string(), ChatTemplateChoice::Checkpoint);
+    let config = |tested: &Tested, body: &Value| {
+        let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
+        let call = Call::of_completion(request, &tested.served, None).unwrap();
+        GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() }
+    };
+    let openai = GenerationConfig {
+        do_sample: true,
+        top_k: 0,
+        eos_token_id: config(&tested, &json!({})).eos_token_id,
+        max_new_tokens: 47,
+        ..GenerationConfig::default()
+    };
+    let stated = GenerationConfig {
+        temperature: 0.5,
+        top_k: 7,
+        top_p: 0.9,
+        min_p: Some(0.1),
+        repetition_penalty: 1.5,
+        max_new_tokens: 3,
+        ..openai.clone()
+    };
+    assert_eq!(config(&tested, &json!({})), stated);
+    let body = json!({ "temperature": 1, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "max_tokens": 47 });
+    assert_eq!(config(&tested, &body), openai);
+    let greedy = config(&tested, &json!({ "temperature": 0 }));
+    assert_eq!((greedy.do_sample, greedy.top_k), (false, 7));
+    let none = ApiOptions { use_generation_config: false, ..options() };
+    tested.served = ServedModel::new(&tested.model, none).unwrap();
+    assert_eq!(config(&tested, &json!({})), openai);
+}
+
 #[test]
 fn null_is_as_good_as_nothing_everywhere() {
     let names: Vec<&str> = CompletionRequest::fields().collect();
@@ -50,8 +88,7 @@ fn null_is_as_good_as_nothing_everywhere() {
         body[name] = Value::Null;
     }
     let (nothing, nulls) = (call(&json!({})).unwrap(), call(&body).unwrap());
-    let without_seed =
-        |call: &candle_gpt2_api::Call| GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() };
+    let without_seed = |call: &Call| GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() };
     assert_eq!(without_seed(&nulls), without_seed(&nothing));
     let mut chat = json!({});
     for name in ChatRequest::fields() {
@@ -133,9 +170,7 @@ fn words_are_left_out_at_the_beginning_and_within() {
 
 #[test]
 fn what_is_not_served_passes_where_it_asks_for_nothing() {
-    for name in
-        ["suffix", "use_beam_search", "prompt_logprobs", "guided_choice", "tools", "functions", "grammar"]
-    {
+    for name in ["suffix", "use_beam_search", "prompt_logprobs", "tools", "functions", "grammar"] {
         for value in [json!(null), json!(false), json!(""), json!([]), json!({})] {
             call(&with(name, value)).unwrap();
         }
@@ -283,7 +318,7 @@ fn texts_draw_from_streams_of_their_own_and_share_as_they_were_told() {
     assert_eq!(call(&json!({ "n": 2, "best_of": 3 })).unwrap().requests[0].logprobs, Some(0));
     let reuse = |body: &Value, caller| {
         let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
-        candle_gpt2_api::Call::of_completion(request, &tiny().served, caller).unwrap().requests[0].reuse
+        Call::of_completion(request, &tiny().served, caller).unwrap().requests[0].reuse
     };
     assert_eq!(reuse(&json!({}), Some(5)), Some(5));
     assert_eq!(reuse(&json!({ "cache_prompt": false }), Some(5)), None);

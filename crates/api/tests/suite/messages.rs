@@ -232,9 +232,9 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         ),
         (
             "guided_choice",
-            json!(["a"]),
-            "guided_choice: this server does not serve this field; write the choices as guided_regex: (first|second)",
-            "guided_choice",
+            json!(["a", ""]),
+            "guided_choice[1]: expected a string of 1 to 8192 bytes, found an empty one",
+            "guided_choice[1]",
         ),
         (
             "response_format",
@@ -269,7 +269,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "structured_outputs",
             json!({ "regex": "a", "grammar": "b" }),
-            "structured_outputs: expected one of json, regex, grammar and json_object, found {\"regex\":\"a\",\"grammar\":\"b\"}",
+            "structured_outputs: expected one of json, regex, grammar, choice and json_object, found {\"regex\":\"a\",\"grammar\":\"b\"}",
             "structured_outputs",
         ),
     ];

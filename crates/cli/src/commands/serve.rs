@@ -53,6 +53,9 @@ pub(crate) struct ServeArguments {
     names: NameArguments,
     #[command(flatten)]
     times: TimeArguments,
+    /// Whether requests that do not say how to sample get what the checkpoint's generation_config.json says (auto), or OpenAI's defaults (none)
+    #[arg(long, value_name = "WHICH", default_value = "auto", value_parser = ["auto", "none"], hide_possible_values = true)]
+    generation_config: String,
     /// Tell in each answer how many tokens of its prompt had been computed before; equal requests then no longer have equal answers
     #[arg(long)]
     enable_prompt_tokens_details: bool,
@@ -96,6 +99,12 @@ struct CapacityArguments {
     /// Most texts for a prompt: n and best_of of requests
     #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = between(1, 128))]
     max_n: usize,
+    /// Most new tokens of a request: of all completions of all prompts together
+    #[arg(long, value_name = "N", default_value_t = 65_536, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
+    max_total_tokens: usize,
+    /// Most alternatives for each token: logprobs and top_logprobs of requests
+    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = between(0, 20))]
+    max_logprobs: usize,
     /// Most prompts of a request
     #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
@@ -188,7 +197,9 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     api.prompt_tokens_details = arguments.enable_prompt_tokens_details;
     api.strict = arguments.strict;
     api.chat_template = chat_template(names.chat_template.as_deref())?;
-    api.limits = Limits { max_n: capacity.max_n, max_prompts: capacity.max_prompts, ..Limits::default() };
+    api.use_generation_config = arguments.generation_config == "auto";
+    let CapacityArguments { max_n, max_prompts, max_total_tokens, max_logprobs, .. } = *capacity;
+    api.limits = Limits { max_n, max_prompts, max_total_tokens, max_logprobs, ..Limits::default() };
     Ok(ServerOptions {
         host: address.host.clone(),
         port: address.port,

@@ -32,6 +32,22 @@ impl GenerationConfig {
     /// # Errors
     /// When it is no valid JSON, a value has another type, or something is asked for that is not served.
     pub fn with_json(mut self, json: &str) -> Result<Self, GenerationError> {
+        let options = GenerationOptions::of_json(json)?;
+        // A number of all tokens takes precedence over the default of new ones.
+        if options.max_length.is_some() {
+            self.max_new_tokens = usize::MAX;
+        }
+        options.put_into(&mut self);
+        Ok(self)
+    }
+}
+
+impl GenerationOptions {
+    /// What a `generation_config.json` sets. Keys that do not change the completion are ignored.
+    ///
+    /// # Errors
+    /// As [`GenerationConfig::with_json`].
+    pub fn of_json(json: &str) -> Result<Self, GenerationError> {
         let refuse = |what: String| GenerationError::Json { what };
         let mut keys: Map<String, Value> =
             serde_json::from_str(json).map_err(|error| refuse(format!("not a JSON object: {error}")))?;
@@ -44,19 +60,16 @@ impl GenerationConfig {
                 return Err(refuse(format!("`{key}` is {value}, which is not supported; remove the key")));
             }
         }
-        // A number of new tokens goes before a number of all tokens, and a number of all before our own default.
-        match (keys.contains_key("max_new_tokens"), keys.get("max_length").is_some_and(Value::is_u64)) {
-            (true, _) => _ = keys.remove("max_length"),
-            (false, true) => self.max_new_tokens = usize::MAX,
-            (false, false) => {}
+        // A number of new tokens takes precedence over a number of all tokens.
+        if keys.contains_key("max_new_tokens") {
+            keys.remove("max_length");
         }
-        let mut options = GenerationOptions::default();
+        let mut options = Self::default();
         for (key, value) in keys {
             if OPTIONS.iter().any(|option| option.name == key) {
                 options.set(&key, value).map_err(|error| refuse(error.to_string()))?;
             }
         }
-        options.put_into(&mut self);
-        Ok(self)
+        Ok(options)
     }
 }

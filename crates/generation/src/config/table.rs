@@ -228,8 +228,14 @@ macro_rules! options {
                 set.map_err(|error| GenerationError::Option { what: format!("`{option}`: {error}") })
             }
 
-            /// Puts what is set in its place.
-            pub(super) fn put_into(&self, config: &mut GenerationConfig) {
+            /// These options, and of the fields of [`GenerationConfig`] those of `others` that they do not set.
+            pub fn or(mut self, others: &Self) -> Self {
+                $($( self.$name = self.$name.or_else(|| others.$name.clone()); )+)+
+                self
+            }
+
+            /// Puts what is set in its place, whatever it was; [`GenerationOptions::applied_to`] goes by the rules.
+            pub fn put_into(&self, config: &mut GenerationConfig) {
                 $($(
                     if let Some(value) = &self.$name {
                         config.$name = value.clone().into();

@@ -173,6 +173,14 @@ async fn post(
             let answer = shared.classifying()?.answer(received, &shared.served, id, count);
             while_wanted(answer, caller).await?
         }
+        Endpoint::Embeddings => {
+            let (body, numbers) = (received.into_bytes(), Arc::clone(&caller.numbers));
+            let count = |tokens| {
+                numbers.add_prompt_tokens(tokens);
+                shared.metrics.prompt_tokens.inc_by(tokens as u64);
+            };
+            while_wanted(async { looks().await?.embeddings(body, count).await }, caller).await?
+        }
         Endpoint::LookAttention => {
             let body = short_body(received)?;
             while_wanted(async { looks().await?.attention(body).await }, caller).await?

@@ -5,6 +5,7 @@
 mod classify;
 mod clients;
 mod common;
+mod embeddings;
 mod grammar;
 mod limits;
 mod page;

@@ -361,7 +361,7 @@ fn the_request_is_shown_as_a_command_and_as_a_program() {
     let (_, body) = command.split_once("-d '").unwrap();
     let body: Value = serde_json::from_str(&body.strip_suffix('\'').unwrap().replace("'\\''", "'")).unwrap();
     let expected = json!({
-        "model": "shakespeare", "prompt": "It's \"so\"\n\u{1f600}", "max_tokens": 64, "temperature": 0.8, "top_k": 50, "seed": 5,
+        "model": "shakespeare", "prompt": "It's \"so\"\n\u{1f600}", "max_tokens": 100, "temperature": 0.8, "top_k": 50, "seed": 5,
         "logprobs": 10, "stream": true, "stream_options": { "include_usage": true },
     });
     assert_eq!(body, expected);

@@ -77,7 +77,7 @@ pub(super) fn of_completions() -> Vec<Case> {
         (r#""frequency_penalty":-2.5"#, "frequency_penalty"),
         (r#""repetition_penalty":0"#, "repetition_penalty"),
         (r#""repetition_penalty":-1e308"#, "repetition_penalty"),
-        (r#""min_tokens":17"#, ""),
+        (r#""min_tokens":48"#, ""),
         (r#""stop_token_ids":[-1]"#, "stop_token_ids"),
         (r#""stop_token_ids":[300]"#, "stop_token_ids"),
         (r#""bad_words":[""]"#, "bad_words"),
