@@ -6,23 +6,26 @@
 
 Options of ``generate``, ``stream`` and ``stream_batch`` have the names of transformers' ``GenerationConfig``:
 
-- length: ``max_new_tokens``, ``max_length``, ``min_new_tokens``, ``max_time``, ``eos_token_id``, ``stop`` (or
-  ``stop_strings``)
-- drawing at random: ``do_sample``, ``temperature`` (0 is greedy), ``top_k``, ``top_p``, ``min_p``, ``typical_p``,
-  ``epsilon_cutoff``, ``eta_cutoff``, ``seed`` (a number, or one for each prompt), ``num_return_sequences``;
-  ``do_sample=False`` takes the most probable token
-- changing the logits: ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``no_repeat_ngram_size``,
-  ``bad_words`` (texts), ``bad_words_ids``, ``logit_bias`` (a dict of token ids), ``sequence_bias``,
-  ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``, ``logits_processor`` (a function of the token
-  ids so far and of the logits, which gives other logits or None; or a list of such functions)
-- searching: ``num_beams``, ``num_beam_groups``, ``diversity_penalty``, ``length_penalty``, ``early_stopping``,
-  ``penalty_alpha``
+- when to stop: ``max_new_tokens``, ``max_length``, ``min_new_tokens``, ``max_time``, ``eos_token_id``,
+  ``stop_strings``
+- sampling: ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``epsilon_cutoff``,
+  ``eta_cutoff``, ``seed``, ``num_return_sequences``
+- changing the logits: ``encoder_repetition_penalty``, ``repetition_penalty``, ``presence_penalty``,
+  ``frequency_penalty``, ``no_repeat_ngram_size``, ``encoder_no_repeat_ngram_size``, ``bad_words_ids``,
+  ``sequence_bias``, ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``,
+  ``renormalize_logits``
+- searching: ``num_beams``, ``num_beam_groups``, ``diversity_penalty``, ``pad_token_id``, ``length_penalty``,
+  ``early_stopping``, ``penalty_alpha``
+- drafting: ``num_assistant_tokens``, ``prompt_lookup_num_tokens``
+- of this package: ``stop`` for ``stop_strings``, ``bad_words`` (texts), ``logit_bias`` (a dict of token ids), ``seed`` as a
+  list with one for each prompt, ``logits_processor`` (a function of the token ids so far and of the logits, which
+  returns other logits or None; or a list of such functions); ``temperature=0`` and ``do_sample=False`` take the most
+  probable token
 - texts that always parse: ``json_schema`` (a dict or JSON), ``json_object``, ``regex``, ``grammar`` (Lark)
 - long texts: ``keep_last``, ``keep_head``, ``slide``
-- drafting: ``prompt_lookup_num_tokens``, and ``num_assistant_tokens`` with a model opened with ``assistant_model``
 
 What is not said is taken from the checkpoint's ``generation_config.json``; where that says nothing either, the next
-token is drawn at random from the 50 most probable ones. Without a ``seed`` it is 0, so that, unlike with transformers, the
+token is sampled from the 50 most probable ones. Without a ``seed`` it is 0, so that, unlike with transformers, the
 same call gives the same text each time; other seeds give other texts. The same options and seed give the same text as the
 program ``gpt2 generate``, alone and in any batch.
 

@@ -49,6 +49,7 @@ class _GenerationOptions(TypedDict, total=False):
     eta_cutoff: float | None
     seed: int | Iterable[int] | None
     num_return_sequences: int | None
+    encoder_repetition_penalty: float | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None
@@ -125,6 +126,9 @@ class Classifier:
         tokenizer: _Path | None = None,
         revision: str | None = None,
         offline: bool = False,
+        cache_dir: _Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
     ) -> Self: ...
     @property
     def name(self) -> str: ...
@@ -172,6 +176,9 @@ class Model:
         offline: bool = False,
         assistant_model: _Path | None = None,
         encoder_states: _Path | npt.ArrayLike | None = None,
+        cache_dir: _Path | None = None,
+        token: str | bool | None = None,
+        local_files_only: bool = False,
     ) -> Self: ...
     # The same weights in memory, attending to an array (1, S, width) or a file of it.
     def with_encoder_states(self, states: _Path | npt.ArrayLike) -> Model: ...

@@ -309,3 +309,64 @@ def test_ctrl_c_ends_a_download_that_is_silent(python, tmp_path):
     assert float(done.stdout) < 0.5, done.stdout
     # What came is kept for the next time; nothing looks like a whole file.
     assert sorted(file.name for file in tmp_path.glob("**/snapshots/*/*")) == ["config.json"]
+
+
+class TokenHub(SlowHub):
+    """A hub that has one whole model, for those who show the token."""
+
+    seen: set[str | None] = set()
+    FILES = {path.name: path.read_bytes() for path in TINY.iterdir() if path.is_file()}
+
+    def do_GET(self):
+        token = self.headers.get("Authorization")
+        self.seen.add(token)
+        name = self.path.rsplit("/", 1)[1]
+        about = {"X_Repo_Commit": "0" * 40, "ETag": f'"{name}"'}
+        if token != "Bearer hf_right":
+            self.send_response(401)
+            self.end_headers()
+        elif self.path.startswith("/api/"):
+            body = json.dumps({"sha": "0" * 40, "siblings": [{"rfilename": name} for name in self.FILES]}).encode()
+            self.answer(body, Content_Length=len(body))
+        else:
+            body = self.FILES[name]
+            asked = self.headers.get("Range", f"bytes=0-{len(body) - 1}").removeprefix("bytes=")
+            first, last = (int(place) for place in asked.split("-"))
+            last = min(last, len(body) - 1)
+            about["Content_Range"] = f"bytes {first}-{last}/{len(body)}"
+            self.answer(body[first : last + 1], Content_Length=last + 1 - first, **about)
+
+
+def test_cache_token_and_local_files_are_named_as_in_transformers(python, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), TokenHub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    own, usual = tmp_path / "own", tmp_path / "usual"
+    script = """
+import os, pickle, candle_gpt2
+def refused(**options):
+    try:
+        candle_gpt2.Model.from_pretrained("someone/tiny", **options)
+    except candle_gpt2.Gpt2Error as error:
+        return str(error)
+own = os.environ["OWN"]
+print(refused(cache_dir=own, local_files_only=True))
+print(refused(cache_dir=own, token=False))
+print(refused(cache_dir=own, token="hf_wrong"))
+model = candle_gpt2.Model.from_pretrained("someone/tiny", cache_dir=own, token="hf_right")
+assert b"hf_right" not in pickle.dumps(model)
+again = candle_gpt2.Model.from_pretrained("someone/tiny", cache_dir=own, local_files_only=True)
+assert pickle.loads(pickle.dumps(again)).generate([1, 2], max_new_tokens=3) == model.generate([1, 2], max_new_tokens=3)
+print(refused(local_files_only=True))
+"""
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        variables = {"HF_ENDPOINT": endpoint, "HF_HUB_CACHE": str(usual), "HF_HUB_OFFLINE": "", "OWN": str(own)}
+        done = python(script, HF_TOKEN="hf_usual", **variables)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "not in the cache" in lines[0] and "not in the cache" in lines[-1], lines
+    assert TokenHub.seen == {None, "Bearer hf_wrong", "Bearer hf_right"}
+    assert not usual.exists() and own.exists()

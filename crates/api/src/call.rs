@@ -10,7 +10,7 @@ use candle_gpt2_generation::{
 use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
-use crate::options::Options;
+use crate::options::{Options, stated};
 use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warnings};
@@ -66,7 +66,7 @@ impl Call {
         served.check_known(&warnings)?;
         served.check_name(options.model.as_deref())?;
         let n_positions = served.config().n_positions;
-        let stated = served.stated().max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
+        let stated = stated(served).max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
         let most = options.max_tokens.unwrap_or(stated.min(n_positions));
         check_limits(served, prompts.prompts.len(), best_of, most, logprobs)?;
         // A number that is not given adapts to the prompts: all that is asked for is room for a token, or half of the context where

@@ -190,7 +190,7 @@ impl Options {
     /// that, and else as OpenAI does.
     pub(crate) fn sampling(&self, served: &ServedModel) -> GenerationConfig {
         let mut config = GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() };
-        self.settings.clone().or(&served.stated()).put_into(&mut config);
+        self.settings.clone().or(&stated(served)).put_into(&mut config);
         config.do_sample = samples_at(config.temperature) && config.top_p > 0.0;
         if !config.do_sample {
             (config.temperature, config.top_p) = (1.0, 1.0);
@@ -198,6 +198,17 @@ impl Options {
         config.min_p = config.min_p.filter(|min_p| *min_p > 0.0);
         config
     }
+}
+
+/// What the checkpoint's files set for requests that do not, if the operator wants that: as much as vLLM takes of them.
+pub(crate) fn stated(served: &ServedModel) -> GenerationOptions {
+    if !served.options.use_generation_config {
+        return GenerationOptions::default();
+    }
+    let GenerationOptions { max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, .. } =
+        *served.defaults.stated();
+    let unset = GenerationOptions::default();
+    GenerationOptions { max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, ..unset }
 }
 
 /// More than any context holds; the model's own is checked later.

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
-use candle_gpt2_generation::{GenerationOptions, LogitsProcessor};
+use candle_gpt2_generation::LogitsProcessor;
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
@@ -295,18 +295,6 @@ impl ServedModel {
     /// Numbers of a hidden state, `n_embd`.
     pub fn width(&self) -> usize {
         self.config().n_embd
-    }
-
-    /// What requests get that do not say how to sample, beside OpenAI's defaults.
-    pub(crate) fn stated(&self) -> GenerationOptions {
-        if !self.options.use_generation_config {
-            return GenerationOptions::default();
-        }
-        let GenerationOptions {
-            max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, ..
-        } = *self.defaults.stated();
-        let unset = GenerationOptions::default();
-        GenerationOptions { max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, ..unset }
     }
 
     /// Checks that a token is one of the vocabulary.

@@ -24,6 +24,11 @@ pub struct History<'ids> {
 }
 
 impl<'ids> History<'ids> {
+    /// The tokens of the prompt.
+    pub fn prompt(self) -> &'ids [u32] {
+        &self.ids[..self.prompt_len.min(self.ids.len())]
+    }
+
     /// The tokens after the prompt.
     pub fn generated(self) -> &'ids [u32] {
         self.ids.get(self.prompt_len..).unwrap_or_default()
@@ -151,6 +156,8 @@ pub trait Constraint: Send + Sync + fmt::Debug {
 pub enum LogitsProcessor {
     /// Adds the number to the last token of each sequence where its other tokens come last so far.
     SequenceBias(Vec<(Vec<u32>, f64)>),
+    /// Multiplies positive and divides negative logits of the prompt's tokens.
+    EncoderRepetitionPenalty(f64),
     /// Divides positive and multiplies negative logits of every token so far.
     RepetitionPenalty(f64),
     /// Subtracts the number from every token generated so far.
@@ -207,6 +214,9 @@ impl LogitsProcessor {
     pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
         match self {
             Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
+            Self::EncoderRepetitionPenalty(penalty) => {
+                penalize_repetition(penalty.recip(), counts(history.prompt()), logits);
+            }
             Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, counts(history.ids), logits),
             Self::PresencePenalty(penalty) => {
                 penalize_presence(*penalty, counts(history.generated()), logits);
@@ -218,8 +228,7 @@ impl LogitsProcessor {
                 remove(repeating_tokens(history.ids, history.ids, *size), logits);
             }
             Self::EncoderNoRepeatNgram(size) => {
-                let prompt = &history.ids[..history.prompt_len.min(history.ids.len())];
-                remove(repeating_tokens(prompt, history.ids, *size), logits);
+                remove(repeating_tokens(history.prompt(), history.ids, *size), logits);
             }
             Self::MinNewTokens { min_new_tokens, eos_token_id } => {
                 if history.generated().len() < *min_new_tokens {
@@ -291,6 +300,7 @@ impl LogitsProcessor {
             matches!(
                 processor,
                 Self::SequenceBias(_)
+                    | Self::EncoderRepetitionPenalty(_)
                     | Self::RepetitionPenalty(_)
                     | Self::PresencePenalty(_)
                     | Self::FrequencyPenalty(_)
@@ -333,6 +343,8 @@ impl LogitsProcessor {
             }
         };
         Self::biases_of(config).into_iter().for_each(|biases| add(true, biases));
+        let of_prompt = config.encoder_repetition_penalty;
+        add(of_prompt != 1.0, Self::EncoderRepetitionPenalty(of_prompt));
         add(config.repetition_penalty != 1.0, Self::RepetitionPenalty(config.repetition_penalty));
         add(config.presence_penalty != 0.0, Self::PresencePenalty(config.presence_penalty));
         add(config.frequency_penalty != 0.0, Self::FrequencyPenalty(config.frequency_penalty));

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
 use crate::generate::{all_of, check_batch_size};
-use crate::model::Opened;
+use crate::model::{HubAccess, HubToken, Opened};
 use crate::process::{computing_on, start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, Texts, dict_of, number, python_of};
@@ -102,7 +102,11 @@ impl Classifier {
     /// Opens a classifier: a checkpoint folder or weights file of a GPT2ForSequenceClassification, a GPT2ForTokenClassification or a
     /// GPT2DoubleHeadsModel, or such a model of the Hugging Face hub. The options are those of Model.from_pretrained.
     #[classmethod]
-    #[pyo3(signature = (name_or_path, dtype = None, device = None, tokenizer = None, revision = None, offline = false))]
+    #[pyo3(signature = (
+        name_or_path, dtype = None, device = None, tokenizer = None, revision = None, offline = false,
+        cache_dir = None, token = None, local_files_only = false
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_pretrained(
         cls: &Bound<'_, PyType>,
         name_or_path: Option<PathBuf>,
@@ -111,9 +115,13 @@ impl Classifier {
         tokenizer: Option<PathBuf>,
         revision: Option<String>,
         offline: bool,
+        cache_dir: Option<PathBuf>,
+        token: Option<HubToken>,
+        local_files_only: bool,
     ) -> Result<Self> {
         start()?;
-        let opened = Opened::classifier(name_or_path, dtype, device, tokenizer, (revision, offline))?;
+        let hub = HubAccess::new(offline || local_files_only, cache_dir, token)?;
+        let opened = Opened::classifier(name_or_path, dtype, device, tokenizer, (revision, hub))?;
         let options = opened.options()?;
         let loaded =
             reporting(cls.py(), |listener| options.open_classifier(listener)?.load_classifier(listener))?;

@@ -177,7 +177,7 @@ fn told_of_prompt(py: Python<'_>, texts: Vec<Text>, shape: Shape) -> Result<Boun
 #[pymethods]
 impl Model {
     /// Continues a prompt, or each of a list: a text (str) or token ids. Options are transformers' (max_new_tokens, do_sample,
-    /// temperature, top_k, num_beams, repetition_penalty, …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide,
+    /// temperature, top_k, num_beams, …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide,
     /// json_schema, json_object, regex, grammar and logits_processor; see help(candle_gpt2). The prompt is not repeated.
     ///
     /// batch_size: texts that are made at once. details: dicts with ids, text, stop_reason and score in place of texts.

@@ -14,6 +14,7 @@ use candle_gpt2_grammar::Compiler;
 use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
+use secrecy::SecretString;
 
 use crate::errors::{Result, wrong_value};
 use crate::process::{computing, start, thread_count};
@@ -42,9 +43,49 @@ pub(crate) struct Opened {
     device: Option<String>,
     tokenizer: Option<PathBuf>,
     revision: Option<String>,
-    offline: bool,
+    hub: HubAccess,
     assistant_model: Option<PathBuf>,
     encoder_states: Option<States>,
+}
+
+/// How models of the hub are reached.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HubAccess {
+    /// Whether only the cache is used.
+    offline: bool,
+    /// Folder of the cache; by default the one that the environment names.
+    cache_dir: Option<PathBuf>,
+    /// Whether the environment's token is left out. No pickle has a token.
+    is_anonymous: bool,
+    token: Option<SecretString>,
+}
+
+/// A token for the hub, as transformers takes it: a text, True for the environment's, or False for none.
+#[derive(FromPyObject)]
+pub(crate) enum HubToken {
+    #[pyo3(annotation = "bool")]
+    FromEnvironment(bool),
+    #[pyo3(annotation = "str")]
+    Given(String),
+}
+
+impl HubAccess {
+    pub(crate) fn new(offline: bool, cache_dir: Option<PathBuf>, token: Option<HubToken>) -> Result<Self> {
+        let cache_dir = cache_dir.map(path::absolute).transpose().map_err(PyErr::from)?;
+        let (is_anonymous, token) = match token {
+            None | Some(HubToken::FromEnvironment(true)) => (false, None),
+            Some(HubToken::FromEnvironment(false)) => (true, None),
+            Some(HubToken::Given(token)) => (false, Some(SecretString::from(token))),
+        };
+        Ok(Self { offline, cache_dir, is_anonymous, token })
+    }
+
+    fn options(&self) -> HubOptions {
+        let environment = hub(self.offline);
+        let token = self.token.clone().or(environment.token).filter(|_| !self.is_anonymous);
+        let cache = self.cache_dir.clone().unwrap_or(environment.cache);
+        HubOptions { cache, token, ..environment }
+    }
 }
 
 /// States of an encoder as Python gives them.
@@ -89,7 +130,7 @@ impl Opened {
         dtype: Option<&Bound<'_, PyAny>>,
         device: Option<String>,
         tokenizer: Option<PathBuf>,
-        (revision, offline): (Option<String>, bool),
+        (revision, hub): (Option<String>, HubAccess),
     ) -> Result<Self> {
         Ok(Self {
             name: name_or_path.clone(),
@@ -99,7 +140,7 @@ impl Opened {
             device,
             tokenizer: tokenizer.map(lasting).transpose()?,
             revision,
-            offline,
+            hub,
             assistant_model: None,
             encoder_states: None,
         })
@@ -107,8 +148,8 @@ impl Opened {
 
     /// The arguments that open the same classifier again.
     pub(crate) fn classifier_arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let Self { name_or_path, dtype, device, tokenizer, revision, offline, .. } = self.clone();
-        (name_or_path, dtype, device, tokenizer, revision, offline).into_pyobject(py)
+        let Self { name_or_path, dtype, device, tokenizer, revision, hub, .. } = self.clone();
+        (name_or_path, dtype, device, tokenizer, revision, hub.offline, hub.cache_dir).into_pyobject(py)
     }
 
     /// The same for the library.
@@ -137,7 +178,7 @@ impl Opened {
             tf32: false,
             encoder_states: None,
             n_head: None,
-            hub: hub(self.offline),
+            hub: self.hub.options(),
         })
     }
 
@@ -207,13 +248,14 @@ impl Model {
     /// dtype: precision of the weights in memory, f32, f16, q8, q6, q5, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
     /// "auto") as they are stored.
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
-    /// tokenizer: a tokenizer.json, or a folder with one. offline: only the hub's cache is used.
+    /// tokenizer: a tokenizer.json, or a folder with one. offline, or local_files_only: only the Hub's cache is used. cache_dir: its folder.
+    /// token: for models of the Hub that are not public; False leaves out the one of the environment. A pickle does not hold it.
     /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
     /// encoder_states: what a model with cross-attention attends to, see with_encoder_states.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path = None, dtype = None, kv_dtype = None, device = None, tokenizer = None, revision = None,
-        offline = false, assistant_model = None, encoder_states = None
+        offline = false, assistant_model = None, encoder_states = None, cache_dir = None, token = None, local_files_only = false
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_pretrained(
@@ -227,6 +269,9 @@ impl Model {
         offline: bool,
         assistant_model: Option<PathBuf>,
         encoder_states: Option<&Bound<'_, PyAny>>,
+        cache_dir: Option<PathBuf>,
+        token: Option<HubToken>,
+        local_files_only: bool,
     ) -> Result<Self> {
         let py = cls.py();
         start()?;
@@ -238,7 +283,7 @@ impl Model {
             device,
             tokenizer: tokenizer.map(lasting).transpose()?,
             revision,
-            offline,
+            hub: HubAccess::new(offline || local_files_only, cache_dir, token)?,
             assistant_model: assistant_model.map(lasting).transpose()?,
             encoder_states: encoder_states.map(States::read).transpose()?,
         };
@@ -292,14 +337,24 @@ impl Model {
             device,
             tokenizer,
             revision,
-            offline,
+            hub: HubAccess { offline, cache_dir, .. },
             assistant_model,
             encoder_states,
             ..
         } = opened;
         let states = encoder_states.map(|states| states.into_python(slf.py())).transpose()?;
-        let arguments =
-            (name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model, states);
+        let arguments = (
+            name_or_path,
+            dtype,
+            kv_dtype,
+            device,
+            tokenizer,
+            revision,
+            offline,
+            assistant_model,
+            states,
+            cache_dir,
+        );
         Ok((slf.get_type().getattr("from_pretrained")?, arguments.into_pyobject(slf.py())?))
     }
 

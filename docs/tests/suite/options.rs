@@ -1,5 +1,6 @@
-//! What is written from the table of options (`crates/generation/src/config/table.rs`): the types of the Python package, and a page of
-//! the book. The test fails if a file is stale; `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite` writes both anew.
+//! What is written from the table of options (`crates/generation/src/config/table.rs`): the types and the docstring of the Python package,
+//! and a page of the book. The test fails if a file is stale; `WRITE_OPTIONS=1 cargo test -p candle-gpt2-book --test suite` writes
+//! them anew.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -8,6 +9,9 @@ use candle_gpt2_generation::{OPTIONS, OptionRow};
 
 /// The lines of the stub between which the options are.
 const STUB: [&str; 2] = ["    # From the table of options.\n", "    # Options of this package.\n"];
+
+/// What stands around the names in the docstring of the package.
+const DOCSTRING: [&str; 2] = ["``GenerationConfig``:\n\n", "\n- of this package: "];
 
 /// The type that Python takes for one of Rust.
 fn python_type(option: &OptionRow) -> &'static str {
@@ -57,6 +61,34 @@ fn the_stub_has_the_options_of_the_table() {
         let (before, rest) = found.split_once(STUB[0]).unwrap();
         let (_, after) = rest.split_once(STUB[1]).unwrap();
         [before, STUB[0], &lines, STUB[1], after].concat()
+    });
+}
+
+/// The docstring of the package lists the names, group by group.
+#[test]
+fn the_docstring_names_the_options_of_the_table() {
+    const WIDTH: usize = 116;
+    let (mut lines, mut group): (Vec<String>, &str) = (Vec::new(), "");
+    for option in OPTIONS {
+        let name = format!("``{}``", option.name);
+        if option.group != group {
+            group = option.group;
+            lines.push(format!("- {}: {name}", group.to_lowercase()));
+            continue;
+        }
+        let line = lines.last_mut().unwrap();
+        line.push(',');
+        if line.len() + 1 + name.len() < WIDTH {
+            *line += &format!(" {name}");
+        } else {
+            lines.push(format!("  {name}"));
+        }
+    }
+    let names = lines.join("\n");
+    expect_file("python/candle_gpt2/__init__.py", |found| {
+        let (before, rest) = found.split_once(DOCSTRING[0]).unwrap();
+        let (_, after) = rest.split_once(DOCSTRING[1]).unwrap();
+        [before, DOCSTRING[0], &names, DOCSTRING[1], after].concat()
     });
 }
 

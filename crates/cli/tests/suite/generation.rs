@@ -354,6 +354,25 @@ fn a_short_time_ends_the_text() {
 }
 
 #[test]
+fn tokens_and_lengths_are_options_of_the_program() {
+    let folder = CheckpointFolder::tiny();
+    let ids = |flags: &[&str]| {
+        let flags = [&["--ids", "1,2,3", "--greedy", "--json", "-n", "6"][..], flags].concat();
+        let report = generate(&folder, &flags).json();
+        report["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    let plain = ids(&[]);
+    assert_eq!(plain.len(), 6);
+    let first = plain[0].to_string();
+    assert!(!ids(&["--suppress-tokens", &first]).contains(&plain[0]));
+    assert_ne!(ids(&["--begin-suppress-tokens", &first])[0], plain[0]);
+    assert_ne!(ids(&["--bad-words-ids", &format!("3,{first}")])[0], plain[0]);
+    assert_eq!(ids(&["--bad-words-ids", &format!("2,{first}")])[0], plain[0], "2 is not the token before");
+    let short = ["--ids", "1,2,3", "--greedy", "--json", "--max-length", "5"];
+    assert_eq!(generate(&folder, &short).json()["ids"], json!(plain[..2]));
+}
+
+#[test]
 fn wrong_options_end_with_code_2() {
     let folder = CheckpointFolder::tiny();
     let refuse = |flags: &[&str], told: &str| {

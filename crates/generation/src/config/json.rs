@@ -9,9 +9,8 @@ use crate::GenerationError;
 
 /// Keys of `generation_config.json` that would change the text and that are not served; with the value, beside null
 /// and false, that changes nothing.
-const REFUSED_KEYS: [(&str, Option<f64>); 13] = [
+const REFUSED_KEYS: [(&str, Option<f64>); 12] = [
     ("guidance_scale", Some(1.0)),
-    ("encoder_repetition_penalty", Some(1.0)),
     ("min_length", Some(0.0)),
     ("top_h", None),
     ("exponential_decay_length_penalty", None),

@@ -326,6 +326,9 @@ options! {
     }
 
     "Changing the logits" {
+        /// Multiply positive and divide negative logits of the prompt's tokens by X, greater than 0
+        #[arg(value_name = "X")]
+        encoder_repetition_penalty: f64 = 1.0, in POSITIVE;
         /// Divide positive and multiply negative logits of all tokens so far by X, greater than 0
         #[arg(value_name = "X")]
         repetition_penalty: f64 = 1.0, in POSITIVE;

@@ -201,7 +201,6 @@ fn penalties_count_what_they_are_defined_on() {
     assert_eq!(process(LogitsProcessor::RepetitionPenalty(2.0)), [1.0, 0.5, -2.0, 1.0]);
 }
 
-/// Numbers that look random, each below `limit`.
 /// transformers' `EncoderNoRepeatNGramLogitsProcessor`, whose encoder input is the prompt: what is generated may repeat itself.
 #[test]
 fn sequences_of_the_prompt_are_not_generated() {
@@ -223,6 +222,16 @@ fn sequences_of_the_prompt_are_not_generated() {
     assert_eq!(removed(5, &[1, 2], 2), [0; 0]);
 }
 
+/// transformers' `EncoderRepetitionPenaltyLogitsProcessor`: the inverse of the penalty, on the tokens of the prompt.
+#[test]
+fn tokens_of_the_prompt_are_favoured() {
+    let processors = LogitsProcessor::of_config(&config(&json!({"encoder_repetition_penalty": 2.0})));
+    let logits = process(&processors, History { ids: &[0, 1, 0, 2], prompt_len: 3 }, &[3.0, -3.0, 3.0, -3.0]);
+    assert_eq!(logits, [6.0, -1.5, 3.0, -3.0]);
+    assert!(LogitsProcessor::of_config(&config(&json!({"encoder_repetition_penalty": 1.0}))).is_empty());
+}
+
+/// Numbers that look random, each below `limit`.
 fn random_below(state: &mut u64, limit: usize) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*state >> 33).unwrap() % limit
@@ -528,7 +537,7 @@ fn a_generation_config_is_read_key_by_key() {
         (r#"{"temperature": "warm"}"#, "`temperature`"),
         (r#"{"top_k": -1}"#, "`top_k`"),
         (r#"{"early_stopping": "soon"}"#, "`early_stopping`"),
-        (r#"{"encoder_repetition_penalty": 3}"#, "`encoder_repetition_penalty` is 3"),
+        (r#"{"min_length": 3}"#, "`min_length` is 3"),
         (r#"{"guidance_scale": 1.5}"#, "`guidance_scale` is 1.5, which is not supported"),
         (r#"{"watermarking_config": {"bias": 2}}"#, "`watermarking_config`"),
     ] {
