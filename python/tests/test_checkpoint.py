@@ -331,7 +331,7 @@ class TokenHub(SlowHub):
         else:
             body = self.FILES[name]
             asked = self.headers.get("Range", f"bytes=0-{len(body) - 1}").removeprefix("bytes=")
-            first, last = (int(place) for place in asked.split("-"))
+            first, last = (int(place or len(body)) for place in asked.split("-"))
             last = min(last, len(body) - 1)
             about["Content_Range"] = f"bytes {first}-{last}/{len(body)}"
             self.answer(body[first : last + 1], Content_Length=last + 1 - first, **about)

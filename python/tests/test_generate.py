@@ -270,7 +270,7 @@ def test_what_the_files_say_is_the_default(tiny, program):
         ({"length_penalty": 2.0}, ValueError, "`length_penalty` is an option of beam search; give `num_beams`"),
         ({"stop": "a", "stop_strings": "b"}, ValueError, "stop and stop_strings"),
         ({"bad_words": [""]}, ValueError, "`bad_words`: expected a text"),
-        ({"bad_words": [3]}, TypeError, "`bad_words`: expected a text"),
+        ({"bad_words": [3]}, TypeError, "bad_words: expected a text or a list"),
         ({"logit_bias": [1]}, TypeError, "logit_bias: expected a dict"),
         ({"logit_bias": {5000: 1.0}}, ValueError, "5000"),
         ({"keep_head": 3}, ValueError, "give `keep_last` or `slide`"),
