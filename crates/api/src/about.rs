@@ -1,8 +1,9 @@
 //! What the server tells of itself.
 
-use candle_gpt2_generation::MAX_NEW_TOKENS;
+use candle_gpt2_generation::GenerationOptions;
 use serde_json::{Value, json};
 
+use crate::options::sampling;
 use crate::{ApiError, ServedModel};
 
 /// `/v1/models`: the model under each of its names.
@@ -102,9 +103,17 @@ pub fn version() -> String {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn props(served: &ServedModel) -> String {
+    let config = sampling(GenerationOptions::default(), served);
     let params = json!({
-        "n_predict": MAX_NEW_TOKENS, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
-        "repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+        "n_predict": config.max_new_tokens,
+        "temperature": if config.do_sample { config.temperature } else { 0.0 },
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "min_p": config.min_p.unwrap_or(0.0),
+        "typical_p": config.typical_p,
+        "repeat_penalty": config.repetition_penalty,
+        "presence_penalty": config.presence_penalty,
+        "frequency_penalty": config.frequency_penalty,
     });
     json!({
         "default_generation_settings": { "n_ctx": served.config().n_positions, "params": params },

@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_gpt2_engine::{EngineError, banned_tokens};
-use candle_gpt2_generation::{
-    AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, MAX_NEW_TOKENS, Request,
-};
+use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
 use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
-use crate::options::{Options, stated};
+use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warnings};
@@ -66,17 +64,10 @@ impl Call {
         served.check_known(&warnings)?;
         served.check_name(options.model.as_deref())?;
         let n_positions = served.config().n_positions;
-        let stated = stated(served).max_new_tokens.unwrap_or(MAX_NEW_TOKENS);
-        let most = options.max_tokens.unwrap_or(stated.min(n_positions));
+        let usual = options.sampling(served).max_new_tokens.min(n_positions);
+        let most = options.max_tokens.unwrap_or(usual);
         check_limits(served, prompts.prompts.len(), best_of, most, logprobs)?;
-        // A number that is not given adapts to the prompts: all that is asked for is room for a token, or half of the context where
-        // prompts are cut to fit.
-        let room = options.max_tokens.unwrap_or(if options.truncation.is_some() {
-            most.min(n_positions / 2)
-        } else {
-            1
-        });
-        let prompts = tokens_of(prompts, options.truncation, room, served)?;
+        let prompts = tokens_of(prompts, options.truncation, options.room(usual, served), served)?;
         let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
         let max_tokens = options.max_tokens.unwrap_or(most.min(n_positions.saturating_sub(longest).max(1)));
         if let (true, Some(logprobs)) = (echo, logprobs) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::answer::json;
 use crate::body::{Field, Fields, Unknown, Use, fields};
-use crate::completion::{Prompt, Prompts, prompts};
+use crate::completion::{Prompt, Prompts, input};
 use crate::options::{MAX_NAME_BYTES, Truncation, request_id, truncation};
 use crate::prompts::{check_ids, empty, to_read, too_long, unreadable};
 use crate::served::fresh_number;
@@ -94,18 +94,7 @@ impl ClassifyCall {
         let warnings = served.known(&unknown)?;
         let name = fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?;
         served.check_name(name.as_deref())?;
-        let Some(input) = fields.get("input") else {
-            let message =
-                "input: expected a string, strings, token ids, or lists of token ids, found nothing";
-            return Err(ApiError::invalid(message).with_param("input"));
-        };
-        let input = prompts(input, "input")?;
-        let most = served.options.limits.max_prompts;
-        if input.prompts.len() > most {
-            let message =
-                format!("input: this server takes at most {most} texts, found {}", input.prompts.len());
-            return Err(ApiError::invalid(message).with_param("input"));
-        }
+        let input = input(&fields, served)?;
         let truncation = fields.read("truncate_prompt_tokens", truncation)?;
         let use_activation = fields.boolean("use_activation", true)?;
         let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());

@@ -4,7 +4,7 @@
 
 use crate::body::{Field, Fields, Given, Unknown, Use, fields};
 use crate::options::{MAX_LOGPROBS, MAX_N, OPTIONS, Options};
-use crate::{ApiError, Warnings};
+use crate::{ApiError, ServedModel, Warnings};
 
 /// Most prompts; a server may allow fewer.
 const MAX_PROMPTS: usize = 2048;
@@ -131,6 +131,22 @@ fn best_of(given: Given<'_, '_>, options: &Options) -> Result<usize, ApiError> {
         return Err(given.wrong("n where the texts are streamed"));
     }
     Ok(best_of)
+}
+
+/// The texts of the field `input`: at least one, and as many as the server takes.
+pub(crate) fn input(fields: &Fields<'_, '_>, served: &ServedModel) -> Result<Prompts, ApiError> {
+    let wrong = |what: String| ApiError::invalid(format!("input: {what}")).with_param("input");
+    let Some(given) = fields.get("input") else {
+        return Err(wrong(
+            "expected a string, strings, token ids, or lists of token ids, found nothing".into(),
+        ));
+    };
+    let input = prompts(given, "input")?;
+    let (most, found) = (served.options.limits.max_prompts, input.prompts.len());
+    if found > most {
+        return Err(wrong(format!("this server takes at most {most} texts, found {found}")));
+    }
+    Ok(input)
 }
 
 /// A text, a list of texts, a list of token ids, or a list of such lists: the first item tells.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::answer::json;
 use crate::body::{Field, Fields, Given, Unknown, Use, fields};
-use crate::completion::prompts;
+use crate::completion::input;
 use crate::options::{MAX_NAME_BYTES, truncation};
 use crate::prompts::{empty, tokens_of};
 use crate::{ApiError, Reply, ServedModel, Warnings};
@@ -31,7 +31,7 @@ const TABLES: [&[Field]; 2] = [&SERVED, &IGNORED];
 /// let body = br#"{"input": [[5, 6], [7]], "pooling": "last"}"#;
 /// let EmbeddingsCall { rows, mut answer } = EmbeddingsCall::read(body, &served)?;
 /// assert_eq!(rows, [vec![5, 6], vec![7]]);
-/// let width = served.width();
+/// let width = model.config().n_embd;
 /// answer.add(&[vec![1.0; width], vec![2.0; width]].concat());
 /// answer.add(&vec![3.0; width]);
 /// assert!(answer.into_reply()?.json.contains(r#""usage":{"prompt_tokens":3,"total_tokens":3}"#));
@@ -86,24 +86,13 @@ impl EmbeddingsCall {
         let warnings = served.known(&unknown)?;
         let name = fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?;
         served.check_name(name.as_deref())?;
-        let Some(input) = fields.get("input") else {
-            let message =
-                "input: expected a string, strings, token ids, or lists of token ids, found nothing";
-            return Err(ApiError::invalid(message).with_param("input"));
-        };
-        let input = prompts(input, "input")?;
-        let most = served.options.limits.max_prompts;
-        if input.prompts.len() > most {
-            let message =
-                format!("input: this server takes at most {most} texts, found {}", input.prompts.len());
-            return Err(ApiError::invalid(message).with_param("input"));
-        }
+        let input = input(&fields, served)?;
         let paths: Vec<String> = (0..input.prompts.len()).map(|prompt| input.path(prompt)).collect();
         let tokens = tokens_of(input, fields.read("truncate_prompt_tokens", truncation)?, 0, served)?;
         if let Some(place) = tokens.iter().position(|tokens| tokens.told_from > 0) {
             return Err(empty(&paths[place]));
         }
-        let width = served.width();
+        let width = served.config().n_embd;
         fields.read("dimensions", |given| match given.count(0..=usize::MAX)? {
             found if found == width => Ok(()),
             _ => Err(given.wrong(format!("{width}, which is the width of this model"))),
@@ -170,15 +159,15 @@ impl EmbeddingsAnswer {
         if self.vectors.iter().flatten().any(|x| !x.is_finite()) {
             return Err(ApiError::failed("hidden states that are not finite"));
         }
-        let written = |vector: &Vec<f32>| match self.is_base64 {
+        let written = |vector: Vec<f32>| match self.is_base64 {
             true => {
-                let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+                let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
                 Written::Base64(STANDARD.encode(bytes))
             }
-            false => Written::Float(vector.clone()),
+            false => Written::Float(vector),
         };
         let entry = |(index, vector)| Entry { object: "embedding", index, embedding: written(vector) };
-        let data = self.vectors.iter().enumerate().map(entry).collect();
+        let data = self.vectors.into_iter().enumerate().map(entry).collect();
         let usage = Usage { prompt_tokens: self.prompt_tokens, total_tokens: self.prompt_tokens };
         let response = json(&Response { object: "list", data, model: &self.model, usage });
         Ok(Reply::new(response, self.warnings))

@@ -189,19 +189,31 @@ impl Options {
     /// How the next token is chosen: as the request says, else as the checkpoint's `generation_config.json` says if the operator wants
     /// that, and else as OpenAI does.
     pub(crate) fn sampling(&self, served: &ServedModel) -> GenerationConfig {
-        let mut config = GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() };
-        self.settings.clone().or(&stated(served)).put_into(&mut config);
-        config.do_sample = samples_at(config.temperature) && config.top_p > 0.0;
-        if !config.do_sample {
-            (config.temperature, config.top_p) = (1.0, 1.0);
-        }
-        config.min_p = config.min_p.filter(|min_p| *min_p > 0.0);
-        config
+        sampling(self.settings.clone(), served)
+    }
+
+    /// New tokens that prompts leave room for. A number that is not given adapts to the prompts: all that is asked for is room for a
+    /// token, or up to half of the context if they are cut to fit.
+    pub(crate) fn room(&self, usual: usize, served: &ServedModel) -> usize {
+        let half = served.config().n_positions / 2;
+        self.max_tokens.unwrap_or(if self.truncation.is_some() { usual.min(half) } else { 1 })
     }
 }
 
+/// See [`Options::sampling`].
+pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> GenerationConfig {
+    let mut config = GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() };
+    settings.or(&stated(served)).put_into(&mut config);
+    config.do_sample = samples_at(config.temperature) && config.top_p > 0.0;
+    if !config.do_sample {
+        (config.temperature, config.top_p) = (1.0, 1.0);
+    }
+    config.min_p = config.min_p.filter(|min_p| *min_p > 0.0);
+    config
+}
+
 /// What the checkpoint's files set for requests that do not, if the operator wants that: as much as vLLM takes of them.
-pub(crate) fn stated(served: &ServedModel) -> GenerationOptions {
+fn stated(served: &ServedModel) -> GenerationOptions {
     if !served.options.use_generation_config {
         return GenerationOptions::default();
     }

@@ -292,11 +292,6 @@ impl ServedModel {
         warnings.refusal().filter(|_| self.options.strict).map_or(Ok(()), Err)
     }
 
-    /// Numbers of a hidden state, `n_embd`.
-    pub fn width(&self) -> usize {
-        self.config().n_embd
-    }
-
     /// Checks that a token is one of the vocabulary.
     pub(crate) fn check_token(&self, id: u32, path: impl FnOnce() -> String) -> Result<(), ApiError> {
         if self.config().has_token(id) {

@@ -48,14 +48,11 @@ impl Defaults {
         let (mut config, path, stated) = match checkpoint.generation_config()? {
             None => (GenerationConfig { do_sample: true, ..start }, None, GenerationOptions::default()),
             Some((path, json)) => {
-                let read = |start: GenerationConfig| {
-                    let what = |error| format!("{}: {error}", path.display());
-                    start.with_json(&json).map_err(|error| EngineError::Defaults { what: what(error) })
-                };
-                let searches = read(start.clone())?.search_mode() != SearchMode::TokenByToken;
-                let config = read(GenerationConfig { do_sample: !searches, ..start })?;
-                let stated = GenerationOptions::of_json(&json)?;
-                (config, Some(path), stated)
+                let refused = |error| EngineError::Defaults { what: format!("{}: {error}", path.display()) };
+                let stated = GenerationOptions::of_json(&json).map_err(refused)?;
+                let searches = start.clone().with_stated(&stated).search_mode() != SearchMode::TokenByToken;
+                let start = GenerationConfig { do_sample: !searches, ..start };
+                (start.with_stated(&stated), Some(path), stated)
             }
         };
         let as_named = Gpt2Config { eos_token_id: config.eos_token_id, ..checkpoint.config().clone() };

@@ -49,14 +49,13 @@ pub(crate) struct Opened {
 }
 
 /// How models of the hub are reached.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct HubAccess {
     /// Whether only the cache is used.
     offline: bool,
     /// Folder of the cache; by default the one that the environment names.
     cache_dir: Option<PathBuf>,
-    /// Whether the environment's token is left out. No pickle has a token.
-    is_anonymous: bool,
+    /// The given token or that of the environment. No pickle has it.
     token: Option<SecretString>,
 }
 
@@ -72,19 +71,18 @@ pub(crate) enum HubToken {
 impl HubAccess {
     pub(crate) fn new(offline: bool, cache_dir: Option<PathBuf>, token: Option<HubToken>) -> Result<Self> {
         let cache_dir = cache_dir.map(path::absolute).transpose().map_err(PyErr::from)?;
-        let (is_anonymous, token) = match token {
-            None | Some(HubToken::FromEnvironment(true)) => (false, None),
-            Some(HubToken::FromEnvironment(false)) => (true, None),
-            Some(HubToken::Given(token)) => (false, Some(SecretString::from(token))),
+        let token = match token {
+            None | Some(HubToken::FromEnvironment(true)) => hub(offline).token,
+            Some(HubToken::FromEnvironment(false)) => None,
+            Some(HubToken::Given(token)) => Some(SecretString::from(token)),
         };
-        Ok(Self { offline, cache_dir, is_anonymous, token })
+        Ok(Self { offline, cache_dir, token })
     }
 
     fn options(&self) -> HubOptions {
         let environment = hub(self.offline);
-        let token = self.token.clone().or(environment.token).filter(|_| !self.is_anonymous);
         let cache = self.cache_dir.clone().unwrap_or(environment.cache);
-        HubOptions { cache, token, ..environment }
+        HubOptions { cache, token: self.token.clone(), ..environment }
     }
 }
 

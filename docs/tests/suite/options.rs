@@ -51,17 +51,20 @@ fn expect_file(path: &str, change: impl Fn(&str) -> String) {
     }
 }
 
+/// The text with something else between these two pieces of it.
+fn with_between(text: &str, [first, last]: [&str; 2], between: &str) -> String {
+    let (before, rest) = text.split_once(first).unwrap();
+    let (_, after) = rest.split_once(last).unwrap();
+    [before, first, between, last, after].concat()
+}
+
 #[test]
 fn the_stub_has_the_options_of_the_table() {
     let lines: String = OPTIONS
         .iter()
         .map(|option| format!("    {}: {} | None\n", option.name, python_type(option)))
         .collect();
-    expect_file("python/candle_gpt2/_native.pyi", |found| {
-        let (before, rest) = found.split_once(STUB[0]).unwrap();
-        let (_, after) = rest.split_once(STUB[1]).unwrap();
-        [before, STUB[0], &lines, STUB[1], after].concat()
-    });
+    expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, STUB, &lines));
 }
 
 /// The docstring of the package lists the names, group by group.
@@ -85,11 +88,7 @@ fn the_docstring_names_the_options_of_the_table() {
         }
     }
     let names = lines.join("\n");
-    expect_file("python/candle_gpt2/__init__.py", |found| {
-        let (before, rest) = found.split_once(DOCSTRING[0]).unwrap();
-        let (_, after) = rest.split_once(DOCSTRING[1]).unwrap();
-        [before, DOCSTRING[0], &names, DOCSTRING[1], after].concat()
-    });
+    expect_file("python/candle_gpt2/__init__.py", |found| with_between(found, DOCSTRING, &names));
 }
 
 #[test]

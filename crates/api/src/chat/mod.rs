@@ -118,9 +118,7 @@ impl ChatRequest {
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
-        let half = served.config().n_positions / 2;
-        let max_tokens = self.options.max_tokens.unwrap_or(MAX_NEW_TOKENS.min(half));
-        let kept = kept(self.options.truncation, max_tokens, served);
+        let kept = kept(self.options.truncation, self.options.room(MAX_NEW_TOKENS, served), served);
         if kept.is_none() {
             let bytes = self.messages.iter().map(|message| message.content.len()).sum();
             check_length(bytes, "messages", served)?;

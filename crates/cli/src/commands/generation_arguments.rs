@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use candle_gpt2_engine::Opened;
-use candle_gpt2_generation::{GenerationConfig, GenerationOptions, samples_at};
+use candle_gpt2_generation::{GenerationConfig, GenerationOptions};
 use clap::Args;
 
 use super::grammar::GrammarArguments;
@@ -31,8 +31,10 @@ impl GenerationArguments {
     pub(super) fn check(&self) -> Result<()> {
         let options = self.options();
         // A library may always say whether to sample; at a command line two flags that contradict each other are a mistake.
-        if options.do_sample == Some(false) && options.temperature.is_some_and(samples_at) {
-            let what = "`do_sample` cannot be used with a `temperature` above 0; give one of them".to_owned();
+        if options.do_sample == Some(false)
+            && let Some(option) = options.chooses_otherwise()
+        {
+            let what = format!("`do_sample` cannot be used with `{option}`; give one of them");
             return Err(UsageError(what).into());
         }
         Ok(options.check()?)

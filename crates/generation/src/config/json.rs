@@ -30,14 +30,18 @@ impl GenerationConfig {
     ///
     /// # Errors
     /// When it is no valid JSON, a value has another type, or something is asked for that is not served.
-    pub fn with_json(mut self, json: &str) -> Result<Self, GenerationError> {
-        let options = GenerationOptions::of_json(json)?;
+    pub fn with_json(self, json: &str) -> Result<Self, GenerationError> {
+        Ok(self.with_stated(&GenerationOptions::of_json(json)?))
+    }
+
+    /// The same configuration with what a `generation_config.json` sets, as [`GenerationOptions::of_json`] returns it.
+    pub fn with_stated(mut self, stated: &GenerationOptions) -> Self {
         // A number of all tokens takes precedence over the default of new ones.
-        if options.max_length.is_some() {
+        if stated.max_length.is_some() {
             self.max_new_tokens = usize::MAX;
         }
-        options.put_into(&mut self);
-        Ok(self)
+        stated.put_into(&mut self);
+        self
     }
 }
 

@@ -182,6 +182,15 @@ impl GenerationOptions {
         self.num_beams.is_some_and(|beams| beams != 1) || self.is_contrastive()
     }
 
+    /// The first option that asks for sampling or for another search than taking the most probable token each time.
+    pub fn chooses_otherwise(&self) -> Option<&'static str> {
+        let searches = [
+            ("num_beams", self.num_beams.is_some_and(|beams| beams != 1)),
+            ("penalty_alpha", self.is_contrastive()),
+        ];
+        first_given(self.settled().sampling_options()).or_else(|| first_given(searches))
+    }
+
     fn is_contrastive(&self) -> bool {
         self.penalty_alpha.is_some_and(|alpha| alpha != 0.0)
     }

@@ -222,7 +222,7 @@ macro_rules! options {
             /// If there is no such option, or the value has another type.
             pub fn set(&mut self, option: &str, value: Value) -> Result<(), GenerationError> {
                 let set = match option {
-                    $($( stringify!($name) => read(value).map(|value| self.$name = Some(value)), )+)+
+                    $($( stringify!($name) => OptionValue::read(value).map(|value| self.$name = Some(value)), )+)+
                     _ => return Err(GenerationError::Option { what: format!("there is no option `{option}`") }),
                 };
                 set.map_err(|error| GenerationError::Option { what: format!("`{option}`: {error}") })
@@ -292,8 +292,7 @@ options! {
     "Sampling" {
         /// Sample the next token; --greedy always takes the most probable one
         #[arg(
-            long = "greedy", num_args = 0, allow_negative_numbers = false, default_missing_value = "false", help = "Always take the most probable token",
-            conflicts_with_all = ["top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "seed", "num_beams", "penalty_alpha"]
+            long = "greedy", num_args = 0, allow_negative_numbers = false, default_missing_value = "false", help = "Always take the most probable token"
         )]
         do_sample: bool = false;
         /// Divide the logits by T: below 1 sharper, above 1 flatter, 0 takes the most probable token [default: 1]
@@ -399,19 +398,29 @@ options! {
 }
 
 /// An option as serde finds it.
-fn given<'de, D: Deserializer<'de>, T: DeserializeOwned>(deserializer: D) -> Result<Option<T>, D::Error> {
+fn given<'de, D: Deserializer<'de>, T: OptionValue>(deserializer: D) -> Result<Option<T>, D::Error> {
     let value = Value::deserialize(deserializer)?;
-    if value.is_null() { Ok(None) } else { read(value).map(Some).map_err(serde::de::Error::custom) }
+    if value.is_null() { Ok(None) } else { T::read(value).map(Some).map_err(serde::de::Error::custom) }
 }
 
-/// A value, or a single member in place of a list of one.
-fn read<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
-    let list = (!value.is_array()).then(|| Value::Array(vec![value.clone()]));
-    match (serde_json::from_value(value), list) {
-        (Err(error), Some(list)) if error.to_string().ends_with("expected a sequence") => {
-            serde_json::from_value(list)
-        }
-        (read, _) => read,
+/// The value of an option, as JSON has it.
+trait OptionValue: DeserializeOwned {
+    /// Reads it; a list also from a single member.
+    fn read(value: Value) -> serde_json::Result<Self> {
+        serde_json::from_value(value)
+    }
+}
+
+impl OptionValue for bool {}
+impl OptionValue for f64 {}
+impl OptionValue for u32 {}
+impl OptionValue for u64 {}
+impl OptionValue for usize {}
+impl OptionValue for EarlyStopping {}
+
+impl<T: DeserializeOwned> OptionValue for Vec<T> {
+    fn read(value: Value) -> serde_json::Result<Self> {
+        serde_json::from_value(if value.is_array() { value } else { Value::Array(vec![value]) })
     }
 }
 

@@ -143,6 +143,19 @@ fn contradictions_name_the_options() {
 }
 
 #[test]
+fn what_chooses_tokens_otherwise_than_greedily_is_named() {
+    for (fields, expected) in [
+        (json!({"do_sample": false, "top_k": 4}), Some("top_k")),
+        (json!({"temperature": 0.5}), Some("temperature")),
+        (json!({"num_beams": 2}), Some("num_beams")),
+        (json!({"penalty_alpha": 0.5, "top_k": 4}), Some("penalty_alpha")),
+        (json!({"temperature": 0, "top_k": 4, "num_beams": 1, "repetition_penalty": 2.0}), None),
+    ] {
+        assert_eq!(options(&fields).chooses_otherwise(), expected, "{fields}");
+    }
+}
+
+#[test]
 fn options_are_read_by_serde() {
     let read: GenerationOptions =
         serde_json::from_value(json!({"top_k": 4, "stop_strings": "a", "bad_words": ["b"], "seed": null}))
