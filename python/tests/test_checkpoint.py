@@ -124,7 +124,7 @@ def test_a_model_tells_the_same_of_its_checkpoint(name, tmp_path):
     assert model.inspect() == candle_gpt2.inspect(name) == candle_gpt2.inspect(path)
     assert model.inspect(tensors=True) == candle_gpt2.inspect(path, tensors=True)
     assert model.inspect(diff=TINY) == candle_gpt2.inspect(path, diff=TINY)
-    with pytest.raises(ValueError, match="diff and tensors exclude each other"):
+    with pytest.raises(ValueError, match="`diff` and `tensors` exclude each other"):
         model.inspect(diff=TINY, tensors=True)
     assert model.verify() == candle_gpt2.verify(path)
     written = model.convert(tmp_path / "copy", dtype="f16")
@@ -167,8 +167,8 @@ def test_wrong_calls_are_told(tmp_path):
             failing(missing)
     for options, message in [
         ({"preset": "gpt3"}, "gpt3"),
-        ({"preset": "gpt2", "tensors": True}, "diff and tensors need model: a preset has no values"),
-        ({"preset": "gpt2", "n_head": 2}, "n_head is for checkpoints"),
+        ({"preset": "gpt2", "tensors": True}, "`diff` and `tensors` need `model`: a preset has no values"),
+        ({"preset": "gpt2", "n_head": 2}, "`n_head` is for checkpoints"),
         ({"model": TINY, "preset": "gpt2"}, "exclude each other"),
         ({"model": TINY, "diff": TINY, "tensors": True}, "exclude each other"),
     ]:
@@ -179,7 +179,7 @@ def test_wrong_calls_are_told(tmp_path):
             candle_gpt2.verify(TINY, tolerance=tolerance)
     with pytest.raises(ValueError, match="dtype: expected one of f32, f16, bf16, q8_0, q4_0"):
         candle_gpt2.convert(TINY, tmp_path / "a", dtype="q3")
-    with pytest.raises(ValueError, match=r'dtype "q8_0": a Hugging Face folder holds f32, f16 or bf16'):
+    with pytest.raises(ValueError, match=r'`dtype` q8_0: a Hugging Face folder holds f32, f16 or bf16'):
         candle_gpt2.convert(TINY, tmp_path / "a", dtype="q8_0")
     (tmp_path / "there").mkdir()
     with pytest.raises(candle_gpt2.Gpt2Error, match="exists already"):

@@ -48,8 +48,8 @@ def test_numpy_reads_them(text, tmp_path):
 def test_what_is_wrong_is_told(text, tmp_path):
     with pytest.raises(ValueError, match="format: .*nanogpt or llm.c"):
         candle_gpt2.tokenize(text, tmp_path / "out", model=TINY, format="npy")
-    with pytest.raises(ValueError, match="give model or tokenizer"):
+    with pytest.raises(ValueError, match="give `model` or `tokenizer`"):
         candle_gpt2.tokenize(text, tmp_path / "out")
-    with pytest.raises(ValueError, match="held_out: expected a share"):
+    with pytest.raises(ValueError, match="`held_out`: expected a share"):
         candle_gpt2.tokenize(text, tmp_path / "out", model=TINY, held_out=2)
     assert not (tmp_path / "out").exists()

@@ -205,20 +205,20 @@ def test_wrong_calls_are_told_before_any_work(text, tmp_path):
 
     refused(ValueError, "one of them", init="built-in")
     refused(ValueError, "one of them", config=None)
-    refused(ValueError, "steps: expected at least 1, found 0", steps=0)
+    refused(ValueError, "`steps`: expected at least 1, found 0", steps=0)
     refused(ValueError, "steps: invalid type: string", steps="many")
     refused(ValueError, "seed: invalid value: integer `-1`", seed=-1)
     refused(ValueError, "from 1 to the model's context of 16, found 17", context=17)
-    refused(ValueError, "lr: expected a number greater than 0", lr=-1)
+    refused(ValueError, "`lr`: expected a number greater than 0", lr=-1)
     refused(ValueError, "schedule: unknown variant `steps`, expected one of `constant`, `linear`, `cosine`", schedule="steps")
     refused(ValueError, "dtype: expected one of f32, f16, bf16", dtype="q8_0")
-    refused(ValueError, "dropout: expected a rate from 0 to below 1", dropout=1)
-    refused(ValueError, "held_out: expected a share", held_out=1.5)
-    refused(ValueError, "patience: expected at least 1", patience=0)
-    refused(ValueError, "lora_alpha is of adapters; give lora_rank", lora_alpha=2)
-    refused(ValueError, "n_head is for checkpoints", n_head=3)
-    refused(ValueError, "lora_targets: expected some of c_attn, c_proj, c_fc, found wte", lora_rank=1, lora_targets=["wte"])
-    refused(ValueError, "lower batch_size .* or add recompute=True; ignore_memory=True", batch_size=1 << 20)
+    refused(ValueError, "`dropout`: expected a rate from 0 to below 1", dropout=1)
+    refused(ValueError, "`held_out`: expected a share", held_out=1.5)
+    refused(ValueError, "`patience`: expected at least 1", patience=0)
+    refused(ValueError, "`lora_alpha` is of adapters; give `lora_rank`", lora_alpha=2)
+    refused(ValueError, "`n_head` is for checkpoints", n_head=3)
+    refused(ValueError, "`lora_targets`: expected some of c_attn, c_proj, c_fc, found wte", lora_rank=1, lora_targets=["wte"])
+    refused(ValueError, "lower `batch_size` .* or add `recompute`; `ignore_memory` trains", batch_size=1 << 20)
     refused(ValueError, "config: the key `n_head` is missing", config={"n_embd": 12})
     refused(ValueError, "at least one file", data=[])
     refused(TypeError, "no option `step`; the nearest name is `steps`", step=1)
@@ -237,7 +237,7 @@ def test_a_folder_is_not_overwritten_and_another_training_not_resumed(text, tmp_
     out = tmp_path / "out"
     candle_gpt2.train(text, out, config=CONFIG, steps=1, batch_size=2)
     state = (out / "training-state.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="add resume=True to go on"):
+    with pytest.raises(ValueError, match="add `resume` to go on"):
         candle_gpt2.train(text, out, config=CONFIG, steps=1, batch_size=2)
     with pytest.raises(candle_gpt2.Gpt2Error, match="steps is 1 there and 2 here; give the same ones"):
         candle_gpt2.train(text, out, config=CONFIG, steps=2, batch_size=2, resume=True)
@@ -288,7 +288,7 @@ def test_labels_are_learnt_as_the_program_learns_them(tmp_path, program):
     assert sum(map(sum, classification["confusion"])) == report["held_out_rows"] == 9 == 36 - report["training_rows"]
     assert_same_files(tmp_path / "ours", tmp_path / "theirs", [*FILES, "confusion.svg"])
 
-    with pytest.raises(ValueError, match="class_weights: expected labels of ada, bob, cid, found dan"):
+    with pytest.raises(ValueError, match="`class_weights`: expected labels of ada, bob, cid, found dan"):
         candle_gpt2.train(data, tmp_path / "wrong", init=TINY, task="classify", class_weights={"dan": 2})
     with pytest.raises(ValueError, match="class_weights: .*a number greater than 0 for each label"):
         candle_gpt2.train(data, tmp_path / "wrong", init=TINY, task="classify", class_weights={"ada": 0})

@@ -135,8 +135,8 @@ def test_a_process_is_given_the_state_of_the_first(text, tmp_path):
 def test_what_does_not_fit_is_refused(text, tmp_path):
     make = lambda out, **options: candle_gpt2.Trainer(text, tmp_path / out, config=CONFIG, **{**OPTIONS, **options})  # noqa: E731
     for options, expected in [
-        ({"rank": 2, "world_size": 2}, "rank: expected below the world_size of 2, found 2"),
-        ({"world_size": 0}, "world_size: expected at least 1"),
+        ({"rank": 2, "world_size": 2}, "`rank`: expected below the world_size of 2, found 2"),
+        ({"world_size": 0}, "`world_size`: expected at least 1"),
         ({"sample": "ROMEO:"}, "a Trainer writes no samples"),
         ({"device": "tpu"}, "device: expected auto, cpu, cuda, cuda:N or metal"),
         ({"compute_dtype": "f16"}, "compute_dtype"),
@@ -149,7 +149,7 @@ def test_what_does_not_fit_is_refused(text, tmp_path):
         make("refused", device="cuda:7")
     trainer = make("run", steps=1)
     loss, gradients = trainer.loss_and_gradients()
-    with pytest.raises(ValueError, match=f"gradients: expected {len(gradients)} values"):
+    with pytest.raises(ValueError, match=f"`gradients`: expected {len(gradients)} values"):
         trainer.apply(gradients[1:], loss)
     with pytest.raises(candle_gpt2.Gpt2Error, match="not a number|finite"):
         trainer.apply(gradients, float("nan"))

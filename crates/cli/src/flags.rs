@@ -20,8 +20,12 @@ pub(crate) fn in_place_of_options(message: &str) -> String {
 }
 
 fn flags_of(command: &Command) -> BTreeMap<String, String> {
-    let flag = |option: &clap::Arg| Some((option.get_id().to_string(), option.get_long()?.to_owned()));
-    command.get_opts().filter_map(flag).collect()
+    // An option has the name of its flag, or that of its field where the two differ.
+    let flags = |option: &clap::Arg| {
+        let flag = option.get_long()?.to_owned();
+        Some([(option.get_id().to_string(), flag.clone()), (flag.replace('-', "_"), flag)])
+    };
+    command.get_arguments().filter_map(flags).flatten().collect()
 }
 
 fn replaced(message: &str, flags: &BTreeMap<String, String>) -> String {

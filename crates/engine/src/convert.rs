@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use candle_gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
 use serde::Serialize;
 
-use crate::{EngineError, ModelOptions, Reporter, Spelling, Watched};
+use crate::{EngineError, ModelOptions, Reporter, Watched};
 
 /// What is to be written.
 ///
 /// ```
-/// use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
+/// use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent};
 /// use candle_gpt2_weights::WrittenDType;
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
 /// let output = folder.join("shakespeare.gguf");
-/// let options = ConvertOptions { output, dtype: WrittenDType::Q8_0, spelling: Spelling::Keywords };
+/// let options = ConvertOptions { output, dtype: WrittenDType::Q8_0 };
 /// let written = ModelOptions::default().convert(&options, &Silent)?;
 /// assert_eq!((written.format, written.dtype), ("gguf", "q8_0"));
 /// assert!(written.bytes > 3_000_000);
@@ -29,8 +29,6 @@ pub struct ConvertOptions {
     pub output: PathBuf,
     /// The type of the written weights.
     pub dtype: WrittenDType,
-    /// How messages write the names of these options.
-    pub spelling: Spelling,
 }
 
 /// What was written.
@@ -60,15 +58,11 @@ impl ModelOptions {
         options: &ConvertOptions,
         reporter: &dyn Reporter,
     ) -> Result<Conversion, EngineError> {
-        let ConvertOptions { output, dtype, spelling } = options;
+        let ConvertOptions { output, dtype } = options;
         let name = dtype.name();
         if !is_gguf(output) && dtype.is_blocks() {
-            let option = match spelling {
-                Spelling::Flags => format!("--dtype {name}"),
-                Spelling::Keywords => format!("dtype {name:?}"),
-            };
             let what = format!(
-                "{option}: a Hugging Face folder holds f32, f16 or bf16; name a .gguf file for {name}"
+                "`dtype` {name}: a Hugging Face folder holds f32, f16 or bf16; name a .gguf file for {name}"
             );
             return Err(EngineError::Options { what });
         }

@@ -15,12 +15,12 @@ use candle_gpt2_weights::{
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Spelling, Watched};
+use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Watched};
 
 /// What is to be looked at: a checkpoint, or a published model that needs no files.
 ///
 /// ```
-/// use candle_gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent, Spelling};
+/// use candle_gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent};
 ///
 /// let options = InspectOptions {
 ///     model: None,
@@ -29,7 +29,6 @@ use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Spelling, W
 ///     diff: None,
 ///     n_head: None,
 ///     hub: HubOptions::default(),
-///     spelling: Spelling::Keywords,
 /// };
 /// let Inspected::One(found) = options.inspect(&Silent)? else { panic!("there is one model only") };
 /// assert_eq!(found.parameters.unique, 1_557_611_200);
@@ -50,8 +49,6 @@ pub struct InspectOptions {
     pub n_head: Option<usize>,
     /// Where models of the hub come from.
     pub hub: HubOptions,
-    /// How messages write the names of these options.
-    pub spelling: Spelling,
 }
 
 /// What was found.
@@ -73,20 +70,15 @@ impl InspectOptions {
     /// When the options do not go together, there is no such checkpoint or published model, a file cannot be read, or `reporter`
     /// wants no more of it.
     pub fn inspect(&self, reporter: &dyn Reporter) -> Result<Inspected, EngineError> {
-        let options = |name: &str| self.spelling.of(name);
         let refuse = |what: String| Err(EngineError::Options { what });
         let checkpoint = |model: &Path, n_head| {
             let (model, hub) = (model.to_owned(), self.hub.clone());
             ModelOptions { model, n_head, hub, ..ModelOptions::default() }.open_checkpoint(reporter)
         };
         match (&self.model, &self.preset) {
-            (Some(_), Some(_)) => {
-                refuse(format!("{} and {} exclude each other", options("model"), options("preset")))
-            }
+            (Some(_), Some(_)) => refuse("`model` and `preset` exclude each other".into()),
             (Some(model), None) => match &self.diff {
-                Some(_) if self.tensors => {
-                    refuse(format!("{} and {} exclude each other", options("diff"), options("tensors")))
-                }
+                Some(_) if self.tensors => refuse("`diff` and `tensors` exclude each other".into()),
                 Some(other) => {
                     let (first, second) = (checkpoint(model, self.n_head)?, checkpoint(other, None)?);
                     Comparison::of(&first, &second, reporter).map(Inspected::Two)
@@ -97,23 +89,17 @@ impl InspectOptions {
                     Ok(Inspected::One(found.into()))
                 }
             },
-            (None, Some(_)) if self.diff.is_some() || self.tensors => refuse(format!(
-                "{} and {} need {}: a preset has no values",
-                options("diff"),
-                options("tensors"),
-                options("model")
-            )),
+            (None, Some(_)) if self.diff.is_some() || self.tensors => {
+                refuse("`diff` and `tensors` need `model`: a preset has no values".into())
+            }
             (None, Some(_)) if self.n_head.is_some() => {
-                refuse(format!("{} is for checkpoints; here the configuration tells it", options("n_head")))
+                refuse("`n_head` is for checkpoints; here the configuration tells it".into())
             }
             (None, Some(name)) => match Gpt2Config::preset(name) {
                 Ok(config) => Ok(Inspected::One(Inspection::of_preset(&config).into())),
                 Err(error) => refuse(error.to_string()),
             },
-            (None, None) => refuse(match self.spelling {
-                Spelling::Flags => "give --model DIR or --preset NAME".into(),
-                Spelling::Keywords => "give a model, or preset with a name".into(),
-            }),
+            (None, None) => refuse("give `model` or `preset`".into()),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_gpt2_engine::{
     Comparison, ConvertOptions, EngineError, InspectOptions, Inspected, ModelOptions, Progress, Reporter,
-    Silent, Spelling, Unit, Verification, VerifyOptions,
+    Silent, Unit, Verification, VerifyOptions,
 };
 use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{WeightsError, WrittenDType};
@@ -16,9 +16,9 @@ fn options(model: impl Into<PathBuf>) -> ModelOptions {
     ModelOptions { model: model.into(), ..ModelOptions::default() }
 }
 
-fn inspecting(spelling: Spelling) -> InspectOptions {
+fn inspecting() -> InspectOptions {
     let hub = ModelOptions::default().hub;
-    InspectOptions { model: None, preset: None, tensors: false, diff: None, n_head: None, hub, spelling }
+    InspectOptions { model: None, preset: None, tensors: false, diff: None, n_head: None, hub }
 }
 
 /// Wants no more when it is asked for the `last` time.
@@ -62,12 +62,12 @@ fn jobs_end_wherever_they_are() {
         let options = InspectOptions { model: Some(folder.path().into()), ..options };
         assert_ends_everywhere("inspect", |patience| options.inspect(patience));
     };
-    inspect(InspectOptions { tensors: true, ..inspecting(Spelling::Flags) });
-    inspect(InspectOptions { diff: Some(other), ..inspecting(Spelling::Flags) });
+    inspect(InspectOptions { tensors: true, ..inspecting() });
+    inspect(InspectOptions { diff: Some(other), ..inspecting() });
     let target = tempfile::tempdir().unwrap();
     assert_ends_everywhere("convert", |patience| {
         let output = target.path().join("copy");
-        let options = ConvertOptions { output, dtype: WrittenDType::F32, spelling: Spelling::Flags };
+        let options = ConvertOptions { output, dtype: WrittenDType::F32 };
         let written = model.convert(&options, patience);
         if written.is_ok() {
             std::fs::remove_dir_all(&options.output).unwrap();
@@ -78,40 +78,32 @@ fn jobs_end_wherever_they_are() {
 }
 
 #[test]
-fn options_that_exclude_each_other_are_told_as_the_face_spells_them() {
+fn options_that_exclude_each_other_are_named() {
     let preset = Some("gpt2".to_owned());
     let told = |options: InspectOptions| {
         let error = options.inspect(&Silent).unwrap_err();
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
-    for (spelling, diff, both, n_head) in [
-        (
-            Spelling::Flags,
-            "--diff and --tensors need --model: a preset has no values",
-            "--diff and --tensors exclude each other",
-            "--n-head is for checkpoints; here the configuration tells it",
-        ),
-        (
-            Spelling::Keywords,
-            "diff and tensors need model: a preset has no values",
-            "diff and tensors exclude each other",
-            "n_head is for checkpoints; here the configuration tells it",
-        ),
-    ] {
-        let of_preset = || InspectOptions { preset: preset.clone(), ..inspecting(spelling) };
-        assert_eq!(told(InspectOptions { tensors: true, ..of_preset() }), diff);
-        assert_eq!(told(InspectOptions { diff: Some("x".into()), ..of_preset() }), diff);
-        assert_eq!(told(InspectOptions { n_head: Some(2), ..of_preset() }), n_head);
-        let (model, diff) = (Some("x".into()), Some("y".into()));
-        assert_eq!(told(InspectOptions { model, diff, tensors: true, ..inspecting(spelling) }), both);
-    }
-    assert!(told(inspecting(Spelling::Flags)).contains("--model DIR or --preset NAME"));
+    let of_preset = || InspectOptions { preset: preset.clone(), ..inspecting() };
+    let without_values = "`diff` and `tensors` need `model`: a preset has no values";
+    assert_eq!(told(InspectOptions { tensors: true, ..of_preset() }), without_values);
+    assert_eq!(told(InspectOptions { diff: Some("x".into()), ..of_preset() }), without_values);
+    assert_eq!(
+        told(InspectOptions { n_head: Some(2), ..of_preset() }),
+        "`n_head` is for checkpoints; here the configuration tells it"
+    );
+    let (model, diff) = (Some("x".into()), Some("y".into()));
+    assert_eq!(
+        told(InspectOptions { model, diff, tensors: true, ..inspecting() }),
+        "`diff` and `tensors` exclude each other"
+    );
+    assert!(told(inspecting()).contains("give `model` or `preset`"));
     let dtype = WrittenDType::Q8_0;
-    let convert = ConvertOptions { output: "folder".into(), dtype, spelling: Spelling::Keywords };
+    let convert = ConvertOptions { output: "folder".into(), dtype };
     let error = options("x").convert(&convert, &Silent).unwrap_err();
     assert!(
-        error.is_usage() && error.to_string().starts_with("dtype \"q8_0\": a Hugging Face folder"),
+        error.is_usage() && error.to_string().starts_with("`dtype` q8_0: a Hugging Face folder"),
         "{error}"
     );
 }
@@ -120,18 +112,18 @@ fn options_that_exclude_each_other_are_told_as_the_face_spells_them() {
 fn what_is_told_of_a_checkpoint_is_the_checkpoint() {
     let tiny = fixture_path("tiny-checkpoint");
     let inspected = |options: InspectOptions| options.inspect(&Silent).unwrap();
-    let options = InspectOptions { model: Some(tiny.clone()), tensors: true, ..inspecting(Spelling::Flags) };
+    let options = InspectOptions { model: Some(tiny.clone()), tensors: true, ..inspecting() };
     let Inspected::One(found) = inspected(options) else { panic!("one checkpoint is no comparison") };
     assert_eq!((found.format, found.naming), ("safetensors", "Hugging Face"));
     assert_eq!(found.stored_parameters, Some(found.parameters.unique));
     assert!(found.tensors.iter().all(|tensor| tensor.statistics.is_some()), "{:?}", found.tensors);
     let preset = Some("distilgpt2".to_owned());
-    let options = InspectOptions { preset, ..inspecting(Spelling::Flags) };
+    let options = InspectOptions { preset, ..inspecting() };
     let Inspected::One(found) = inspected(options) else { panic!("a preset is no comparison") };
     assert_eq!((found.parameters.unique, found.memory_bytes.f16), (81_912_576, 163_825_152));
     let diff = Some(fixture_path("formats/gguf/q8_0.gguf"));
     let model = Some(fixture_path("formats/gguf/f32.gguf"));
-    let options = InspectOptions { model, diff, ..inspecting(Spelling::Flags) };
+    let options = InspectOptions { model, diff, ..inspecting() };
     let Inspected::Two(Comparison { equal, first_differing, largest, differences }) = inspected(options)
     else {
         panic!("a comparison was asked for")

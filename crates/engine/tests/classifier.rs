@@ -4,7 +4,7 @@
 
 use candle_gpt2_engine::{
     Classification, Classifier, ConvertOptions, EngineError, InspectOptions, Inspected, Label, ModelOptions,
-    Question, Silent, Spelling, VerifyOptions, WeightDType,
+    Question, Silent, VerifyOptions, WeightDType,
 };
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture, temporary_folder};
 use candle_gpt2_weights::WrittenDType;
@@ -313,7 +313,6 @@ fn classifiers_are_inspected_verified_and_converted() {
             diff: None,
             n_head: None,
             hub: model.hub.clone(),
-            spelling: Spelling::Keywords,
         };
         let Inspected::One(inspection) = looking.inspect(&Silent).unwrap() else { panic!("one") };
         assert_eq!(inspection.tied_head, name == "double");
@@ -328,7 +327,7 @@ fn classifiers_are_inspected_verified_and_converted() {
         assert_eq!(needed.kv == 0, name != "double");
 
         let output = place.path().join(name);
-        let converting = |output, dtype| ConvertOptions { output, dtype, spelling: Spelling::Keywords };
+        let converting = |output, dtype| ConvertOptions { output, dtype };
         model.convert(&converting(output.clone(), WrittenDType::F32), &Silent).unwrap();
         let against = VerifyOptions { against: Some(output), ..VerifyOptions::default() };
         let found = model.verify(&against, &Silent).unwrap();

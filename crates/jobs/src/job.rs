@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Watched};
+use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Watched};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_kernels::free_memory;
 use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, replace_file};
@@ -40,7 +40,7 @@ const SAMPLE_TOKENS: usize = 60;
 /// use std::sync::Arc;
 ///
 /// use candle_gpt2::Gpt2Config;
-/// use candle_gpt2_engine::{HubOptions, Silent, Spelling};
+/// use candle_gpt2_engine::{HubOptions, Silent};
 /// use candle_gpt2_jobs::{Start, TrainJob, TrainOptions};
 ///
 /// let folder = tempfile::tempdir()?;
@@ -54,7 +54,6 @@ const SAMPLE_TOKENS: usize = 60;
 ///     out: folder.path().join("model"),
 ///     options: TrainOptions { steps: 2, batch_size: 3, eval_every: 2, ..TrainOptions::default() },
 ///     hub: HubOptions::default(),
-///     spelling: Spelling::Keywords,
 /// };
 /// let reporter: Arc<dyn candle_gpt2_engine::Reporter> = Arc::new(Silent);
 /// let report = job.run(&reporter, &mut |_| ())?;
@@ -79,8 +78,6 @@ pub struct TrainJob {
     pub options: TrainOptions,
     /// Where checkpoints of the hub come from.
     pub hub: HubOptions,
-    /// How messages write the names of options.
-    pub spelling: Spelling,
 }
 
 /// What happens in a training. [`TrainJob::run`] tells them.
@@ -246,7 +243,7 @@ impl TrainJob {
     pub fn open_share(&self, reporter: &Arc<dyn Reporter>, share: Share) -> Result<Run, JobError> {
         share.check()?;
         let options = &self.options;
-        options.check(&self.start, self.spelling)?;
+        options.check(&self.start)?;
         let apart = match share.index {
             0 => None,
             _ => Some(Arc::new(apart()?)),
@@ -256,7 +253,7 @@ impl TrainJob {
             JobFolder::expect_unused(&self.out)?;
             self.check_folder()?;
         }
-        let source = Source::open(&self.data, options, self.spelling)?;
+        let source = Source::open(&self.data, options)?;
         let prepared = self.prepare(&source, &**reporter)?;
         let mut numbers = options.numbers(&self.start, &prepared.config);
         numbers.check(&prepared.config)?;
@@ -306,7 +303,7 @@ impl TrainJob {
     /// A folder that holds something is only used to resume.
     fn check_folder(&self) -> Result<(), TrainingError> {
         let refuse = |what: &str| {
-            let what = format!("{} {}: {what}", self.spelling.of("out"), self.out.display());
+            let what = format!("`out` {}: {what}", self.out.display());
             Err(TrainingError::Call { what })
         };
         if self.out.exists() && !self.out.is_dir() {
@@ -320,7 +317,7 @@ impl TrainJob {
             (false, false) => refuse("the folder is not empty; choose another name"),
             (false, true) => refuse(&format!(
                 "the folder is not empty; add {} to go on with the training in it, or choose another name",
-                switched_on(self.spelling, "resume")
+                "`resume`"
             )),
         }
     }
@@ -338,24 +335,24 @@ impl TrainJob {
                 let checkpoint = options.open_checkpoint(reporter)?;
                 checkpoint.check()?;
                 let tokenizer = checkpoint.tokenizer(self.tokenizer.as_deref())?.into();
-                let config = source.with_head(checkpoint.config().clone(), self.spelling)?;
+                let config = source.with_head(checkpoint.config().clone())?;
                 let config = self.options.with_dropout(config);
                 return Ok(Prepared { config, tokenizer, checkpoint: Some(checkpoint) });
             }
             Start::ConfigFile(path) => (read_config(path)?, path.display().to_string()),
-            Start::Config(config) => ((**config).clone(), self.spelling.of("config")),
+            Start::Config(config) => ((**config).clone(), "`config`".into()),
         };
         let mut config = self.options.with_dropout(config);
         let tokenizer = match &self.tokenizer {
             Some(path) => load_tokenizer(path)?,
-            None => source.tokenizer((&config, name), self.spelling, reporter)?,
+            None => source.tokenizer((&config, name), reporter)?,
         };
         // The ids of the end of a text are the tokenizer's, whatever the configuration says.
         if let Some(end) = tokenizer.token_to_id(END_OF_TEXT) {
             config.bos_token_id = Some(end);
             config.eos_token_id = vec![end];
         }
-        let config = source.with_head(config, self.spelling)?;
+        let config = source.with_head(config)?;
         Ok(Prepared { config, tokenizer: tokenizer.into(), checkpoint: None })
     }
 
@@ -398,20 +395,16 @@ impl TrainJob {
         numbers: &Hyperparameters,
         device: &Device,
     ) -> Result<(), TrainingError> {
-        let (spelling, recomputes) = (self.spelling, self.options.recompute);
+        let recomputes = self.options.recompute;
         let needed = estimated_bytes(config, numbers, recomputes, device);
         let free = free_memory(device).map(|free| free as u64);
         let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
         let recompute = match recomputes {
             true => String::new(),
-            false => format!(", or add {}", switched_on(spelling, "recompute")),
+            false => ", or add `recompute`".into(),
         };
         let advice = format!(
-            "lower {} (and raise {}) or {}{recompute}; {} trains all the same",
-            spelling.of("batch_size"),
-            spelling.of("accumulate"),
-            spelling.of("context"),
-            switched_on(spelling, "ignore_memory"),
+            "lower `batch_size` (and raise `accumulate`) or `context`{recompute}; `ignore_memory` trains all the same"
         );
         Err(TrainingError::NoRoom {
             parameters: ParameterCounts::new(config).unique,
@@ -427,14 +420,6 @@ impl TrainJob {
 /// A folder that goes with the run that uses it.
 fn apart() -> Result<TempDir, TrainingError> {
     TempDir::new().map_err(|error| TrainingError::File { path: std::env::temp_dir(), error })
-}
-
-/// How a user switches this option on.
-fn switched_on(spelling: Spelling, option: &str) -> String {
-    match spelling {
-        Spelling::Flags => spelling.of(option),
-        Spelling::Keywords => format!("{option}=True"),
-    }
 }
 
 fn read_config(path: &Path) -> Result<Gpt2Config, TrainingError> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{DeviceChoice, Spelling, UnknownName};
+use candle_gpt2_engine::{DeviceChoice, UnknownName};
 use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -142,7 +142,7 @@ impl TrainOptions {
     ///
     /// # Errors
     /// When a number is out of its range, or options do not go together.
-    pub(crate) fn check(&self, start: &Start, spelling: Spelling) -> Result<(), TrainingError> {
+    pub(crate) fn check(&self, start: &Start) -> Result<(), TrainingError> {
         let refuse = |option, expected: &str, found: String| {
             Err(TrainingError::OptionOutOfRange { option, expected: expected.into(), found })
         };
@@ -165,17 +165,17 @@ impl TrainOptions {
         if self.lora_rank.is_none()
             && let Some((option, _)) = of_adapters.into_iter().find(|(_, is_given)| *is_given)
         {
-            let what = format!("{} is of adapters; give {}", spelling.of(option), spelling.of("lora_rank"));
+            let what = format!("`{option}` is of adapters; give `lora_rank`");
             return Err(TrainingError::Call { what });
         }
         let not_with = |option: &str, reason: String| {
-            let what = format!("{} {reason}", spelling.of(option));
+            let what = format!("`{option}` {reason}");
             Err(TrainingError::Call { what })
         };
         if self.train_blocks.is_some() && self.lora_rank.is_some() {
             return not_with(
                 "train_blocks",
-                format!("does not go with {}: adapters are in all blocks", spelling.of("lora_rank")),
+                "does not go with `lora_rank`: adapters are in all blocks".into(),
             );
         }
         if self.train_blocks.is_some() && !matches!(start, Start::Checkpoint(_)) {
@@ -194,8 +194,7 @@ impl TrainOptions {
             );
         }
         if self.n_head.is_some() && !matches!(start, Start::Checkpoint(_)) {
-            let what =
-                format!("{} is for checkpoints; here the configuration tells it", spelling.of("n_head"));
+            let what = "`n_head` is for checkpoints; here the configuration tells it".into();
             return Err(TrainingError::Call { what });
         }
         Ok(())

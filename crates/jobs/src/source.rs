@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Gpt2Config, HeadKind, ProblemType};
-use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_engine::Reporter;
 use candle_gpt2_weights::Tokenizer;
 
 use crate::row_data::{Assignment, RowFiles};
@@ -23,13 +23,9 @@ impl Source {
     ///
     /// # Errors
     /// When a file cannot be read, or holds something else.
-    pub(crate) fn open(
-        paths: &[PathBuf],
-        options: &TrainOptions,
-        spelling: Spelling,
-    ) -> Result<Self, TrainingError> {
+    pub(crate) fn open(paths: &[PathBuf], options: &TrainOptions) -> Result<Self, TrainingError> {
         match options.task {
-            Task::Text => Ok(Self::Texts(TextSource::open(paths, options.held_out, spelling)?)),
+            Task::Text => Ok(Self::Texts(TextSource::open(paths, options.held_out)?)),
             task => Ok(Self::Rows(RowFiles::read(paths, task, options.held_out)?)),
         }
     }
@@ -41,11 +37,10 @@ impl Source {
     pub(crate) fn tokenizer(
         &self,
         (config, name): (&Gpt2Config, String),
-        spelling: Spelling,
         reporter: &dyn Reporter,
     ) -> Result<Tokenizer, TrainingError> {
         match self {
-            Self::Texts(texts) => texts.tokenizer((config, name), spelling, reporter),
+            Self::Texts(texts) => texts.tokenizer((config, name), reporter),
             Self::Rows(files) => {
                 let texts = files.texts().map(|text| Ok(text.to_owned()));
                 trained_tokenizer(texts, (config, name), reporter)
@@ -57,11 +52,7 @@ impl Source {
     ///
     /// # Errors
     /// When the model has another head, or the labels are too few or too many.
-    pub(crate) fn with_head(
-        &self,
-        config: Gpt2Config,
-        spelling: Spelling,
-    ) -> Result<Gpt2Config, TrainingError> {
+    pub(crate) fn with_head(&self, config: Gpt2Config) -> Result<Gpt2Config, TrainingError> {
         let (task, is_fitting, trains) = match self {
             Self::Rows(files) if files.task() == Task::Classify => {
                 let is_classifier = config.head == HeadKind::SequenceClassification
@@ -80,8 +71,7 @@ impl Source {
             let problem =
                 config.problem_type.map_or(String::new(), |problem| format!(" ({})", problem.name()));
             let what = format!(
-                "{} {task} trains {trains}; this model is a {}{problem}",
-                spelling.of("task"),
+                "`task` {task} trains {trains}; this model is a {}{problem}",
                 config.head.class_name()
             );
             return Err(TrainingError::Call { what });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_engine::Reporter;
 use candle_gpt2_kernels::thread_count;
 use candle_gpt2_weights::{Tokenizer, load_tokenizer, partial_folder, train_tokenizer};
 use tempfile::TempDir;
@@ -32,14 +32,14 @@ impl TextSource {
     ///
     /// # Errors
     /// That of [`Corpus::open`], and when folders stand beside others.
-    pub(crate) fn open(data: &[PathBuf], held_out: f64, spelling: Spelling) -> Result<Self, TrainingError> {
+    pub(crate) fn open(data: &[PathBuf], held_out: f64) -> Result<Self, TrainingError> {
         match data {
             [folder] if folder.is_dir() => Ok(Self::Tokens(folder.clone())),
             _ => match data.iter().find(|path| path.is_dir()) {
                 Some(folder) => {
-                    let (option, folder) = (spelling.of("data"), folder.display());
+                    let folder = folder.display();
                     let what = format!(
-                        "{option} {folder}: a folder of tokens stands alone; give it by itself, or text files"
+                        "`data` {folder}: a folder of tokens stands alone; give it by itself, or text files"
                     );
                     Err(TrainingError::Call { what })
                 }
@@ -56,7 +56,6 @@ impl TextSource {
     pub(crate) fn tokenizer(
         &self,
         (config, name): (&Gpt2Config, String),
-        spelling: Spelling,
         reporter: &dyn Reporter,
     ) -> Result<Tokenizer, TrainingError> {
         let corpus = match self {
@@ -67,9 +66,8 @@ impl TextSource {
                     return Ok(load_tokenizer(&path)?);
                 }
                 let what = format!(
-                    "{}: no {TOKENIZER_FILE} stands beside the tokens; give the one that made them: {}",
-                    folder.display(),
-                    spelling.of("tokenizer")
+                    "{}: no {TOKENIZER_FILE} stands beside the tokens; give the one that made them: `tokenizer`",
+                    folder.display()
                 );
                 return Err(TrainingError::Call { what });
             }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Spelling, Unit};
+use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Unit};
 use candle_gpt2_kernels::thread_count;
 use candle_gpt2_weights::{
     END_OF_TEXT, EncoderSession, TextEncoder, Tokenizer, WeightsError, load_tokenizer, replace_file,
@@ -42,7 +42,7 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 /// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
 ///
 /// ```
-/// use candle_gpt2_engine::{HubOptions, Silent, Spelling};
+/// use candle_gpt2_engine::{HubOptions, Silent};
 /// use candle_gpt2_jobs::{TokenizeJob, TokenizeOptions};
 ///
 /// let folder = tempfile::tempdir()?;
@@ -57,7 +57,6 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 ///     options: TokenizeOptions::default(),
 ///     n_head: None,
 ///     hub: HubOptions::default(),
-///     spelling: Spelling::Keywords,
 /// };
 /// let report = job.run(&Silent)?;
 /// assert!(report.training_tokens > 500);
@@ -80,8 +79,6 @@ pub struct TokenizeJob {
     pub n_head: Option<usize>,
     /// Where checkpoints of the hub come from.
     pub hub: HubOptions,
-    /// How messages write the names of options.
-    pub spelling: Spelling,
 }
 
 /// How texts become token files. As JSON it is an object with the names of the fields, of which any may be left out.
@@ -238,7 +235,7 @@ impl TokenizeJob {
     }
 
     fn refusal(&self, what: &str) -> TrainingError {
-        let what = format!("{} {}: {what}", self.spelling.of("out"), self.out.display());
+        let what = format!("`out` {}: {what}", self.out.display());
         TrainingError::Call { what }
     }
 
@@ -257,7 +254,7 @@ impl TokenizeJob {
             return Err(TrainingError::OptionOutOfRange { option: "shard_tokens", expected, found });
         }
         if self.model.is_none() && self.tokenizer.is_none() {
-            let what = format!("give {} or {}", self.spelling.of("model"), self.spelling.of("tokenizer"));
+            let what = "give `model` or `tokenizer`".into();
             return Err(TrainingError::Call { what });
         }
         Ok(())
@@ -323,10 +320,7 @@ impl TokenizeJob {
                 Ok(found)
             }
             (false, true) => Err(self.refusal("it holds tokens already; choose another name")),
-            (false, false) => Err(self.refusal(&format!(
-                "it holds what an interrupted run has made; give {} to go on with it, or choose another name",
-                self.spelling.of("resume")
-            ))),
+            (false, false) => Err(self.refusal("it holds what an interrupted run has made; give `resume` to go on with it, or choose another name")),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::LogitsFor;
-use candle_gpt2_engine::{Reporter, Spelling, Unit};
+use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
 use candle_gpt2_pictures::{Axis, Metric as Shown};
 use serde_json::Value;
@@ -53,13 +53,12 @@ impl Ablate {
 /// What takes the place of a head's output.
 ///
 /// ```
-/// use candle_gpt2_engine::Spelling;
 /// use candle_gpt2_look::{Ablate, Instead, Text};
 ///
 /// let mut ablate = Ablate::new(Text::Ids(vec![5, 6, 7]));
-/// ablate.with = Instead::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])], Spelling::Keywords);
-/// assert!(Instead::read("raw-zero", Spelling::Flags).is_ok());
-/// assert!(Instead::read("nothing", Spelling::Flags).is_err());
+/// ablate.with = Instead::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])]);
+/// assert!(Instead::read("raw-zero").is_ok());
+/// assert!(Instead::read("nothing").is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -91,22 +90,22 @@ impl Instead {
     }
 
     /// The mean of other texts.
-    pub fn mean(texts: Vec<Text>, spelling: Spelling) -> Self {
+    pub fn mean(texts: Vec<Text>) -> Self {
         let name = format!("mean of {} texts", texts.len());
-        Self { what: What::Mean(texts), name, origin: spelling.of("with") }
+        Self { what: What::Mean(texts), name, origin: "`with`".into() }
     }
 
     /// What it is in another text of as many tokens.
-    pub fn sample(text: Text, spelling: Spelling) -> Self {
+    pub fn sample(text: Text) -> Self {
         let name = "that of another text".to_owned();
-        Self { what: What::Sample(vec![text]), name, origin: spelling.of("with") }
+        Self { what: What::Sample(vec![text]), name, origin: "`with`".into() }
     }
 
     /// Reads `raw-zero`, `transformer-lens-zero`, `mean:FILE` (of the texts in its lines) or `sample:FILE` (of its one line).
     ///
     /// # Errors
     /// When it is something else, or the file cannot be read or has no text.
-    pub fn read(text: &str, spelling: Spelling) -> Result<Self> {
+    pub fn read(text: &str) -> Result<Self> {
         let lines = |path: &str| -> Result<Vec<Text>> {
             let text = read_text(Path::new(path))?;
             let lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -123,8 +122,7 @@ impl Instead {
             (_, Some(("sample", path))) => (What::Sample(lines(path)?), path),
             _ => {
                 return Err(wrong(format!(
-                    "{} {text}: expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE",
-                    spelling.of("with")
+                    "`with` {text}: expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE"
                 )));
             }
         };
@@ -172,8 +170,7 @@ impl Look for Ablate {
 
     fn check(&self, reader: &Reader) -> Result<CheckedAblate> {
         if self.at.is_some() && self.heads.is_none() {
-            let [at, heads] = ["at", "heads"].map(|name| reader.option(name));
-            return Err(wrong(format!("{at} is of chosen heads; give {heads}")));
+            return Err(wrong("`at` is of chosen heads; give `heads`"));
         }
         let metric = CheckedMetric::read(reader, &self.text, &self.metric)?;
         let tokens = metric.ids.len();

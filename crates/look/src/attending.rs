@@ -88,23 +88,23 @@ impl Look for HeadKinds {
     type Checked = CheckedHeadKinds;
 
     fn check(&self, reader: &Reader) -> Result<CheckedHeadKinds> {
-        let names = ["exclude_bos", "exclude_current", "length", "from", "below", "rows"];
-        let [bos, current, length_name, from_name, below_name, rows] = names.map(|name| reader.option(name));
         if let Some(text) = &self.text {
             return reader.text(text).map(CheckedHeadKinds::Text);
         }
         if self.exclude_bos || self.exclude_current {
-            return Err(wrong(format!("{bos} and {current} are for a text; give one, or leave them out")));
+            return Err(wrong(
+                "`exclude_bos` and `exclude_current` are for a text; give one, or leave them out",
+            ));
         }
         if !(1..=MOST_ROWS).contains(&self.rows) {
-            return Err(wrong(format!("{rows}: expected from 1 to {MOST_ROWS}, found {}", self.rows)));
+            return Err(wrong(format!("`rows`: expected from 1 to {MOST_ROWS}, found {}", self.rows)));
         }
         let config = reader.config();
         let half = config.n_positions.saturating_sub(usize::from(reader.bos().is_some())) / 2;
         let length = self.length.unwrap_or(half.min(LENGTH));
         if length == 0 || length > half {
             return Err(wrong(format!(
-                "{length_name} {length}: 1 to {half} tokens can be read twice by this model"
+                "`length` {length}: 1 to {half} tokens can be read twice by this model"
             )));
         }
         let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);
@@ -112,7 +112,7 @@ impl Look for HeadKinds {
         let from = self.from.unwrap_or(if below > LOWEST_TOKEN { LOWEST_TOKEN } else { 0 });
         if from >= below || below > vocab_size {
             return Err(wrong(format!(
-                "{from_name} {from} {below_name} {below}: expected a range within the vocabulary of {vocab_size}"
+                "`from` {from} `below` {below}: expected a range within the vocabulary of {vocab_size}"
             )));
         }
         Ok(CheckedHeadKinds::Random { length, from, below })

@@ -42,7 +42,6 @@ impl Look for Attention {
     type Checked = (Vec<u32>, Vec<Head>);
 
     fn check(&self, reader: &Reader) -> Result<Self::Checked> {
-        let [layers, heads] = ["layers", "heads"].map(|name| reader.option(name));
         let all = |layers: Vec<usize>| {
             let n_head = reader.config().n_head;
             let heads =
@@ -51,7 +50,7 @@ impl Look for Attention {
         };
         let chosen: Vec<Head> = match (&self.layers, &self.heads) {
             (Some(_), Some(_)) => {
-                return Err(wrong(format!("{layers} and {heads} cannot be used together; give one of them")));
+                return Err(wrong("`layers` and `heads` cannot be used together; give one of them"));
             }
             (Some(layers), None) => all(reader.layers(layers)?),
             (None, Some(heads)) => reader.heads(heads)?.0,
@@ -61,7 +60,7 @@ impl Look for Attention {
         let count = chosen.len().saturating_mul(ids.len()).saturating_mul(ids.len());
         if count > MOST_VALUES {
             return Err(wrong(format!(
-                "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose {layers} or {heads}, or a shorter text",
+                "{} heads of {} tokens have {count} values, more than {MOST_VALUES}; choose `layers` or `heads`, or a shorter text",
                 chosen.len(),
                 ids.len()
             )));

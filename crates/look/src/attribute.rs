@@ -50,10 +50,9 @@ impl Look for Attribute {
 
     fn check(&self, reader: &Reader) -> Result<CheckedMetric> {
         if self.metric.measure != Measure::Logit {
-            let measure = reader.option("measure");
-            return Err(wrong(format!(
-                "{measure}: parts of the residual stream add up to logits, not to probabilities; leave it out, or give {measure} logit"
-            )));
+            return Err(wrong(
+                "`measure`: parts of the residual stream add up to logits, not to probabilities; leave it out, or give `measure` logit",
+            ));
         }
         CheckedMetric::read(reader, &self.text, &self.metric)
     }

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use candle_gpt2::{LogitsFor, Observer, Site, SiteKind};
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_interpret::{Chain, Processing, Record};
 use candle_gpt2_pictures::Token;
 use candle_gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
@@ -85,11 +84,10 @@ pub struct Cached {
 /// A format of files with activations.
 ///
 /// ```
-/// use candle_gpt2_engine::Spelling;
 /// use candle_gpt2_look::CacheFormat;
 ///
-/// assert!(matches!(CacheFormat::of("cache.npz".as_ref(), Spelling::Flags)?, CacheFormat::Npz));
-/// assert!(CacheFormat::of("cache.txt".as_ref(), Spelling::Flags).is_err());
+/// assert!(matches!(CacheFormat::of("cache.npz".as_ref())?, CacheFormat::Npz));
+/// assert!(CacheFormat::of("cache.txt".as_ref()).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,13 +103,12 @@ impl CacheFormat {
     ///
     /// # Errors
     /// When it is neither; the message names the option `out`.
-    pub fn of(path: &Path, spelling: Spelling) -> Result<Self> {
+    pub fn of(path: &Path) -> Result<Self> {
         match path.extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => Ok(Self::Safetensors),
             Some("npz") => Ok(Self::Npz),
             _ => Err(wrong(format!(
-                "{} {}: expected a name that ends in .safetensors or .npz",
-                spelling.of("out"),
+                "`out` {}: expected a name that ends in .safetensors or .npz",
                 path.display()
             ))),
         }
@@ -130,8 +127,7 @@ impl Activations {
             let layers = reader.layers(layers)?;
             sites.retain(|site| site.layer.is_none_or(|layer| layers.contains(&layer)));
             if sites.is_empty() {
-                let option = reader.option("layers");
-                return Err(wrong(format!("{option}: none of the places is in these layers")));
+                return Err(wrong("`layers`: none of the places is in these layers"));
             }
         }
         let positions =

@@ -54,10 +54,8 @@ impl ComparedTexts {
                 shown.collect::<Vec<_>>().join(" | ")
             };
             return Err(wrong(format!(
-                "{} has {} tokens and {} {}; they are compared position by position, so make them as long:\n{}\n{}",
-                reader.option("clean"),
+                "`clean` has {} tokens and `corrupt` {}; they are compared position by position, so make them as long:\n{}\n{}",
                 clean.len(),
-                reader.option("corrupt"),
                 corrupted.len(),
                 row(&clean),
                 row(&corrupted)

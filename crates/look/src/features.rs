@@ -43,13 +43,13 @@ pub struct Features {
 impl Features {
     /// Reads the autoencoder, and checks that it is one for such a model.
     fn open(&self, reader: &Reader) -> Result<Dictionary> {
-        let (path, model, option) = (&self.sae, reader.config(), reader.option("site"));
+        let (path, model) = (&self.sae, reader.config());
         let site = match &self.site {
             Some(name) => {
                 let sites =
-                    named_sites(name, model.n_layer).map_err(|error| wrong(format!("{option}: {error}")))?;
+                    named_sites(name, model.n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
                 let [site] = sites[..] else {
-                    return Err(wrong(format!("{option} {name}: expected one place, such as 8.resid_post")));
+                    return Err(wrong(format!("`site` {name}: expected one place, such as 8.resid_post")));
                 };
                 Some(site)
             }
@@ -64,7 +64,7 @@ impl Features {
             let file = TensorFile::read(path)?;
             let Some(site) = site.or_else(|| of_folder(path)) else {
                 return Err(wrong(format!(
-                    "{}: the file does not say what it was trained on; {option} does",
+                    "{}: the file does not say what it was trained on; `site` does",
                     path.display()
                 )));
             };

@@ -102,9 +102,8 @@ impl OneHead {
             .map(|(option, position)| reader.position(option, position, ids.len()));
         let (query, key) = (query?, key?);
         if key > query {
-            let option = reader.option("key");
             return Err(wrong(format!(
-                "{option} {key}: token {query} sees itself and the tokens before it, of which this is none"
+                "`key` {key}: token {query} sees itself and the tokens before it, of which this is none"
             )));
         }
         Ok(CheckedHead { ids, head: self.head, query, key })

@@ -80,8 +80,7 @@ impl Look for Lens {
 
     fn check(&self, reader: &Reader) -> Result<CheckedLens> {
         if self.watch.is_empty() && matches!(self.show, LensValue::Rank | LensValue::WatchedProbability) {
-            let [show, watch] = ["show", "watch"].map(|name| reader.option(name));
-            return Err(wrong(format!("{show} rank and watched-probability are of a token: {watch} TEXT")));
+            return Err(wrong("`show` rank and watched-probability are of a token: `watch` TEXT"));
         }
         let watch = self.watch.iter().map(|token| reader.token("watch", token)).collect::<Result<_>>()?;
         let ids = reader.text(&self.text)?;

@@ -69,8 +69,7 @@ impl MetricOptions {
     /// The metric of a text of so many tokens.
     pub(crate) fn read(&self, reader: &Reader, tokens: usize) -> Result<Asked> {
         if self.against.is_some() && self.answer.is_none() {
-            let [against, answer] = ["against", "answer"].map(|name| reader.option(name));
-            return Err(wrong(format!("{against} is compared with {answer}; give both, or neither")));
+            return Err(wrong("`against` is compared with `answer`; give both, or neither"));
         }
         let token = |option: &str, token: &Option<TokenChoice>| {
             token.as_ref().map(|token| reader.token(option, token)).transpose()

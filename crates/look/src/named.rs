@@ -1,6 +1,5 @@
 //! Choices by their names, the same wherever they are written.
 
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_interpret::{By, LensValue, Measure};
 
 use crate::error::{Result, wrong};
@@ -8,14 +7,13 @@ use crate::error::{Result, wrong};
 /// One of few values that have names.
 ///
 /// ```
-/// use candle_gpt2_engine::Spelling;
 /// use candle_gpt2_look::{Method, Named, Numbers, Parts, named};
 ///
 /// assert_eq!(Parts::of_name("head"), Some(Parts::Head));
 /// assert_eq!(Numbers::NAMES[1].name, "transformer-lens");
-/// assert_eq!(named::<Method>("method", "gradient", Spelling::Flags)?, Method::Gradient);
-/// let told = named::<Parts>("unit", "brain", Spelling::Flags).err().ok_or("it is known")?.to_string();
-/// assert_eq!(told, "--unit: expected component, layer, head or neuron, found \"brain\"");
+/// assert_eq!(named::<Method>("method", "gradient")?, Method::Gradient);
+/// let told = named::<Parts>("unit", "brain").err().ok_or("it is known")?.to_string();
+/// assert_eq!(told, "`unit`: expected component, layer, head or neuron, found \"brain\"");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Named: Copy + PartialEq + Send + Sync + Sized + 'static {
@@ -47,11 +45,11 @@ pub struct Name<T> {
 /// When there is none of this name; the message lists those that there are.
 ///
 /// See [`Named`] for an example.
-pub fn named<T: Named>(option: &str, name: &str, spelling: Spelling) -> Result<T> {
+pub fn named<T: Named>(option: &str, name: &str) -> Result<T> {
     T::of_name(name).ok_or_else(|| {
         let names: Vec<&str> = T::NAMES.iter().map(|known| known.name).collect();
         let (last, rest) = names.split_last().unwrap_or((&"", &[]));
-        wrong(format!("{}: expected {} or {last}, found {name:?}", spelling.of(option), rest.join(", ")))
+        wrong(format!("`{option}`: expected {} or {last}, found {name:?}", rest.join(", ")))
     })
 }
 

@@ -18,13 +18,13 @@ const CONTEXT: usize = 8;
 /// in windows of the context.
 ///
 /// ```
-/// use candle_gpt2_engine::{Silent, Spelling};
+/// use candle_gpt2_engine::{Silent};
 /// use candle_gpt2_look::{Look, Neuron, Neurons, Reader, Subject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
-/// let neuron = Neuron::read("3.611", Spelling::Flags)?;
+/// let neuron = Neuron::read("3.611")?;
 /// let text = Text::Words("Good night, good night! Parting is such sweet sorrow".into());
 /// let found = Neurons { text, neuron, top: 3 }.at(&subject, &Silent)?;
 /// assert_eq!((neuron.layer, neuron.neuron, found.report.values.len()), (3, 611, 3));
@@ -49,8 +49,7 @@ impl Look for Neurons {
         let config = reader.config();
         if layer >= config.n_layer || neuron >= config.inner_width() {
             return Err(wrong(format!(
-                "{} {layer}.{neuron}: this model has {} layers of {} neurons, counted from 0",
-                reader.option("neuron"),
+                "`neuron` {layer}.{neuron}: this model has {} layers of {} neurons, counted from 0",
                 config.n_layer,
                 config.inner_width()
             )));

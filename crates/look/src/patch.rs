@@ -38,11 +38,10 @@ impl Default for Patched {
 impl Patched {
     fn read(&self, reader: &Reader) -> Result<(SiteKind, By)> {
         let n_layer = reader.config().n_layer;
-        let option = reader.option("site");
-        let sites = named_sites(&self.site, n_layer).map_err(|error| wrong(format!("{option}: {error}")))?;
+        let sites = named_sites(&self.site, n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
         let one_kind = || {
             wrong(format!(
-                "{option} {}: expected one kind of place that every block has, such as resid_pre or z",
+                "`site` {}: expected one kind of place that every block has, such as resid_pre or z",
                 self.site
             ))
         };
@@ -52,7 +51,7 @@ impl Patched {
         }
         if sites.len() != n_layer {
             return Err(wrong(format!(
-                "{option} {}: the grid has a row for every layer; write {}",
+                "`site` {}: the grid has a row for every layer; write {}",
                 self.site,
                 kind.name()
             )));
@@ -61,8 +60,7 @@ impl Patched {
         let by = self.by.unwrap_or(if has_heads { By::Head } else { By::Position });
         if matches!(by, By::Head | By::HeadAndPosition) && !has_heads {
             return Err(wrong(format!(
-                "{}: {} has no heads; q, k, v, z, result, attn_scores and pattern have",
-                reader.option("by"),
+                "`by`: {} has no heads; q, k, v, z, result, attn_scores and pattern have",
                 kind.name()
             )));
         }

@@ -54,17 +54,16 @@ pub struct CheckedPath {
 impl PathPatching {
     /// The receiver, and the layer before which senders must lie.
     fn receiver(&self, reader: &Reader) -> Result<(Receiver, usize)> {
-        let (text, option) = (&self.to, reader.option("to"));
+        let text = &self.to;
         if text == "final" {
             return Ok((Receiver::Final, reader.config().n_layer));
         }
-        let other = || {
-            wrong(format!("{option} {text}: expected final, or one LAYER.HEAD.q, .k or .v, such as 9.9.q"))
-        };
+        let other =
+            || wrong(format!("`to` {text}: expected final, or one LAYER.HEAD.q, .k or .v, such as 9.9.q"));
         let (head, part) = text.rsplit_once('.').ok_or_else(other)?;
         let [head] = reader.heads(&head.parse()?)?.0[..] else { return Err(other()) };
         if head.layer == 0 {
-            return Err(wrong(format!("{option} {text}: no head is before layer 0")));
+            return Err(wrong(format!("`to` {text}: no head is before layer 0")));
         }
         let receiver = match part {
             "q" => Receiver::Query(head),
@@ -84,12 +83,8 @@ impl Look for PathPatching {
         let (receiver, end) = self.receiver(reader)?;
         if let Some(late) = senders.iter().flat_map(|heads| &heads.0).find(|head| head.layer >= end) {
             return Err(wrong(format!(
-                "{} {}.{}: it is not before {} {}",
-                reader.option("from"),
-                late.layer,
-                late.head,
-                reader.option("to"),
-                self.to
+                "`from` {}.{}: it is not before `to` {}",
+                late.layer, late.head, self.to
             )));
         }
         Ok(CheckedPath { texts: self.texts.read(reader)?, senders, receiver, end })

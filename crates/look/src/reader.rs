@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{Spelling, Vocabulary};
+use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_interpret::Head;
 use candle_gpt2_pictures::{Report, Token, shown};
 
@@ -152,12 +152,11 @@ impl Ranges {
 /// A neuron of an MLP.
 ///
 /// ```
-/// use candle_gpt2_engine::Spelling;
 /// use candle_gpt2_look::Neuron;
 ///
-/// let neuron = Neuron::read("11.611", Spelling::Flags)?;
+/// let neuron = Neuron::read("11.611")?;
 /// assert_eq!((neuron.layer, neuron.neuron), (11, 611));
-/// assert!(Neuron::read("11", Spelling::Flags).is_err());
+/// assert!(Neuron::read("11").is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,11 +172,11 @@ impl Neuron {
     ///
     /// # Errors
     /// When it is something else.
-    pub fn read(text: &str, spelling: Spelling) -> Result<Self> {
+    pub fn read(text: &str) -> Result<Self> {
         let numbers = text.split_once('.').map(|(layer, neuron)| (layer.parse(), neuron.parse()));
         match numbers {
             Some((Ok(layer), Ok(neuron))) => Ok(Self { layer, neuron }),
-            _ => Err(wrong(format!("{} {text}: write LAYER.NEURON, such as 11.611", spelling.of("neuron")))),
+            _ => Err(wrong(format!("`neuron` {text}: write LAYER.NEURON, such as 11.611"))),
         }
     }
 }
@@ -185,12 +184,12 @@ impl Neuron {
 /// What texts, tokens and heads are checked against before any weight is needed.
 ///
 /// ```
-/// use candle_gpt2_engine::{ModelOptions, Silent, Spelling};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
 /// use candle_gpt2_look::{Reader, Text};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
-/// let plain = Reader::new(opened.vocabulary(), false, Spelling::Keywords)?;
-/// let with_bos = Reader::new(opened.vocabulary(), true, Spelling::Keywords)?;
+/// let plain = Reader::new(opened.vocabulary(), false)?;
+/// let with_bos = Reader::new(opened.vocabulary(), true)?;
 /// let text = Text::Ids(vec![5, 6]);
 /// assert_eq!(with_bos.text(&text)?.len(), plain.text(&text)?.len() + 1);
 /// assert_eq!(with_bos.bos(), Some(with_bos.text(&text)?[0]));
@@ -200,7 +199,6 @@ impl Neuron {
 pub struct Reader {
     vocabulary: Arc<Vocabulary>,
     bos: Option<u32>,
-    spelling: Spelling,
 }
 
 impl Reader {
@@ -208,23 +206,22 @@ impl Reader {
     ///
     /// # Errors
     /// When the model has no such token.
-    pub fn new(vocabulary: &Arc<Vocabulary>, bos: bool, spelling: Spelling) -> Result<Self> {
+    pub fn new(vocabulary: &Arc<Vocabulary>, bos: bool) -> Result<Self> {
         let bos = match (bos, vocabulary.config().start_token()) {
             (true, None) => {
-                return Err(wrong(format!(
-                    "{}: this model's configuration names no bos_token_id that its vocabulary has",
-                    spelling.of("bos")
-                )));
+                return Err(wrong(
+                    "`bos`: this model's configuration names no bos_token_id that its vocabulary has",
+                ));
             }
             (true, id) => id,
             (false, _) => None,
         };
-        Ok(Self { vocabulary: Arc::clone(vocabulary), bos, spelling })
+        Ok(Self { vocabulary: Arc::clone(vocabulary), bos })
     }
 
-    /// For a model of this vocabulary and texts as they are, with the names of options as keywords.
+    /// For a model of this vocabulary and texts as they are.
     pub fn without_bos(vocabulary: &Arc<Vocabulary>) -> Self {
-        Self { vocabulary: Arc::clone(vocabulary), bos: None, spelling: Spelling::Keywords }
+        Self { vocabulary: Arc::clone(vocabulary), bos: None }
     }
 
     /// The tokens of the model.
@@ -237,18 +234,8 @@ impl Reader {
         self.bos
     }
 
-    /// How options are written.
-    pub fn spelling(&self) -> Spelling {
-        self.spelling
-    }
-
     pub(crate) fn config(&self) -> &Gpt2Config {
         self.vocabulary.config()
-    }
-
-    /// An option's name as it is written here.
-    pub(crate) fn option(&self, name: &str) -> String {
-        self.spelling.of(name)
     }
 
     /// A token as it is shown.
@@ -283,8 +270,7 @@ impl Reader {
         let ids: Vec<u32> = self.bos.into_iter().chain(self.tokens(text)?).collect();
         let Gpt2Config { n_positions, vocab_size, .. } = *self.config();
         if ids.is_empty() {
-            let bos = self.option("bos");
-            return Err(wrong(format!("the text is empty; give at least one token, or {bos}")));
+            return Err(wrong("the text is empty; give at least one token, or `bos`"));
         }
         if ids.len() > n_positions {
             let tokens = ids.len();
@@ -300,28 +286,23 @@ impl Reader {
 
     /// The one token that an option names.
     pub(crate) fn token(&self, option: &str, token: &TokenChoice) -> Result<u32> {
-        let option = self.option(option);
         let id = match token {
             TokenChoice::Id(id) => *id,
             TokenChoice::Text(text) => match self.vocabulary.encode(text)?[..] {
                 [id] => id,
                 ref ids => {
                     let tokens: Vec<String> = ids.iter().map(|id| format!("{:?}", self.shown(*id))).collect();
-                    let by_id = match self.spelling {
-                        Spelling::Flags => "#ID",
-                        Spelling::Keywords => "its id",
-                    };
                     return Err(wrong(format!(
-                        "{option} {text:?} has {} tokens ({}); give one token, most words with the space before them, or {by_id}",
+                        "`{option}` {text:?} has {} tokens ({}); give one token, most words with the space before them, or its id (#ID)",
                         ids.len(),
-                        tokens.join(" ")
+                        tokens.join(" "),
                     )));
                 }
             },
         };
         if !self.config().has_token(id) {
             let vocab_size = self.config().vocab_size;
-            return Err(wrong(format!("{option}: token {id} is outside the vocabulary of {vocab_size}")));
+            return Err(wrong(format!("`{option}`: token {id} is outside the vocabulary of {vocab_size}")));
         }
         Ok(id)
     }
@@ -330,9 +311,8 @@ impl Reader {
     pub(crate) fn position(&self, option: &str, position: i64, tokens: usize) -> Result<usize> {
         let place = if position < 0 { position + tokens as i64 } else { position };
         usize::try_from(place).ok().filter(|place| *place < tokens).ok_or_else(|| {
-            let option = self.option(option);
             wrong(format!(
-                "{option} {position}: the text has {tokens} tokens, counted from 0, or from -1 at its end"
+                "`{option}` {position}: the text has {tokens} tokens, counted from 0, or from -1 at its end"
             ))
         })
     }
@@ -348,7 +328,7 @@ impl Reader {
             }
         }
         match found.is_empty() {
-            true => Err(wrong(format!("{}: none is given", self.option("heads")))),
+            true => Err(wrong("`heads`: none is given")),
             false => Ok(Heads(found)),
         }
     }
@@ -361,9 +341,9 @@ impl Reader {
     /// Numbers below `count`.
     pub(crate) fn numbers(&self, option: &str, numbers: &Ranges, count: usize) -> Result<Vec<usize>> {
         let below = numbers.below(count);
-        let below = below.map_err(|error| wrong(format!("{}: {error}", self.option(option))))?;
+        let below = below.map_err(|error| wrong(format!("`{option}`: {error}")))?;
         match below.is_empty() {
-            true => Err(wrong(format!("{}: none is given", self.option(option)))),
+            true => Err(wrong(format!("`{option}`: none is given"))),
             false => Ok(below),
         }
     }

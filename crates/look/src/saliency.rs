@@ -61,14 +61,12 @@ impl Look for Saliency {
             Method::Integrated => {
                 let steps = self.steps;
                 if !(1..=MOST_STEPS).contains(&steps) {
-                    let option = reader.option("steps");
-                    return Err(wrong(format!("{option}: expected from 1 to {MOST_STEPS}, found {steps}")));
+                    return Err(wrong(format!("`steps`: expected from 1 to {MOST_STEPS}, found {steps}")));
                 }
                 let Some(baseline) = baseline.or_else(|| reader.config().start_token()) else {
-                    return Err(wrong(format!(
-                        "this model's configuration names no bos_token_id that its vocabulary has; give {} TEXT",
-                        reader.option("baseline")
-                    )));
+                    return Err(wrong(
+                        "this model's configuration names no bos_token_id that its vocabulary has; give `baseline` TEXT",
+                    ));
                 };
                 Weighing::Integrated { steps, baseline }
             }

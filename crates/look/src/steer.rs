@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use candle_gpt2_engine::{LoadedModel, Reporter, Spelling};
+use candle_gpt2_engine::{LoadedModel, Reporter};
 use candle_gpt2_interpret::{InterpretError, Steering};
 use candle_gpt2_weights::TensorFile;
 
@@ -13,12 +13,12 @@ use crate::{LookError, Reader, Text};
 /// What is added, and where.
 ///
 /// ```
-/// use candle_gpt2_engine::{ModelOptions, Silent, Spelling};
+/// use candle_gpt2_engine::{ModelOptions, Silent};
 /// use candle_gpt2_look::{Reader, Steer, Towards};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let reader = Reader::without_bos(model.vocabulary());
-/// let towards = Towards::read("\" love\"-\" hate\"", Spelling::Keywords)?;
+/// let towards = Towards::read("\" love\"-\" hate\"")?;
 /// let steer = Steer { towards, layer: 2, scale: 4.0, everywhere: true };
 /// let steering = steer.check(&reader)?.steering(&model, &Silent)?;
 /// let steered = model.observed_by(std::sync::Arc::new(std::sync::Mutex::new(steering)));
@@ -60,13 +60,10 @@ impl Towards {
     ///
     /// # Errors
     /// When it is something else.
-    pub fn read(text: &str, spelling: Spelling) -> Result<Self> {
+    pub fn read(text: &str) -> Result<Self> {
         let Some(rest) = text.strip_prefix('"') else { return Ok(Self::File(text.into())) };
         let other = || {
-            wrong(format!(
-                "{} {text}: expected '\"TEXT\"-\"TEXT\"', '\"TEXT\"' or the name of a file",
-                spelling.of("steer")
-            ))
+            wrong(format!("`steer` {text}: expected '\"TEXT\"-\"TEXT\"', '\"TEXT\"' or the name of a file"))
         };
         let rest = rest.strip_suffix('"').ok_or_else(other)?;
         let (towards, away) = match rest.split_once("\"-\"") {
@@ -88,7 +85,6 @@ pub struct CheckedSteer {
     layer: usize,
     scale: f64,
     everywhere: bool,
-    option: String,
 }
 
 #[derive(Debug)]
@@ -104,10 +100,8 @@ impl Steer {
     /// When an option or a text does not fit the model, or the file cannot be used.
     pub fn check(&self, reader: &Reader) -> Result<CheckedSteer> {
         let Self { layer, scale, everywhere, .. } = *self;
-        let option = reader.option("steer");
         if !scale.is_finite() {
-            let option = reader.option("scale");
-            return Err(wrong(format!("{option} {scale}: expected a finite number")));
+            return Err(wrong(format!("`scale` {scale}: expected a finite number")));
         }
         let n_layer = reader.config().n_layer;
         if layer >= n_layer {
@@ -117,7 +111,7 @@ impl Steer {
             Towards::Texts { towards, away } => Vectors::Between(both(reader, [towards, away])?),
             Towards::File(path) => {
                 let file = TensorFile::read(path)?;
-                let origin = format!("{option} {}", path.display());
+                let origin = format!("`steer` {}", path.display());
                 let (Some(vectors), 1) = (file.tensors.values().next(), file.tensors.len()) else {
                     let found = file.tensors.len();
                     return Err(wrong(format!(
@@ -127,10 +121,10 @@ impl Steer {
                 Vectors::Given { vectors: rows(vectors, &origin)?, origin }
             }
             Towards::Vectors(vectors) => {
-                Vectors::Given { vectors: rows(vectors, &option)?, origin: option.clone() }
+                Vectors::Given { vectors: rows(vectors, "`steer`")?, origin: "`steer`".into() }
             }
         };
-        Ok(CheckedSteer { vectors, layer, scale, everywhere, option })
+        Ok(CheckedSteer { vectors, layer, scale, everywhere })
     }
 }
 
@@ -140,7 +134,7 @@ impl CheckedSteer {
     /// # Errors
     /// When the direction does not fit the model, and those of the model.
     pub fn steering(self, loaded: &LoadedModel, reporter: &dyn Reporter) -> Result<Steering> {
-        let Self { vectors, layer, scale, everywhere, option } = self;
+        let Self { vectors, layer, scale, everywhere } = self;
         let steering = match vectors {
             Vectors::Between([towards, away]) => {
                 Steering::between(loaded.model(), layer, [&towards, &away], scale)?
@@ -149,7 +143,7 @@ impl CheckedSteer {
                 .map_err(|error| LookError::In { origin, error: Box::new(error.into()) })?,
         };
         if steering.is_nothing()? {
-            reporter.note(&format!("{option}: what is added is zero everywhere; the text is as without it"));
+            reporter.note("the steering vector is zero everywhere; the text is as without it");
         }
         Ok(if everywhere { steering.everywhere()? } else { steering })
     }
@@ -170,10 +164,9 @@ fn both(reader: &Reader, texts: [&Text; 2]) -> Result<[Vec<u32>; 2]> {
     let longest = both[0].len().max(both[1].len());
     if both.iter().any(|ids| ids.len() < longest) {
         let [space] = reader.vocabulary().encode(" ")?[..] else {
-            return Err(wrong(format!(
-                "{}: the texts differ in length, and this vocabulary has no token for a space to fill the shorter one",
-                reader.option("steer")
-            )));
+            return Err(wrong(
+                "`steer`: the texts differ in length, and this vocabulary has no token for a space to fill the shorter one",
+            ));
         };
         both.iter_mut().for_each(|ids| ids.resize(longest, space));
     }

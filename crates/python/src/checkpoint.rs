@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use candle_gpt2_engine::{
-    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Spelling, Verification, VerifyOptions,
+    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification, VerifyOptions,
 };
 use candle_gpt2_weights::UnknownWrittenDType;
 use pyo3::prelude::*;
@@ -38,8 +38,8 @@ pub(crate) fn inspect(
 ) -> Result<Bound<'_, PyAny>> {
     start()?;
     let model = model.or_else(|| preset.is_none().then(|| BUILT_IN.into()));
-    let (hub, spelling) = (hub(offline), Spelling::Keywords);
-    let options = InspectOptions { model, preset, tensors, diff, n_head, hub, spelling };
+    let hub = hub(offline);
+    let options = InspectOptions { model, preset, tensors, diff, n_head, hub };
     dict_of(py, &reporting(py, |listener| options.inspect(listener))?)
 }
 
@@ -95,8 +95,8 @@ impl Model {
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
         let ModelOptions { model, n_head, hub, .. } = self.opened.options()?;
-        let (model, spelling) = (Some(model), Spelling::Keywords);
-        let options = InspectOptions { model, preset: None, tensors, diff, n_head, hub, spelling };
+        let model = Some(model);
+        let options = InspectOptions { model, preset: None, tensors, diff, n_head, hub };
         dict_of(py, &reporting(py, |listener| options.inspect(listener))?)
     }
 
@@ -154,6 +154,6 @@ fn converted<'py>(
     start()?;
     let dtype = short_name(dtype).parse();
     let dtype = dtype.map_err(|error: UnknownWrittenDType| wrong_value(format!("dtype: {error}")))?;
-    let options = ConvertOptions { output, dtype, spelling: Spelling::Keywords };
+    let options = ConvertOptions { output, dtype };
     dict_of(py, &reporting(py, |listener| model.convert(&options, listener))?)
 }

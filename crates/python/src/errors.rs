@@ -74,7 +74,10 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// The error with its causes.
+/// Options whose names Python keeps for itself, so that its keywords end in an underscore.
+const RESERVED: [&str; 3] = ["as", "from", "with"];
+
+/// The error with its causes, and with options as keywords.
 fn told(error: &dyn Error) -> String {
     let mut told = error.to_string();
     let mut cause = error.source();
@@ -83,7 +86,8 @@ fn told(error: &dyn Error) -> String {
         told.push_str(&error.to_string());
         cause = error.source();
     }
-    told
+    let keyword = |told: String, option| told.replace(&format!("`{option}`"), &format!("`{option}_`"));
+    RESERVED.into_iter().fold(told, keyword)
 }
 
 fn of(error: &dyn Error, is_usage: bool) -> Failure {

@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::Result;
 use crate::hooks::Hooks;
-use crate::look::{SPELLING, ranges, text};
+use crate::look::{ranges, text};
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::raised::Raised;
@@ -57,13 +57,13 @@ impl Model {
             sites: sites(names, n_layer)?,
             layers: ranges("layers", layers)?,
             positions: ranges("positions", positions)?,
-            numbers: named("as", as_, SPELLING)?,
+            numbers: named("as", as_)?,
         };
         let raised = Raised::default();
         let mut hooks = Hooks::read(hooks, n_layer, &raised)?;
         let (name, mut seen) = (self.opened.name(), Vec::new());
         let logits = computing(py, &self.loaded, || {
-            let reader = Reader::new(self.loaded.vocabulary(), bos, SPELLING)?;
+            let reader = Reader::new(self.loaded.vocabulary(), bos)?;
             let checked = activations.check(&reader)?;
             let subject = Subject::new(&self.loaded, name, &reader);
             let mut see = |site: Site, value| {

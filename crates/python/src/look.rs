@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_interpret::Head;
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Estimate, Features, HeadKinds, Heads, Instead, Lens, Look,
@@ -17,9 +16,6 @@ use crate::picture::Picture;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
 use crate::values::{self, number};
-
-/// How options are written here.
-pub(crate) const SPELLING: Spelling = Spelling::Keywords;
 
 /// A text, or token ids.
 pub(crate) fn text(value: &Bound<'_, PyAny>) -> Result<Text> {
@@ -83,14 +79,14 @@ fn heads(option: &str, value: Option<&Bound<'_, PyAny>>) -> Result<Option<Heads>
 fn neuron(value: &Bound<'_, PyAny>) -> Result<Neuron> {
     match value.extract() {
         Ok((layer, neuron)) => Ok(Neuron { layer, neuron }),
-        Err(_) => Ok(Neuron::read(&value.extract::<String>()?, SPELLING)?),
+        Err(_) => Ok(Neuron::read(&value.extract::<String>()?)?),
     }
 }
 
 /// What takes the place of a head's output: as the program reads it, or `("mean", texts)`, `("sample", text)`.
 fn instead(value: &Bound<'_, PyAny>) -> Result<Instead> {
     if let Ok(text) = value.extract::<String>() {
-        return Ok(Instead::read(&text, SPELLING)?);
+        return Ok(Instead::read(&text)?);
     }
     let expected = || {
         wrong_type(format!(
@@ -99,17 +95,17 @@ fn instead(value: &Bound<'_, PyAny>) -> Result<Instead> {
     };
     let (kind, texts): (String, Bound<'_, PyAny>) = value.extract().map_err(|_| expected())?;
     match kind.as_str() {
-        "sample" => Ok(Instead::sample(text(&texts)?, SPELLING)),
+        "sample" => Ok(Instead::sample(text(&texts)?)),
         "mean" => {
             let texts = texts.try_iter()?.map(|item| text(&item?)).collect::<Result<_>>()?;
-            Ok(Instead::mean(texts, SPELLING))
+            Ok(Instead::mean(texts))
         }
         _ => Err(expected()),
     }
 }
 
 fn choice<T: Named>(option: &str, name: &str) -> Result<T> {
-    Ok(named(option, name, SPELLING)?)
+    Ok(named(option, name)?)
 }
 
 fn metric(
@@ -136,7 +132,7 @@ impl Model {
         start()?;
         let (name, listener) = (self.opened.name(), Listener::new(py));
         let found = computing(py, &self.loaded, || {
-            let reader = Reader::new(self.loaded.vocabulary(), bos, SPELLING)?;
+            let reader = Reader::new(self.loaded.vocabulary(), bos)?;
             look.at(&Subject::new(&self.loaded, name, &reader), &listener)
         })?;
         listener.warn(py)?;

@@ -6,7 +6,7 @@ use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_type};
-use crate::look::{SPELLING, text};
+use crate::look::text;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
@@ -44,7 +44,7 @@ impl Steering {
 /// As the program reads it, a pair of texts, or vectors.
 fn towards(value: &Bound<'_, PyAny>) -> Result<Towards> {
     if let Ok(text) = value.extract::<String>() {
-        return Ok(Towards::read(&text, SPELLING)?);
+        return Ok(Towards::read(&text)?);
     }
     if let Ok((towards, away)) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>()
         && towards.extract::<f64>().is_err()
@@ -77,7 +77,7 @@ impl Model {
         let steer = Steer { towards: towards(steer)?, layer, scale, everywhere };
         let listener = Listener::new(py);
         let steering = computing(py, &self.loaded, || {
-            let checked = steer.check(&Reader::new(self.loaded.vocabulary(), false, SPELLING)?)?;
+            let checked = steer.check(&Reader::new(self.loaded.vocabulary(), false)?)?;
             checked.steering(&self.loaded, &listener)
         })?;
         listener.warn(py)?;

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
 use pyo3::prelude::*;
 
@@ -47,7 +46,7 @@ pub(crate) fn tokenize<'py>(
     let dtype = dtype.map(str::parse::<TokenWidth>).transpose();
     let dtype = dtype.map_err(|error| wrong_value(format!("dtype: {error}")))?;
     let options = TokenizeOptions { format, dtype, shard_tokens, held_out, resume };
-    let (data, hub, spelling) = (files(data)?, hub(offline), Spelling::Keywords);
-    let job = TokenizeJob { data, model, tokenizer, out, options, n_head, hub, spelling };
+    let (data, hub) = (files(data)?, hub(offline));
+    let job = TokenizeJob { data, model, tokenizer, out, options, n_head, hub };
     dict_of(py, &reporting(py, |listener| job.run(listener))?)
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{Progress, Reporter, Spelling, Unit};
+use candle_gpt2_engine::{Progress, Reporter, Unit};
 use candle_gpt2_jobs::{Start, TrainEvent, TrainJob, TrainOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -65,8 +65,8 @@ pub(crate) fn train<'py>(
     let start = start_of(init, config)?;
     let options =
         TrainOptions { resume, ..read(options, &["init", "config", "tokenizer", "on_step", "offline"])? };
-    let (hub, spelling) = (hub(offline), Spelling::Keywords);
-    run(py, TrainJob { data: files(data)?, start, tokenizer, out, options, hub, spelling }, on_step)
+    let hub = hub(offline);
+    run(py, TrainJob { data: files(data)?, start, tokenizer, out, options, hub }, on_step)
 }
 
 #[pymethods]
@@ -94,7 +94,6 @@ impl Model {
             out,
             options: TrainOptions { n_head: options.n_head.or(opened.n_head), ..options },
             hub: opened.hub,
-            spelling: Spelling::Keywords,
         };
         run(py, job, on_step)
     }

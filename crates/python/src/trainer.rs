@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use candle_gpt2_engine::{Reporter, Spelling};
+use candle_gpt2_engine::Reporter;
 use candle_gpt2_jobs::{Entry, Run, TrainJob, TrainOptions};
 use candle_gpt2_kernels::using;
 use candle_gpt2_training::Share;
@@ -93,8 +93,8 @@ impl Trainer {
             return Err(wrong_value("sample: a Trainer writes no samples; train does"));
         }
         let start = start_of(init, config)?;
-        let (hub, spelling) = (hub(offline), Spelling::Keywords);
-        let job = TrainJob { data: files(data)?, start, tokenizer, out, options, hub, spelling };
+        let hub = hub(offline);
+        let job = TrainJob { data: files(data)?, start, tokenizer, out, options, hub };
         let listener = Arc::new(Listener::new(py));
         let reporter: Arc<dyn Reporter> = listener.clone();
         let share = Share { index: rank, count: world_size };

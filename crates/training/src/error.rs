@@ -13,7 +13,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum TrainingError {
     /// A number of the training is out of its range.
-    #[error("{option}: expected {expected}, found {found}")]
+    #[error("`{option}`: expected {expected}, found {found}")]
     OptionOutOfRange {
         /// The number's name.
         option: &'static str,

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Gpt2Config, Parameter, expected_parameters};
-use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent, Spelling};
+use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent};
 use candle_gpt2_testing::{Browser, CheckpointFolder, fixture_path, pattern};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Map, Value, json};
@@ -144,8 +144,7 @@ fn gguf_and_pytorch_are_read_in_both_browsers() {
     let outputs = tempfile::tempdir().unwrap();
     let gguf = outputs.path().join("my own.gguf");
     let options = ModelOptions { model: folder.path().into(), ..ModelOptions::default() };
-    let conversion =
-        ConvertOptions { output: gguf.clone(), dtype: WrittenDType::Q8_0, spelling: Spelling::Flags };
+    let conversion = ConvertOptions { output: gguf.clone(), dtype: WrittenDType::Q8_0 };
     options.convert(&conversion, &Silent).unwrap();
     let pytorch = fixture_path("formats/pytorch-zip/pytorch_model.bin");
     let config = fixture_path("formats/pytorch-zip/config.json");

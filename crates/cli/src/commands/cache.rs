@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_engine::HubOptions;
 use candle_gpt2_interpret::named_sites;
 use candle_gpt2_look::{Activations, CacheFormat, Numbers};
 use candle_gpt2_weights::expect_free;
@@ -60,7 +60,7 @@ pub(crate) struct CacheLook {
 }
 
 pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let format = CacheFormat::of(&arguments.out, Spelling::Flags)?;
+    let format = CacheFormat::of(&arguments.out)?;
     expect_free(&arguments.out)?;
     let opening = &arguments.look.look;
     let (loaded, reader, (activations, checked)) = opening.open(hub, |reader| {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2_engine::{ConvertOptions, HubOptions, ModelOptions, Spelling};
+use candle_gpt2_engine::{ConvertOptions, HubOptions, ModelOptions};
 use candle_gpt2_weights::WrittenDType;
 use clap::Args;
 
@@ -42,7 +42,7 @@ pub(crate) struct ConvertArguments {
 
 pub(crate) fn run(arguments: &ConvertArguments, hub: &HubOptions) -> Result<ExitCode> {
     let ConvertArguments { input, output, dtype, tokenizer, json, common } = arguments;
-    let options = ConvertOptions { output: output.clone(), dtype: *dtype, spelling: Spelling::Flags };
+    let options = ConvertOptions { output: output.clone(), dtype: *dtype };
     let model = ModelOptions { tokenizer: tokenizer.clone(), ..common.checkpoint_options(input, hub) };
     let written = model.convert(&options, &Terminal)?;
     if *json {

@@ -5,9 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2::{HeadKind, LedgerRow};
-use candle_gpt2_engine::{
-    Comparison, HubOptions, InspectOptions, Inspected, Inspection, Spelling, VocabularySizes,
-};
+use candle_gpt2_engine::{Comparison, HubOptions, InspectOptions, Inspected, Inspection, VocabularySizes};
 use candle_gpt2_weights::Statistics;
 use clap::Args;
 
@@ -63,7 +61,6 @@ pub(crate) fn run(arguments: &InspectArguments, hub: &HubOptions) -> Result<Exit
         diff: diff.clone(),
         n_head: common.n_head,
         hub: hub.clone(),
-        spelling: Spelling::Flags,
     };
     match (options.inspect(&Terminal)?, arguments.json, arguments.ledger) {
         (found, true, _) => write_json(&found)?,

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
-use candle_gpt2_engine::{LoadedModel, Opened, Spelling};
+use candle_gpt2_engine::{LoadedModel, Opened};
 use candle_gpt2_look::{Reader, Steer, Towards};
 use clap::Args;
 
@@ -38,9 +38,9 @@ pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<Load
     let (Some(steer), Some(layer)) = (&arguments.steer, arguments.layer) else {
         return Ok(opened.load(&Terminal)?);
     };
-    let towards = Towards::read(steer, Spelling::Flags)?;
+    let towards = Towards::read(steer)?;
     let steer = Steer { towards, layer, scale: arguments.scale, everywhere: arguments.everywhere };
-    let checked = steer.check(&Reader::new(opened.vocabulary(), false, Spelling::Flags)?)?;
+    let checked = steer.check(&Reader::new(opened.vocabulary(), false)?)?;
     let loaded = opened.load(&Terminal)?;
     let steering = checked.steering(&loaded, &Terminal)?;
     Ok(loaded.observed_by(Arc::new(Mutex::new(steering))))

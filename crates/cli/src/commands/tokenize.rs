@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_engine::HubOptions;
 use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -81,7 +81,6 @@ pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Exi
         },
         n_head: arguments.common.n_head,
         hub: hub.clone(),
-        spelling: Spelling::Flags,
     };
     interrupt::end_job()?;
     let report = job.run(&InterruptedTerminal)?;

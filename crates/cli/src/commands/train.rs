@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use candle_gpt2_engine::terminal::printable;
-use candle_gpt2_engine::{DeviceChoice, HubOptions, Progress, Reporter, Spelling, Unit};
+use candle_gpt2_engine::{DeviceChoice, HubOptions, Progress, Reporter, Unit};
 use candle_gpt2_jobs::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport, written_dtype};
 use candle_gpt2_training::{ClassWeights, ClassificationReport, ComputeDType, LabelReport, Schedule, Task};
 use candle_gpt2_weights::WrittenDType;
@@ -212,7 +212,6 @@ impl TrainArguments {
             out: self.out.clone(),
             options,
             hub: hub.clone(),
-            spelling: Spelling::Flags,
         })
     }
 }

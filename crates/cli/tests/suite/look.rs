@@ -1294,7 +1294,7 @@ fn text(more: &[&str]) -> String {
     let run = run(&[&["generate", "I think you are", "--max-new-tokens", "12"], more].concat());
     let is_nothing = more.windows(2).any(|flags| flags == ["--scale", "0"]);
     let note = if is_nothing {
-        "note: --steer: what is added is zero everywhere; the text is as without it\n"
+        "note: the steering vector is zero everywhere; the text is as without it\n"
     } else {
         ""
     };

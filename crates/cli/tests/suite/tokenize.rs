@@ -149,7 +149,7 @@ fn wrong_calls_are_told() {
     assert_refused(
         &told(&[&model[..], &["--shard-tokens", "0"]].concat()),
         USAGE,
-        "shard_tokens: expected at least 1",
+        "--shard-tokens: expected at least 1",
     );
     assert_refused(&told(&["--tokenizer", path(&text)]), FAILURE, "book.txt");
     assert!(!out.exists());

@@ -306,7 +306,7 @@ fn labels_that_a_head_does_not_have_are_refused() {
     assert_refused(
         &bench.train("classify", "numbered.jsonl", "other", &weights),
         USAGE,
-        "class_weights: expected labels of ",
+        "--class-weights: expected labels of ",
     );
 
     assert_refused(
@@ -336,9 +336,9 @@ fn what_does_not_go_with_a_task_is_refused_before_any_work() {
         (
             "classify",
             &["--train-blocks", "9"],
-            "train_blocks: expected at most the model's 3 blocks, found 9",
+            "--train-blocks: expected at most the model's 3 blocks, found 9",
         ),
-        ("classify", &["--held-out", "1"], "held_out: expected a share from 0 to below 1"),
+        ("classify", &["--held-out", "1"], "--held-out: expected a share from 0 to below 1"),
         ("sort", &[], "one of text, classify, answer"),
     ] {
         let output = bench.train(task, "rows.tsv", "out", &[&init[..], options].concat());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Unit};
 use candle_gpt2_jobs::{JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
 use candle_gpt2_testing::CheckpointFolder;
 use candle_gpt2_training::TrainingError;
@@ -54,7 +54,6 @@ pub(crate) fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
         out: folder.join(out),
         options,
         hub: HubOptions::default(),
-        spelling: Spelling::Keywords,
     }
 }
 
@@ -210,8 +209,8 @@ fn a_checkpoint_is_trained_further_with_samples_and_events() {
 #[test]
 fn wrong_options_are_told_by_their_names_before_any_work() {
     let folder = tempfile::tempdir().unwrap();
-    let refused = |options: TrainOptions, spelling| {
-        let job = TrainJob { spelling, ..job(folder.path(), "out", options) };
+    let refused = |options: TrainOptions| {
+        let job = job(folder.path(), "out", options);
         let error = run(&job).unwrap_err();
         assert!(error.is_usage() && !job.out.exists(), "{error}");
         error.to_string()
@@ -220,32 +219,35 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
     for (options, expected) in [
         (
             TrainOptions { dropout: Some(1.0), ..default() },
-            "dropout: expected a rate from 0 to below 1, found 1",
+            "`dropout`: expected a rate from 0 to below 1, found 1",
         ),
-        (TrainOptions { eval_every: 0, ..default() }, "eval_every: expected at least 1, found 0"),
-        (TrainOptions { save_every: 0, ..default() }, "save_every: expected at least 1, found 0"),
-        (TrainOptions { patience: Some(0), ..default() }, "patience: expected at least 1, found 0"),
-        (TrainOptions { steps: 0, ..default() }, "steps: expected at least 1, found 0"),
-        (TrainOptions { lora_alpha: Some(2.0), ..default() }, "lora_alpha is of adapters; give lora_rank"),
+        (TrainOptions { eval_every: 0, ..default() }, "`eval_every`: expected at least 1, found 0"),
+        (TrainOptions { save_every: 0, ..default() }, "`save_every`: expected at least 1, found 0"),
+        (TrainOptions { patience: Some(0), ..default() }, "`patience`: expected at least 1, found 0"),
+        (TrainOptions { steps: 0, ..default() }, "`steps`: expected at least 1, found 0"),
+        (
+            TrainOptions { lora_alpha: Some(2.0), ..default() },
+            "`lora_alpha` is of adapters; give `lora_rank`",
+        ),
         (
             TrainOptions { n_head: Some(2), ..default() },
-            "n_head is for checkpoints; here the configuration tells it",
+            "`n_head` is for checkpoints; here the configuration tells it",
         ),
     ] {
-        assert_eq!(refused(options, Spelling::Keywords), expected);
+        assert_eq!(refused(options), expected);
     }
     let much = TrainOptions { batch_size: 1 << 20, ..default() };
-    let told = refused(much.clone(), Spelling::Keywords);
+    let told = refused(much.clone());
     assert!(
         told.ends_with(
-            "lower batch_size (and raise accumulate) or context, or add recompute=True; ignore_memory=True trains all the same"
+            "lower `batch_size` (and raise `accumulate`) or `context`, or add `recompute`; `ignore_memory` trains all the same"
         ),
         "{told}"
     );
-    let told = refused(TrainOptions { recompute: true, ..much }, Spelling::Flags);
+    let told = refused(TrainOptions { recompute: true, ..much });
     assert!(
         told.ends_with(
-            "lower --batch-size (and raise --accumulate) or --context; --ignore-memory trains all the same"
+            "lower `batch_size` (and raise `accumulate`) or `context`; `ignore_memory` trains all the same"
         ),
         "{told}"
     );
@@ -258,7 +260,7 @@ fn a_folder_that_holds_something_is_not_overwritten() {
     let job = job(folder.path(), "out", options.clone());
     run(&job).unwrap();
     let told = run(&job).unwrap_err().to_string();
-    assert!(told.contains("add resume=True to go on with the training in it"), "{told}");
+    assert!(told.contains("add `resume` to go on with the training in it"), "{told}");
     let resumed = TrainOptions { resume: true, steps: 2, ..options };
     let told = run(&TrainJob { options: resumed, ..job }).unwrap_err().to_string();
     assert!(told.contains("other options: steps is 1 there and 2 here"), "{told}");

@@ -138,12 +138,12 @@ fn what_does_not_fit_a_step_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let job = job(folder.path(), "run", TrainOptions { steps: 1, ..options() });
     let error = open(&job, 2, 2).err().expect("no such share");
-    assert!(error.to_string().contains("rank: expected below the world_size of 2, found 2"), "{error}");
+    assert!(error.to_string().contains("`rank`: expected below the world_size of 2, found 2"), "{error}");
     let mut run = open(&job, 0, 1).unwrap();
     let (loss, gradients) = run.share_of_step(&|| 0.0, &mut |_, _| {}).unwrap();
     let mut apply = |gradients: &[f32], loss: f64| run.apply(gradients, loss, &|| 0.0, &mut |_, _| {});
     let error = apply(&gradients[1..], loss).unwrap_err();
-    let expected = format!("gradients: expected {} values", gradients.len());
+    let expected = format!("`gradients`: expected {} values", gradients.len());
     assert!(error.is_usage() && error.to_string().contains(&expected), "{error}");
     let mut wrong = gradients.clone();
     wrong[7] = f32::NAN;

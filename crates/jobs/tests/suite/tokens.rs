@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Spelling, Unit};
+use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Unit};
 use candle_gpt2_jobs::{
     JobError, ShardFormat, Start, TokenFolder, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport,
     TrainJob, TrainOptions,
@@ -71,7 +71,6 @@ impl Work {
             options,
             n_head: None,
             hub: HubOptions::default(),
-            spelling: Spelling::Keywords,
         }
     }
 
@@ -312,7 +311,7 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
         told(options),
         (
             true,
-            "it holds what an interrupted run has made; give resume to go on with it, or choose another name"
+            "it holds what an interrupted run has made; give `resume` to go on with it, or choose another name"
                 .into()
         )
     );
@@ -412,19 +411,19 @@ fn options_out_of_range_and_texts_that_are_none_are_told() {
     let told = |options| work.job("out", options).run(&Silent).unwrap_err().to_string();
     assert_eq!(
         told(TokenizeOptions { shard_tokens: Some(0), ..tenth() }),
-        "shard_tokens: expected at least 1, found 0"
+        "`shard_tokens`: expected at least 1, found 0"
     );
     let format = ShardFormat::LlmC;
     assert_eq!(
         told(TokenizeOptions { shard_tokens: Some(1 << 31), format, ..tenth() }),
-        "shard_tokens: expected 1 to 2147483647, which llm.c's header can count, found 2147483648"
+        "`shard_tokens`: expected 1 to 2147483647, which llm.c's header can count, found 2147483648"
     );
-    assert!(told(TokenizeOptions { held_out: 1.0, ..tenth() }).starts_with("held_out: expected a share"));
+    assert!(told(TokenizeOptions { held_out: 1.0, ..tenth() }).starts_with("`held_out`: expected a share"));
     fs::write(work.path("rows.jsonl"), "{\"text\": \"good\"}\n\n{\"txt\": \"bad\"}\n").unwrap();
     let said = told(TokenizeOptions { held_out: 0.0, ..tenth() });
     assert!(said.ends_with("rows.jsonl: line 3: the object has no `text`"), "{said}");
     let neither = TokenizeJob { model: None, ..work.job("out2", tenth()) };
-    assert_eq!(neither.run(&Silent).unwrap_err().to_string(), "give model or tokenizer");
+    assert_eq!(neither.run(&Silent).unwrap_err().to_string(), "give `model` or `tokenizer`");
 }
 
 /// One change of a folder, and what must be said of it.
@@ -590,7 +589,6 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
         out: work.path(out),
         options: options.clone(),
         hub: HubOptions::default(),
-        spelling: Spelling::Flags,
     };
     let silent: Arc<dyn Reporter> = Arc::new(Silent);
     let texts = job(vec![work.path("text.txt"), work.path("rows.jsonl")], "of-texts");

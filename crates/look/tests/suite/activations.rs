@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor, safetensors};
 use candle_gpt2::Site;
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_interpret::{Ablate, Chain, named_site, named_sites};
 use candle_gpt2_look::{Activations, CacheFormat, Numbers, Subject};
 use candle_gpt2_testing::{assert_close, values};
@@ -24,7 +23,7 @@ fn all(n_layer: usize) -> Activations {
 #[test]
 fn what_is_given_one_by_one_is_what_is_kept() {
     let loaded = built_in();
-    let reader = reader(&loaded, Spelling::Keywords);
+    let reader = reader(&loaded);
     let subject = Subject::new(&loaded, "a model".into(), &reader);
     let positions = Some("0,2-3".parse().unwrap());
     for (numbers, positions) in
@@ -53,7 +52,7 @@ fn what_is_given_one_by_one_is_what_is_kept() {
 #[test]
 fn an_observer_changes_what_comes_after_it() {
     let loaded = built_in();
-    let reader = reader(&loaded, Spelling::Keywords);
+    let reader = reader(&loaded);
     let subject = Subject::new(&loaded, "a model".into(), &reader);
     let sites = named_sites("1.resid_post,2.resid_pre,2.z", 4).unwrap();
     let activations = Activations { sites, ..all(4) };
@@ -73,7 +72,7 @@ fn an_observer_changes_what_comes_after_it() {
 #[test]
 fn files_have_what_was_kept() {
     let case = Case::open("untied");
-    let reader = reader(&case.loaded, Spelling::Keywords);
+    let reader = reader(&case.loaded);
     let subject = Subject::new(&case.loaded, "a model".into(), &reader);
     let sites = named_sites("z,pattern,logits", case.loaded.config().n_layer).unwrap();
     let layers = Some(vec![1].into());
@@ -90,7 +89,7 @@ fn files_have_what_was_kept() {
     let folder = tempfile::tempdir().unwrap();
     for (name, format) in [("a.safetensors", CacheFormat::Safetensors), ("a.npz", CacheFormat::Npz)] {
         let path = folder.path().join(name);
-        assert_eq!(CacheFormat::of(&path, Spelling::Flags).unwrap(), format);
+        assert_eq!(CacheFormat::of(&path).unwrap(), format);
         let bytes = cached.write(&path, format).unwrap();
         assert_eq!(bytes, std::fs::metadata(&path).unwrap().len());
         let read: BTreeMap<String, Tensor> = match format {
@@ -102,8 +101,8 @@ fn files_have_what_was_kept() {
             assert_eq!(values(value), values(&cached.tensors[name]), "{name}");
         }
     }
-    let other = CacheFormat::of("a.txt".as_ref(), Spelling::Flags).unwrap_err();
-    assert_eq!(other.to_string(), "--out a.txt: expected a name that ends in .safetensors or .npz");
+    let other = CacheFormat::of("a.txt".as_ref()).unwrap_err();
+    assert_eq!(other.to_string(), "`out` a.txt: expected a name that ends in .safetensors or .npz");
     // A file that cannot be written leaves nothing behind.
     let nowhere = folder.path().join("no-folder").join("a.npz");
     assert!(!cached.write(&nowhere, CacheFormat::Npz).unwrap_err().is_usage());

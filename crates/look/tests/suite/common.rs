@@ -3,9 +3,7 @@
 use std::sync::Mutex;
 
 use candle_core::Tensor;
-use candle_gpt2_engine::{
-    DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit,
-};
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Unit};
 use candle_gpt2_look::{Found, Look, LookError, Reader, Subject, Text};
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use serde_json::Value;
@@ -57,12 +55,12 @@ pub(crate) fn words(text: &str) -> Text {
     Text::Words(text.to_owned())
 }
 
-pub(crate) fn reader(loaded: &LoadedModel, spelling: Spelling) -> Reader {
-    Reader::new(loaded.vocabulary(), false, spelling).unwrap()
+pub(crate) fn reader(loaded: &LoadedModel) -> Reader {
+    Reader::new(loaded.vocabulary(), false).unwrap()
 }
 
 pub(crate) fn look(loaded: &LoadedModel, look: &impl Look) -> Result<Found, LookError> {
-    let reader = reader(loaded, Spelling::Keywords);
+    let reader = reader(loaded);
     look.at(&Subject::new(loaded, "a model".into(), &reader), &Silent)
 }
 

@@ -1,7 +1,6 @@
 //! What looks find is what TransformerLens finds, and what the report and its JSON say of it.
 
 use candle_core::DType;
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_interpret::{By, Head, LensValue, Measure};
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Details, Estimate, HeadKinds, Heads, Instead, Lens, Look,
@@ -121,7 +120,7 @@ fn the_cells_of_a_lens_are_what_its_json_has() {
 fn a_token_in_front_is_part_of_every_text() {
     let loaded = built_in();
     let first = loaded.config().start_token().unwrap();
-    let reader = Reader::new(loaded.vocabulary(), true, Spelling::Keywords).unwrap();
+    let reader = Reader::new(loaded.vocabulary(), true).unwrap();
     let ids = reader.text(&words("The dog")).unwrap();
     assert_eq!(ids, [first, 353, 383, 71]);
     let attention = Attention {
@@ -144,14 +143,14 @@ fn what_is_left_out_may_come_from_texts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lines.txt");
     std::fs::write(&file, "The cat sat\n \nMy dog\n").unwrap();
-    let read = Instead::read(&format!("mean:{}", file.display()), Spelling::Flags).unwrap();
-    let given = Instead::mean(vec![words("The cat sat"), words("My dog")], Spelling::Flags);
+    let read = Instead::read(&format!("mean:{}", file.display())).unwrap();
+    let given = Instead::mean(vec![words("The cat sat"), words("My dog")]);
     let [of_file, of_texts] =
         [read, given].map(|with| look(&loaded, &Ablate { with, ..Ablate::new(words("The dog")) }).unwrap());
     assert_eq!(of_file.report.values, of_texts.report.values);
     assert!(of_texts.report.notes[0].ends_with("mean of 2 texts"));
     // What a text itself has in the place of a head's output changes nothing, and that is told.
-    let with = Instead::sample(words("The dog"), Spelling::Flags);
+    let with = Instead::sample(words("The dog"));
     let same = look(&loaded, &Ablate { with, ..Ablate::new(words("The dog")) }).unwrap();
     assert!(same.report.values.iter().all(|value| *value == Some(0.0)));
     assert!(same.report.notes.iter().any(|note| note.contains("nothing changed")));
@@ -160,7 +159,7 @@ fn what_is_left_out_may_come_from_texts() {
 #[test]
 fn long_looks_tell_how_far_they_are() {
     let loaded = built_in();
-    let reader = Reader::new(loaded.vocabulary(), false, Spelling::Flags).unwrap();
+    let reader = Reader::new(loaded.vocabulary(), false).unwrap();
     let subject = Subject::new(&loaded, "a model".into(), &reader);
     let told = Told::default();
     Ablate::new(words("The dog")).at(&subject, &told).unwrap();

@@ -1,6 +1,5 @@
 //! Names of choices, and what is written in a few characters: tokens, heads, ranges, neurons.
 
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_interpret::{By, Head, LensValue, Measure};
 use candle_gpt2_look::{Heads, Method, Named, Neuron, Numbers, Parts, Ranges, TokenChoice, Towards, named};
 
@@ -26,10 +25,9 @@ fn every_choice_has_one_name() {
 
 #[test]
 fn a_wrong_name_is_told_with_all_that_there_are() {
-    let told = |spelling| named::<Numbers>("as", "mine", spelling).unwrap_err();
-    assert_eq!(told(Spelling::Flags).to_string(), "--as: expected raw or transformer-lens, found \"mine\"");
-    assert_eq!(told(Spelling::Keywords).to_string(), "as_: expected raw or transformer-lens, found \"mine\"");
-    assert!(told(Spelling::Flags).is_usage());
+    let told = named::<Numbers>("as", "mine").unwrap_err();
+    assert_eq!(told.to_string(), "`as`: expected raw or transformer-lens, found \"mine\"");
+    assert!(told.is_usage());
 }
 
 #[test]
@@ -53,11 +51,11 @@ fn what_is_written_short_is_read() {
     for wrong in ["", "-1", "1-", "a", "1,,2"] {
         assert!(wrong.parse::<Ranges>().unwrap_err().contains("is no number and no range"), "{wrong}");
     }
-    let neuron = Neuron::read("11.611", Spelling::Flags).unwrap();
+    let neuron = Neuron::read("11.611").unwrap();
     assert_eq!(neuron, Neuron { layer: 11, neuron: 611 });
     for wrong in ["", "11", "11.x", "11.6.1"] {
-        let told = Neuron::read(wrong, Spelling::Flags).unwrap_err().to_string();
-        assert_eq!(told, format!("--neuron {wrong}: write LAYER.NEURON, such as 11.611"));
+        let told = Neuron::read(wrong).unwrap_err().to_string();
+        assert_eq!(told, format!("`neuron` {wrong}: write LAYER.NEURON, such as 11.611"));
     }
     for (text, is_read) in [
         ("\" a\"-\" b\"", true),
@@ -66,6 +64,6 @@ fn what_is_written_short_is_read() {
         ("\"a", false),
         ("\"a\"-\"b\"-\"c\"", false),
     ] {
-        assert_eq!(Towards::read(text, Spelling::Flags).is_ok(), is_read, "{text}");
+        assert_eq!(Towards::read(text).is_ok(), is_read, "{text}");
     }
 }

@@ -1,8 +1,7 @@
-//! What cannot be asked is refused before the weights are needed, in the words of the face.
+//! What cannot be asked is refused before the weights are needed, and the options are named.
 
 use std::path::PathBuf;
 
-use candle_gpt2_engine::Spelling;
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Estimate, Features, HeadKinds, Lens, Look, LookError,
     MetricOptions, Neuron, Neurons, Patch, Patched, PathPatching, Reader, Saliency, Text,
@@ -19,109 +18,86 @@ fn attention(text: Text) -> Attention {
     Attention { text, layers: None, heads: None }
 }
 
-/// Checks that a look is refused with these words, as flags and as keywords.
+/// Checks that a look is refused with these words.
 #[track_caller]
-fn refused<L: Look<Checked: std::fmt::Debug>>(readers: &[Reader; 2], look: &L, told: [&str; 2]) {
-    for (reader, told) in readers.iter().zip(told) {
-        let error = look.check(reader).unwrap_err();
-        assert!(error.is_usage(), "{error}");
-        assert!(error.to_string().contains(told), "`{told}` is not in: {error}");
-    }
+fn refused<L: Look<Checked: std::fmt::Debug>>(reader: &Reader, look: &L, told: &str) {
+    let error = look.check(reader).unwrap_err();
+    assert!(error.is_usage(), "{error}");
+    assert!(error.to_string().contains(told), "`{told}` is not in: {error}");
 }
 
 #[test]
-fn wrong_questions_are_refused_in_the_words_of_the_face() {
+fn wrong_questions_are_refused_and_options_named() {
     let loaded = built_in();
-    let readers = [Spelling::Flags, Spelling::Keywords].map(|spelling| reader(&loaded, spelling));
-    let both = |told| [told, told];
+    let reader = reader(&loaded);
     let text = || words("The dog");
 
-    refused(
-        &readers,
-        &attention(words("")),
-        ["the text is empty; give at least one token, or --bos", "or bos"],
-    );
+    refused(&reader, &attention(words("")), "the text is empty; give at least one token, or `bos`");
     let long = Text::Ids(vec![1; 257]);
-    refused(&readers, &attention(long), both("the text has 257 tokens; this model takes at most 256"));
-    refused(
-        &readers,
-        &attention(Text::Ids(vec![1024])),
-        both("token 1024 is outside the vocabulary of 1024"),
-    );
+    refused(&reader, &attention(long), "the text has 257 tokens; this model takes at most 256");
+    refused(&reader, &attention(Text::Ids(vec![1024])), "token 1024 is outside the vocabulary of 1024");
     let heads = Attention { heads: Some("0.8".parse().unwrap()), ..attention(text()) };
-    refused(&readers, &heads, both("there is no head 0.8"));
+    refused(&reader, &heads, "there is no head 0.8");
     let layers = Attention { layers: Some("2-1".parse().unwrap()), ..attention(text()) };
-    refused(&readers, &layers, ["--layers: 2-1 is not among 0 to 3", "layers: 2-1 is not"]);
+    refused(&reader, &layers, "`layers`: 2-1 is not among 0 to 3");
     let none = Attention { layers: Some(Vec::new().into()), ..attention(text()) };
-    refused(&readers, &none, ["--layers: none is given", "layers: none is given"]);
+    refused(&reader, &none, "`layers`: none is given");
     let both_chosen = Attention { heads: Some("0.0".parse().unwrap()), ..layers };
-    refused(&readers, &both_chosen, ["--layers and --heads cannot", "layers and heads cannot"]);
+    refused(&reader, &both_chosen, "`layers` and `heads` cannot");
 
     let watch = Lens { watch: vec!["two words".into()], ..Lens::new(text()) };
-    refused(&readers, &watch, ["--watch \"two words\" has", "watch \"two words\" has"]);
-    refused(&readers, &watch, ["or #ID", "or its id"]);
+    refused(&reader, &watch, "`watch` \"two words\" has");
+    refused(&reader, &watch, "or its id (#ID)");
     let metric = MetricOptions { against: Some("#1".into()), ..MetricOptions::default() };
     let against = Attribute { metric, ..Attribute::new(text()) };
-    refused(&readers, &against, ["--against is compared with --answer", "against is compared with answer"]);
+    refused(&reader, &against, "`against` is compared with `answer`");
     let metric = MetricOptions { position: -4, ..MetricOptions::default() };
     let position = Ablate { metric, ..Ablate::new(text()) };
-    refused(&readers, &position, ["--position -4: the text has 3 tokens", "position -4: the text has 3"]);
+    refused(&reader, &position, "`position` -4: the text has 3 tokens");
     let at = Ablate { at: Some(0), ..Ablate::new(text()) };
-    refused(&readers, &at, ["--at is of chosen heads; give --heads", "at is of chosen heads; give heads"]);
+    refused(&reader, &at, "`at` is of chosen heads; give `heads`");
     let steps = Saliency { steps: 1001, ..Saliency::new(text()) };
-    refused(&readers, &steps, ["--steps: expected from 1 to 1000, found 1001", "steps: expected"]);
+    refused(&reader, &steps, "`steps`: expected from 1 to 1000, found 1001");
 
     let rows = HeadKinds { rows: 0, ..HeadKinds::default() };
-    refused(&readers, &rows, ["--rows: expected from 1", "rows: expected from 1"]);
+    refused(&reader, &rows, "`rows`: expected from 1");
     let from = HeadKinds { from: Some(20), below: Some(20), ..HeadKinds::default() };
-    refused(
-        &readers,
-        &from,
-        ["--from 20 --below 20: expected a range", "from_ 20 below 20: expected a range"],
-    );
+    refused(&reader, &from, "`from` 20 `below` 20: expected a range");
     let neuron = Neurons { text: text(), neuron: Neuron { layer: 4, neuron: 0 }, top: 1 };
-    refused(
-        &readers,
-        &neuron,
-        ["--neuron 4.0: this model has 4 layers", "neuron 4.0: this model has 4 layers"],
-    );
+    refused(&reader, &neuron, "`neuron` 4.0: this model has 4 layers");
 
     let corrupt = words("The");
     let patch = Patch { texts: ComparedTexts { corrupt, ..dogs() }, patched: Patched::default() };
-    refused(&readers, &patch, ["--clean has 3 tokens and --corrupt 1", "clean has 3 tokens and corrupt 1"]);
+    refused(&reader, &patch, "`clean` has 3 tokens and `corrupt` 1");
     for (site, told) in [
         ("resid_prr", "the nearest name is `resid_pre`"),
         ("logits", "expected one kind of place"),
         ("1.z", "the grid has a row for every layer; write z"),
     ] {
         let patched = Patched { site: site.into(), by: None };
-        refused(&readers, &Estimate { texts: dogs(), patched }, both(told));
+        refused(&reader, &Estimate { texts: dogs(), patched }, told);
     }
     let late = PathPatching { texts: dogs(), from: Some("2.0".parse().unwrap()), to: "1.0.q".into() };
-    refused(
-        &readers,
-        &late,
-        ["--from 2.0: it is not before --to 1.0.q", "from_ 2.0: it is not before to 1.0.q"],
-    );
+    refused(&reader, &late, "`from` 2.0: it is not before `to` 1.0.q");
     for (to, told) in
         [("there", "expected final"), ("1.0.x", "LAYER.HEAD.q"), ("0.0.q", "no head is before layer 0")]
     {
-        refused(&readers, &PathPatching { texts: dogs(), from: None, to: to.into() }, both(told));
+        refused(&reader, &PathPatching { texts: dogs(), from: None, to: to.into() }, told);
     }
     let sae = Features { text: text(), sae: PathBuf::from("nowhere.pt"), site: Some("z".into()), top: 1 };
-    refused(&readers, &sae, ["--site z: expected one place", "site z: expected one place"]);
+    refused(&reader, &sae, "`site` z: expected one place");
 }
 
 #[test]
 fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
     let loaded = built_in();
-    let reader = reader(&loaded, Spelling::Flags);
+    let reader = reader(&loaded);
     let nowhere = || PathBuf::from("/nowhere/file.safetensors");
     let site = Some("1.resid_pre".to_owned());
     let features = Features { text: words("The dog"), sae: nowhere(), site, top: 1 };
     let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The dog")) };
     let found = [features.check(&reader).map(drop), lens.check(&reader).map(drop)];
-    let mean = candle_gpt2_look::Instead::read("mean:/nowhere/file.safetensors", Spelling::Flags).map(drop);
+    let mean = candle_gpt2_look::Instead::read("mean:/nowhere/file.safetensors").map(drop);
     for error in found.into_iter().chain([mean]).map(Result::unwrap_err) {
         assert!(error.to_string().contains("/nowhere/file.safetensors"), "{error}");
         assert!(!error.is_usage());

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{LogitsFor, Pass};
-use candle_gpt2_engine::{LoadedModel, Silent, Spelling};
+use candle_gpt2_engine::{LoadedModel, Silent};
 use candle_gpt2_interpret::{Run, named_site};
 use candle_gpt2_look::{Steer, Towards};
 use candle_gpt2_testing::{pattern, values};
@@ -21,7 +21,7 @@ fn texts(towards: &str, away: &str) -> Towards {
 
 /// Logits of a steered run.
 fn logits(loaded: &LoadedModel, steer: &Steer) -> Vec<f64> {
-    let checked = steer.check(&reader(loaded, Spelling::Flags)).unwrap();
+    let checked = steer.check(&reader(loaded)).unwrap();
     let steering = checked.steering(loaded, &Silent).unwrap();
     let steered = loaded.clone().observed_by(Arc::new(Mutex::new(steering)));
     let input = Tensor::new(&[[353u32, 383, 71]], &Device::Cpu).unwrap();
@@ -61,20 +61,20 @@ fn a_direction_is_the_same_from_texts_vectors_and_a_file() {
 #[test]
 fn nothing_is_noted_and_what_does_not_fit_refused() {
     let loaded = built_in();
-    let reader = reader(&loaded, Spelling::Flags);
+    let reader = reader(&loaded);
     let told = Told::default();
     let nothing = Steer { scale: 0.0, ..steer(texts(" the", " my")) };
     nothing.check(&reader).unwrap().steering(&loaded, &told).unwrap();
-    let note = "--steer: what is added is zero everywhere; the text is as without it";
+    let note = "the steering vector is zero everywhere; the text is as without it";
     assert_eq!(told.notes.into_inner().unwrap(), [note]);
     let narrow = steer(Towards::Vectors(pattern(&[2, 7], 1.0, 1)));
     let error = narrow.check(&reader).unwrap().steering(&loaded, &Silent).map(drop).unwrap_err();
-    assert!(error.is_usage() && error.to_string() == "--steer", "{error}");
+    assert!(error.is_usage() && error.to_string() == "`steer`", "{error}");
     let whole = Tensor::ones((1, 256), DType::U32, &Device::Cpu).unwrap();
     for (wrong, expected) in [
-        (steer(Towards::Vectors(whole)), "--steer: expected numbers in floating point, found u32"),
+        (steer(Towards::Vectors(whole)), "`steer`: expected numbers in floating point, found u32"),
         (Steer { layer: 4, ..steer(texts("a", "b")) }, "there is no layer 4"),
-        (Steer { scale: f64::NAN, ..steer(texts("a", "b")) }, "--scale NaN: expected a finite number"),
+        (Steer { scale: f64::NAN, ..steer(texts("a", "b")) }, "`scale` NaN: expected a finite number"),
     ] {
         let error = wrong.check(&reader).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains(expected), "{error}");

@@ -2,7 +2,7 @@
 
 use candle_core::IndexOp;
 use candle_gpt2::{Site, SiteKind};
-use candle_gpt2_engine::{LoadedModel, Spelling};
+use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
 use candle_gpt2_interpret::Head;
 use candle_gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reading, Subject, Text};
@@ -14,7 +14,7 @@ use crate::common::{Case, built_in, reader, words};
 const SUMS: f64 = 1e-4;
 
 fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> HeadSteps {
-    let reader = reader(loaded, Spelling::Keywords);
+    let reader = reader(loaded);
     let checked = OneHead { text, head, query, key }.check(&reader).unwrap();
     checked.look(&Subject::new(loaded, "a model".into(), &reader)).unwrap()
 }
@@ -22,7 +22,7 @@ fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> 
 #[test]
 fn steps_are_the_activations_of_their_tokens() {
     let loaded = built_in();
-    let reader = reader(&loaded, Spelling::Keywords);
+    let reader = reader(&loaded);
     let subject = Subject::new(&loaded, "a model".into(), &reader);
     let (layer, head, query, key) = (2, 5, 6, 3);
     let text = words("The dog sat on the mat, and the cat");
@@ -85,7 +85,7 @@ fn each_step_follows_from_the_one_before() {
 #[test]
 fn steps_that_are_not_there_are_refused() {
     let loaded = built_in();
-    let reader = reader(&loaded, Spelling::Keywords);
+    let reader = reader(&loaded);
     let check = |layer, head, query, key| {
         let head = Head { layer, head };
         OneHead { text: Text::Ids(vec![1, 2, 3]), head, query, key }.check(&reader).map(|_| ())
@@ -94,9 +94,9 @@ fn steps_that_are_not_there_are_refused() {
     for (layer, head, query, key, expected) in [
         (4, 0, 0, 0, "there is no head 4.0"),
         (0, 8, 0, 0, "there is no head 0.8"),
-        (0, 0, 3, 0, "query 3: the text has 3 tokens"),
-        (0, 0, 1, -4, "key -4: the text has 3 tokens"),
-        (0, 0, 1, 2, "key 2: token 1 sees itself and the tokens before it"),
+        (0, 0, 3, 0, "`query` 3: the text has 3 tokens"),
+        (0, 0, 1, -4, "`key` -4: the text has 3 tokens"),
+        (0, 0, 1, 2, "`key` 2: token 1 sees itself and the tokens before it"),
     ] {
         let error = check(layer, head, query, key).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains(expected), "{error}");

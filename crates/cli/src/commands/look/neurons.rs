@@ -1,7 +1,7 @@
 //! `gpt2 look neurons`.
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_engine::HubOptions;
 use candle_gpt2_look::{Neuron, Neurons};
 use clap::Args;
 
@@ -29,7 +29,7 @@ pub(crate) struct NeuronsArguments {
 }
 
 pub(crate) fn run(arguments: &NeuronsArguments, hub: &HubOptions) -> Result<()> {
-    let neuron = Neuron::read(&arguments.neuron, Spelling::Flags)?;
+    let neuron = Neuron::read(&arguments.neuron)?;
     arguments
         .look
         .run(hub, |reader| Ok(Neurons { text: text(&arguments.input, reader)?, neuron, top: arguments.top }))

@@ -1,7 +1,7 @@
 //! `gpt2 look ablate`, `patch`, `path` and `estimate`.
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, Spelling};
+use candle_gpt2_engine::HubOptions;
 use candle_gpt2_interpret::By;
 use candle_gpt2_look::{
     Ablate, ComparedTexts, Estimate, Instead, Patch, Patched, PathPatching, Reader, Text,
@@ -43,7 +43,7 @@ pub(crate) fn ablate(arguments: &AblateArguments, hub: &HubOptions) -> Result<()
             metric: asked.metric.options(),
             heads: heads(arguments.heads.as_ref())?,
             at: arguments.at,
-            with: Instead::read(&arguments.with, Spelling::Flags)?,
+            with: Instead::read(&arguments.with)?,
         })
     })
 }

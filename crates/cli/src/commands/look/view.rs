@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use candle_gpt2_engine::{HubOptions, LoadedModel, Spelling};
+use candle_gpt2_engine::{HubOptions, LoadedModel};
 use candle_gpt2_interpret::Measure;
 use candle_gpt2_look::{
     Found, Heads, Look, MetricOptions, Named, Ranges, Reader, Subject, Text, TokenChoice,
@@ -113,7 +113,7 @@ impl OpeningArguments {
         check: impl FnOnce(&Reader) -> Result<T>,
     ) -> Result<(LoadedModel, Reader, T)> {
         let opened = self.model.open(hub)?;
-        let reader = Reader::new(opened.vocabulary(), self.bos, Spelling::Flags)?;
+        let reader = Reader::new(opened.vocabulary(), self.bos)?;
         let checked = check(&reader)?;
         Ok((opened.load(&Terminal)?, reader, checked))
     }
