@@ -37,66 +37,96 @@ pub enum Start {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TrainOptions {
-    /// What is taught: text, classify or answer.
+    /// What is taught: text, to go on with texts; classify, the labels of texts; answer, completions of prompts
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TASK", default_value = "text"))]
     pub task: Task,
-    /// Go on with the training whose state the folder holds; the other options must be the same.
+    /// Go on with the training in --out, where it was stopped; the other options must be the same
+    #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
-    /// Steps of the optimizer.
+    /// Steps of the optimizer
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().steps, allow_negative_numbers = true))]
     pub steps: u64,
-    /// Windows of text, or rows, in one batch.
+    /// Windows of text, or rows, in one batch
+    #[cfg_attr(feature = "clap", arg(long, value_name = "B", default_value_t = TrainOptions::default().batch_size, allow_negative_numbers = true))]
     pub batch_size: usize,
-    /// Batches whose gradients are averaged into one step.
+    /// Batches whose gradients are averaged into one step
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().accumulate, allow_negative_numbers = true))]
     pub accumulate: usize,
-    /// Tokens in a window, or of the longest row; by default the model's context.
+    /// Tokens in a window, or of the longest row [default: the model's context]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Keep the inputs of the blocks only, and compute the blocks again for their gradients, see [`Trainer::recomputing`](crate::Trainer::recomputing).
+    /// Keep only the inputs of the blocks, and compute the blocks again for their gradients: the same result with less memory, in a third more time
+    #[cfg_attr(feature = "clap", arg(long))]
     pub recompute: bool,
-    /// Train low-rank adapters of this rank, and leave the weights as they are.
-    pub lora_rank: Option<usize>,
-    /// Train the last blocks alone, so many, with the final norm and the head; a head that is the token embedding stays as it is.
+    /// Train the last N blocks alone, with the final norm and the head; a head that is the token embedding stays as it is
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub train_blocks: Option<usize>,
-    /// What the rows of each label count in the loss, for classify; by default each once.
+    /// What the rows of each label count in the loss, for --task classify: balanced, or as ham=1,spam=6.5 [default: each row once]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
-    /// An adapter counts `lora_alpha / lora_rank` times; by default twice.
+    /// Train low-rank adapters of this rank and leave the weights as they are, except a classifier's head; the result has them merged into its weights, and its folder adapter holds them alone in PEFT's format
+    #[cfg_attr(feature = "clap", arg(long, value_name = "R", allow_negative_numbers = true))]
+    pub lora_rank: Option<usize>,
+    /// Each adapter is multiplied by ALPHA / R [default: twice the rank]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ALPHA", allow_negative_numbers = true))]
     pub lora_alpha: Option<f64>,
-    /// Linear layers with adapters, of [`LORA_TARGETS`](candle_gpt2_training::LORA_TARGETS); by default `c_attn`.
+    /// Linear layers with adapters: some of c_attn, c_proj, c_fc [default: c_attn]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAMES", value_delimiter = ','))]
     pub lora_targets: Option<Vec<String>>,
-    /// Train even where the memory that is free seems too small for it.
+    /// Train even where the memory that is free seems too small for it
+    #[cfg_attr(feature = "clap", arg(long))]
     pub ignore_memory: bool,
-    /// Highest learning rate; by default 0.001 for a new model, 0.00005 for a checkpoint, 0.0003 for its adapters.
+    /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "LR", allow_negative_numbers = true))]
     pub lr: Option<f64>,
-    /// How the learning rate falls to a tenth of its highest value.
+    /// How the learning rate falls to a tenth of its highest value: cosine or linear; or constant
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "cosine"))]
     pub schedule: Schedule,
-    /// Steps over which the learning rate rises; by default a twentieth of all, at most 500.
+    /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub warmup_steps: Option<u64>,
-    /// Weight decay of matrices.
+    /// Weight decay of matrices; biases and norms do not decay
+    #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().weight_decay, allow_negative_numbers = true))]
     pub weight_decay: f64,
-    /// Largest norm of the gradient; 0 does not clip.
+    /// Largest norm of the gradient; 0 does not clip
+    #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().grad_clip, allow_negative_numbers = true))]
     pub grad_clip: f64,
-    /// Dropout rate, in place of the configuration's three.
+    /// Dropout rate, in place of the configuration's three
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P", allow_negative_numbers = true))]
     pub dropout: Option<f64>,
-    /// Share of the data, at the end of each file or of each label's rows, that is not trained on; 0 for none.
+    /// Share of the data, at the end of each file or of each label's rows, that is not trained on and tells when to stop; 0 for none
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().held_out, allow_negative_numbers = true))]
     pub held_out: f64,
-    /// Steps between evaluations on what is held out.
+    /// Steps between evaluations on the held-out data
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().eval_every, allow_negative_numbers = true))]
     pub eval_every: u64,
-    /// Steps between saved states.
+    /// Steps between saved states
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().save_every, allow_negative_numbers = true))]
     pub save_every: u64,
-    /// A text that is continued at every evaluation.
+    /// Continue this text at every evaluation, and show it on standard error
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub sample: Option<String>,
-    /// End after this many evaluations without a lower held-out loss.
+    /// End after this many evaluations without a lower held-out loss [default: never]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub patience: Option<u64>,
-    /// Seed of the initial weights, the order of the data, and dropout.
+    /// Seed of the initial weights, the order of the data, and dropout
+    #[cfg_attr(feature = "clap", arg(short, long, value_name = "SEED", default_value_t = TrainOptions::default().seed, allow_negative_numbers = true))]
     pub seed: u64,
-    /// Type of the written weights: f32, f16 or bf16.
+    /// Type of the written weights: f32, f16 or bf16
     #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype))]
     pub dtype: WrittenDType,
-    /// Where it is computed: auto, cpu, cuda, cuda:N or metal.
+    /// Device to compute on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
     #[serde(serialize_with = "device_name", deserialize_with = "device_of_name")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
-    /// The type in which it is computed: f32 or bf16.
+    /// Type to compute in: f32, or bf16, which takes less memory and is faster on GPUs; weights, gradients and the optimizer stay in f32
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", default_value = "f32"))]
     pub compute_dtype: ComputeDType,
-    /// The number of attention heads, for checkpoints that do not tell it.
+    /// Number of attention heads, for checkpoints that do not say.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub n_head: Option<usize>,
 }
 
@@ -178,11 +208,14 @@ impl TrainOptions {
                 "does not go with `lora_rank`: adapters are in all blocks".into(),
             );
         }
-        if self.train_blocks.is_some() && !matches!(start, Start::Checkpoint(_)) {
-            return not_with(
-                "train_blocks",
-                "is for checkpoints: the other blocks of a new model would know nothing".into(),
-            );
+        let of_checkpoints = [
+            ("train_blocks", self.train_blocks, "the other blocks of a new model would know nothing"),
+            ("n_head", self.n_head, "here the configuration says it"),
+        ];
+        if !matches!(start, Start::Checkpoint(_))
+            && let Some((option, _, reason)) = of_checkpoints.iter().find(|(_, given, _)| given.is_some())
+        {
+            return not_with(option, format!("is for checkpoints: {reason}"));
         }
         if self.class_weights.is_some() && self.task != Task::Classify {
             return not_with("class_weights", "is of the task classify".into());
@@ -192,10 +225,6 @@ impl TrainOptions {
                 "sample",
                 "is of the tasks text and answer: a classifier continues no text".into(),
             );
-        }
-        if self.n_head.is_some() && !matches!(start, Start::Checkpoint(_)) {
-            let what = "`n_head` is for checkpoints; here the configuration tells it".into();
-            return Err(TrainingError::Call { what });
         }
         Ok(())
     }

@@ -85,16 +85,28 @@ pub struct TokenizeJob {
 /// Part of a [`TokenizeJob`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TokenizeOptions {
-    /// How the files are laid out.
+    /// Layout of the files: nanogpt (tokens and nothing else) or llm.c (with its header)
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "NAME", default_value = "nanogpt", requires = "out")
+    )]
     pub format: ShardFormat,
-    /// How wide tokens are; by default as narrow as the vocabulary allows.
+    /// Width of the tokens: u16 or u32 [default: u16 where the vocabulary has at most 65536 tokens]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", requires = "out"))]
     pub dtype: Option<TokenWidth>,
-    /// Tokens in a file; by default 100 million in llm.c's format, and all in nanoGPT's, whose trainer reads one file.
+    /// Tokens in a file [default: all of them; 100000000 with --format llm.c]
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "N", allow_negative_numbers = true, requires = "out")
+    )]
     pub shard_tokens: Option<usize>,
-    /// Share of the data, at the end of each file, that is not trained on; 0 for none.
+    /// Share of the data, at the end of each file, that is not trained on; 0 for none
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true, requires = "out"))]
     pub held_out: f64,
-    /// Go on with what an interrupted run has written.
+    /// Go on with what an interrupted run has made of the same texts in --out; the other options must be the same
+    #[cfg_attr(feature = "clap", arg(long, requires = "out"))]
     pub resume: bool,
 }
 

@@ -96,7 +96,7 @@ mod tests {
         }
         assert!(Share::WHOLE.check().is_ok());
         for (index, count, expected) in
-            [(0, 0, "world_size"), (3, 3, "rank: expected below the world_size of 3")]
+            [(0, 0, "world_size"), (3, 3, "`rank`: expected below the world_size of 3")]
         {
             let error = Share { index, count }.check().unwrap_err();
             assert!(error.is_usage() && error.to_string().contains(expected), "{error}");

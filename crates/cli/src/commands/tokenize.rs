@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2_engine::HubOptions;
-use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions, TokenizeReport};
+use candle_gpt2_jobs::{TokenizeJob, TokenizeOptions, TokenizeReport};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
@@ -43,21 +43,8 @@ pub(crate) struct TokenizeArguments {
     /// Folder to write; it must be new or empty, except with --resume
     #[arg(long, value_name = "DIR", requires_all = ["data", "vocabulary"])]
     pub(crate) out: Option<PathBuf>,
-    /// Layout of the files: nanogpt (tokens and nothing else) or llm.c (with its header)
-    #[arg(long, value_name = "NAME", default_value = "nanogpt", requires = "out")]
-    pub(crate) format: ShardFormat,
-    /// Width of the tokens: u16 or u32 [default: u16 where the vocabulary has at most 65536 tokens]
-    #[arg(long, value_name = "TYPE", requires = "out")]
-    pub(crate) dtype: Option<TokenWidth>,
-    /// Tokens in a file [default: all of them; 100000000 with --format llm.c]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, requires = "out")]
-    pub(crate) shard_tokens: Option<usize>,
-    /// Share of the data, at the end of each file, that is not trained on; 0 for none
-    #[arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true, requires = "out")]
-    pub(crate) held_out: f64,
-    /// Go on with what an interrupted run has made of the same texts in --out; the other options must be the same
-    #[arg(long, requires = "out")]
-    pub(crate) resume: bool,
+    #[command(flatten)]
+    pub(crate) options: TokenizeOptions,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
     /// Print one JSON object: tokens (index, id, text, bytes); with --out at the end: out, training_tokens, held_out_tokens, documents, shards, …
@@ -72,13 +59,7 @@ pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Exi
         model: arguments.model.clone(),
         tokenizer: arguments.tokenizer.clone(),
         out: out.clone(),
-        options: TokenizeOptions {
-            format: arguments.format,
-            dtype: arguments.dtype,
-            shard_tokens: arguments.shard_tokens,
-            held_out: arguments.held_out,
-            resume: arguments.resume,
-        },
+        options: arguments.options.clone(),
         n_head: arguments.common.n_head,
         hub: hub.clone(),
     };

@@ -231,7 +231,7 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
         ),
         (
             TrainOptions { n_head: Some(2), ..default() },
-            "`n_head` is for checkpoints; here the configuration tells it",
+            "`n_head` is for checkpoints: here the configuration says it",
         ),
     ] {
         assert_eq!(refused(options), expected);

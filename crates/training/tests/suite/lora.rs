@@ -105,7 +105,7 @@ fn adapters_are_written_under_the_names_of_peft() {
 fn options_out_of_range_are_refused() {
     let (config, _) = base();
     for (wrong, expected) in [
-        (LoraConfig { rank: 0, ..lora_config() }, "lora_rank: expected from 1 to the model's width of 24"),
+        (LoraConfig { rank: 0, ..lora_config() }, "`lora_rank`: expected from 1 to the model's width of 24"),
         (LoraConfig { rank: 25, ..lora_config() }, "found 25"),
         (LoraConfig { alpha: f64::NAN, ..lora_config() }, "lora_alpha"),
         (LoraConfig { targets: Vec::new(), ..lora_config() }, "found none"),
