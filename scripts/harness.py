@@ -132,12 +132,12 @@ def tasks_of(protocol, path, limit=None):
     return [PREPARED if "query" in rows[0] else TASKS[protocol]], {None: rows}
 
 
-def evaluate(hf, protocol, path, limit=None):
+def evaluate(hf, protocol, path, limit=None, num_fewshot=None):
     """The harness' figures with their standard errors, and what it was told of each item, in the order of the data."""
     tasks, rows = tasks_of(protocol, path, limit)
     # The bars of its progress cannot be turned off.
     with hub_has(rows), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-        results = lm_eval.simple_evaluate(model=hf, tasks=tasks, log_samples=True)
+        results = lm_eval.simple_evaluate(model=hf, tasks=tasks, num_fewshot=num_fewshot, log_samples=True)
     metrics, stderr, items = {}, {}, []
     names = [task if isinstance(task, str) else task["task"] for task in tasks]
     for name in names:

@@ -139,13 +139,13 @@ def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
     refused(ValueError, "there is no protocol `lambada:lm-evil`; `lambada` has `lambada:lm-eval`", "lambada:lm-evil")
     refused(ValueError, "name at least one", [])
     refused(ValueError, "asked for twice", ["kl", "kl"], "text.txt")
-    refused(ValueError, "^limit: expected at least 1, found 0$", "kl", "text.txt", limit=0)
-    refused(ValueError, "^context: it is for `wikitext:llama.cpp` and `kl`", "lambada:lm-eval", passages, context=64)
-    refused(ValueError, "^resume: .* name them with items$", "lambada:lm-eval", passages, resume=True)
-    refused(ValueError, "^base is for two models side by side", "lambada:lm-eval", passages, base=model)
-    refused(ValueError, "^against: it is for items", "kl", "text.txt", against="log.jsonl")
-    refused(ValueError, "^data: expected it once for all", "lambada:lm-eval", [passages, passages])
-    refused(ValueError, "is: give it with data$", "text:bits")
+    refused(ValueError, "^`limit`: expected at least 1, found 0$", "kl", "text.txt", limit=0)
+    refused(ValueError, "^`context`: it is for wikitext:llama.cpp and kl", "lambada:lm-eval", passages, context=64)
+    refused(ValueError, "^`resume`: .* name them with `items`$", "lambada:lm-eval", passages, resume=True)
+    refused(ValueError, "^`base` is for two models side by side", "lambada:lm-eval", passages, base=model)
+    refused(ValueError, "^`against`: it is for items", "kl", "text.txt", against="log.jsonl")
+    refused(ValueError, "^`data`: expected it once for all", "lambada:lm-eval", [passages, passages])
+    refused(ValueError, "is: give it with `data`$", "text:bits")
     refused(ValueError, "context: expected 3 to 256", "kl", "text.txt", context=1000)
     tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
     refused(ValueError, "vocabulary of the base model: expected 1024", "kl", "text.txt", base=tiny)
@@ -259,3 +259,19 @@ def test_the_example_shows_figures():
     for part in ("lambada:lm-eval: 3 items", "bits_per_byte", "q4 beside f16: KL 0.00", "item 2: ", "of 3 answers"):
         assert part in done.stdout, done.stdout
     assert done.stderr == ""
+
+
+def test_examples_and_task_files_are_those_of_the_program(model, program, folder):
+    tasks = FIXTURES / "evaluation" / "tasks"
+    options = {"num_fewshot": 2, "fewshot_data": "questions.jsonl", "fewshot_seed": 7}
+    arguments = ["--num-fewshot", "1", "--fewshot-data", "questions.jsonl", "--fewshot-seed", "7"]
+    for protocol, options, arguments in [
+        ("hellaswag:lm-eval", options | {"num_fewshot": 1, "data": "questions.jsonl"}, ["--data", "questions.jsonl", *arguments]),
+        (str(tasks / "choices.yaml"), {"num_fewshot": 3}, ["--num-fewshot", "3"]),
+    ]:
+        found = model.evaluate(protocol, **options)
+        assert found["num_fewshot"] == options["num_fewshot"]
+        told = json.loads(program("eval", protocol, "--json", *arguments))
+        assert without_time(found) == without_time(told)
+    with pytest.raises(ValueError, match="`num_fewshot`: expected at most"):
+        model.evaluate("hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)

@@ -24,7 +24,6 @@ mod options;
 mod panics;
 pub mod process;
 mod reporter;
-mod spelling;
 #[cfg(feature = "terminal")]
 pub mod terminal;
 mod verify;
@@ -60,7 +59,6 @@ pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
 pub use secrecy::SecretString;
-pub use spelling::Spelling;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;
 pub use verify::{Verification, VerifyOptions};

@@ -87,6 +87,38 @@ impl Data {
         Self::of(path, paths.into_iter().map(read).collect::<Result<_, _>>()?)
     }
 
+    /// Reads several files, one after the other.
+    ///
+    /// # Errors
+    /// As [`Data::read`].
+    pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self, EvaluationError> {
+        let [path] = paths else {
+            let files = paths
+                .iter()
+                .map(|path| Self::read(path).map(|data| data.files))
+                .collect::<Result<Vec<_>, _>>()?;
+            let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
+            return Self::of(path, files.into_iter().flatten().collect());
+        };
+        Self::read(path)
+    }
+
+    /// The lines of files of text as entries with the field `text`.
+    ///
+    /// # Errors
+    /// When a file is not UTF-8.
+    pub(crate) fn lines(&self) -> Result<Vec<Record>, EvaluationError> {
+        let mut records = Vec::new();
+        for file in &self.files {
+            let text = utf8(file)?;
+            records.extend(text.lines().enumerate().map(|(index, line)| {
+                let fields = Map::from_iter([("text".to_owned(), Value::from(line))]);
+                Record::new(file.path.clone(), index + 1, fields)
+            }));
+        }
+        Ok(records)
+    }
+
     /// A file of these bytes; `path` says what it is called.
     ///
     /// # Errors
@@ -141,13 +173,7 @@ impl Data {
         if file.bytes.is_empty() {
             return unusable("expected a text, found an empty file");
         }
-        std::str::from_utf8(&file.bytes).map_err(|error| {
-            let before = &file.bytes[..error.valid_up_to()];
-            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-            let what =
-                format!("expected UTF-8, found something else after {} bytes of the file", before.len());
-            DataError { file: file.path.display().to_string(), line, what }.into()
-        })
+        Ok(utf8(file)?)
     }
 
     /// The entries of JSONL, CSV and Parquet in their order, up to the first that cannot be read; empty lines of JSONL are none.
@@ -185,6 +211,16 @@ impl DataFile {
             Err(what) => Err(DataError { file: self.path.display().to_string(), line, what }),
         }))
     }
+}
+
+/// The text of a file.
+fn utf8(file: &DataFile) -> Result<&str, DataError> {
+    std::str::from_utf8(&file.bytes).map_err(|error| {
+        let before = &file.bytes[..error.valid_up_to()];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        let what = format!("expected UTF-8, found something else after {} bytes of the file", before.len());
+        DataError { file: file.path.display().to_string(), line, what }
+    })
 }
 
 fn has_extension(path: &Path, extension: &str) -> bool {

@@ -32,7 +32,7 @@ use crate::{Data, EvaluationError, Metric, Setting};
 /// let text = "What is the city but the people? True, the people are the city. ".repeat(3);
 /// let data = Data::from_bytes("text.txt".as_ref(), text.into_bytes())?;
 /// let vocabulary = base.vocabulary();
-/// let setting = Setting { vocabulary, parameter: 0, context: Some(32), limit: Some(1), reporter: &Silent };
+/// let setting = Setting { vocabulary, parameter: 0, context: Some(32), limit: Some(1), shots: None, reporter: &Silent };
 /// let kl = Kl::prepare(&data, &setting)?;
 /// let windows = kl.evaluate(&base, &rounded, Vec::new(), &Silent, &mut |_| Ok(()))?;
 /// let metrics = Kl::measure(&windows);

@@ -40,7 +40,7 @@ pub use metric::{Metric, StderrKind};
 pub use names::{named, protocols};
 pub use options::EvaluationOptions;
 pub use plan::{Evaluation, Plan, Reports};
-pub use preparation::{Prepared, Setting, Totals};
+pub use preparation::{ExampleSource, Prepared, Setting, Shots, Totals};
 pub use protocol::{Dataset, Parameter, Protocol};
 pub use published::{Published, Size};
 pub use report::{BaseReport, DatasetReport, MetricReport, Report};

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_engine::{HubOptions, Spelling, WeightDType};
+use candle_gpt2_engine::{HubOptions, WeightDType};
 
-use crate::EvaluationError;
 use crate::asked::Asked;
+use crate::{EvaluationError, protocols};
 
 /// What is to be measured, of a model that is opened elsewhere.
 ///
@@ -22,30 +22,50 @@ use crate::asked::Asked;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct EvaluationOptions {
-    /// Names of protocols, see [`protocols`](crate::protocols), and [`Kl::NAME`](crate::Kl::NAME); several share one loaded model.
+    /// What to measure, see --list: protocols, or YAML files of tasks of lm-evaluation-harness; several share one loaded model
+    #[cfg_attr(
+        feature = "clap",
+        arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")
+    )]
     pub protocols: Vec<String>,
-    /// The data: a file, a folder of files, or `owner/name[@revision]/path` of a dataset of the hub; one for all protocols, or one
-    /// for each in their order. Without any they are the published data, from the hub.
+    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset of the hub; once for all protocols, or once for each in their order [default: the published data, from the hub]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: Vec<PathBuf>,
-    /// Only the first so many items.
+    /// Examples before each question, as lm-evaluation-harness joins and draws them [default: 0, or what the task's file says]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
+    pub num_fewshot: Option<usize>,
+    /// The data that examples are drawn from: a training split, named like --data [default: the data themselves, without the question]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
+    pub fewshot_data: Vec<PathBuf>,
+    /// Seed of the draw, as of Python's random.seed [default: 1234]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SEED", allow_negative_numbers = true))]
+    pub fewshot_seed: Option<u64>,
+    /// Only the first N items
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub limit: Option<usize>,
-    /// Length of the windows in tokens, for protocols that leave it to the caller.
+    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context where that is shorter]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Where what the model says to each item is written, see [`ItemLog`](crate::ItemLog).
+    /// Write the model's answer to each item to this file as soon as it is known, a JSON object a line; a kill loses only what is being read, about a thousand tokens or one item
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub items: Option<PathBuf>,
-    /// Whether to go on with the `items` of a run that was interrupted.
+    /// Go on with the --items of a run that was interrupted
+    #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
-    /// The `items` of another run of the same data, to compare with item by item.
+    /// Compare item by item with the --items of another run of the same data: which answers flipped, and the paired difference
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub against: Option<PathBuf>,
-    /// For `kl`, the model to compare with, named like a model; by default the model itself.
+    /// For kl: the model to compare with, named like --model [default: the same model]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub base: Option<PathBuf>,
-    /// For `kl`, the type of that model's weights; by default f32.
+    /// For kl: precision of the base's weights, as for --dtype [default: f32]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
     /// Where data of the hub come from.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
-    /// How the caller writes these options.
-    pub spelling: Spelling,
 }
 
 impl EvaluationOptions {
@@ -54,6 +74,9 @@ impl EvaluationOptions {
         Self {
             protocols: protocols.into_iter().map(Into::into).collect(),
             data: Vec::new(),
+            num_fewshot: None,
+            fewshot_data: Vec::new(),
+            fewshot_seed: None,
             limit: None,
             context: None,
             items: None,
@@ -62,7 +85,6 @@ impl EvaluationOptions {
             base: None,
             base_dtype: None,
             hub: HubOptions::default(),
-            spelling: Spelling::Keywords,
         }
     }
 
@@ -76,16 +98,12 @@ impl EvaluationOptions {
             return refuse(format!("`{name}`: it is asked for twice"));
         }
         if self.context.is_some() && !asked.iter().any(Asked::takes_context) {
-            return refuse(format!(
-                "{}: it is for `wikitext:llama.cpp` and `kl`; other protocols have their own",
-                self.spelling.of("context")
-            ));
+            let what = "`context`: it is for wikitext:llama.cpp and kl; other protocols have their own";
+            return refuse(what.into());
         }
         if self.against.is_some() && asked.iter().any(Asked::compares) {
-            return refuse(format!(
-                "{}: it is for items, and `kl` has two models side by side already",
-                self.spelling.of("against")
-            ));
+            let what = "`against`: it is for items, and kl has two models side by side already";
+            return refuse(what.into());
         }
         Ok(())
     }
@@ -94,10 +112,35 @@ impl EvaluationOptions {
         let given = [("base", self.base.is_some()), ("base_dtype", self.base_dtype.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) if !asked.iter().any(Asked::compares) => {
-                refuse(format!("{} is for two models side by side; ask for `kl`", self.spelling.of(option)))
+                refuse(format!("`{option}` is for two models side by side; ask for kl"))
             }
             _ => Ok(()),
         }
+    }
+
+    pub(crate) fn check_examples(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
+        let wants = self.num_fewshot.is_some_and(|count| count > 0);
+        let without = asked.iter().position(|asked| asked.examples().is_none());
+        if wants && let Some(index) = without {
+            let with = protocols().iter().filter(|protocol| protocol.few_shot.is_some());
+            let with = with.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ");
+            return refuse(format!(
+                "`num_fewshot`: {} has no questions that examples could stand before; {with} have, and tasks of YAML files",
+                self.protocols[index]
+            ));
+        }
+        let is_file = |asked: &Asked| matches!(asked, Asked::Task(_));
+        if !wants && !self.fewshot_data.is_empty() && !asked.iter().any(is_file) {
+            return refuse(
+                "`fewshot_data`: it is what examples are drawn from; say how many with `num_fewshot`".into(),
+            );
+        }
+        Ok(())
+    }
+
+    /// What the examples of the protocol at this place are drawn from.
+    pub(crate) fn fewshot_data_of(&self, index: usize) -> Option<&Path> {
+        self.fewshot_data.get(index).or(self.fewshot_data.first()).map(PathBuf::as_path)
     }
 
     /// The data of the protocol at this place.

@@ -10,7 +10,12 @@ use crate::asked::{ANY_TEXT, Asked};
 use crate::options::refuse;
 use crate::protocols::wrong_setting;
 use crate::task::{Sides, Source, Task};
-use crate::{Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Report, Setting};
+use crate::{
+    Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Report, Setting, Shots,
+};
+
+/// The seed that lm-evaluation-harness draws examples with.
+const FEWSHOT_SEED: u64 = 1234;
 
 /// Options that go together, before anything is opened.
 ///
@@ -53,21 +58,23 @@ impl EvaluationOptions {
         self.check_protocols(&asked)?;
         self.check_base(&asked)?;
         if self.limit == Some(0) {
-            return Err(wrong_setting(&self.spelling.of("limit"), "at least 1", "0"));
+            return Err(wrong_setting("`limit`", "at least 1", "0"));
         }
         if self.resume && self.items.is_none() {
-            let [resume, items] = ["resume", "items"].map(|option| self.spelling.of(option));
-            return refuse(format!(
-                "{resume}: it goes on with the items of an interrupted run; name them with {items}"
-            ));
+            return refuse(
+                "`resume`: it goes on with the items of an interrupted run; name them with `items`".into(),
+            );
         }
-        let (files, protocols) = (self.data.len(), asked.len());
-        if files > 1 && files != protocols {
-            return refuse(format!(
-                "{}: expected it once for all protocols, or once for each of the {protocols}, found it {files} times",
-                self.spelling.of("data")
-            ));
+        let count = asked.len();
+        for (option, files) in [("data", &self.data), ("fewshot_data", &self.fewshot_data)] {
+            let files = files.len();
+            if files > 1 && files != count {
+                return refuse(format!(
+                    "`{option}`: expected it once for all protocols, or once for each of the {count}, found it {files} times"
+                ));
+            }
         }
+        self.check_examples(&asked)?;
         Ok(Plan { options: self, asked })
     }
 }
@@ -105,26 +112,51 @@ impl Plan {
         let mut read: Vec<(PathBuf, Rc<Data>)> = Vec::new();
         let (mut tasks, mut notes) = (Vec::with_capacity(self.asked.len()), Vec::new());
         for (index, asked) in self.asked.iter().enumerate() {
-            let path = match options.data_of(index) {
-                Some(path) => path.to_owned(),
-                None => self.published_data(index, asked)?,
+            let mut data_at = |path: &Path| -> Result<(Rc<Data>, Option<String>), EvaluationError> {
+                let file = dataset_file(path, &options.hub, reporter)?;
+                let data = match read.iter().find(|(known, _)| *known == file.path) {
+                    Some((_, data)) => Rc::clone(data),
+                    None => Rc::new(Data::read(&file.path)?),
+                };
+                read.push((file.path, Rc::clone(&data)));
+                Ok((data, file.revision))
             };
-            let file = dataset_file(&path, &options.hub, reporter)?;
-            let data = match read.iter().find(|(known, _)| *known == file.path) {
-                Some((_, data)) => Rc::clone(data),
-                None => Rc::new(Data::read(&file.path)?),
+            let (path, (data, revision)) = match (options.data_of(index), asked) {
+                (Some(path), _) => (path.to_owned(), data_at(path)?),
+                (None, Asked::Task(task)) => {
+                    let data = Rc::new(Data::read_all(task.data_files()?)?);
+                    (data.path().to_owned(), (data, None))
+                }
+                (None, asked) => {
+                    let path = self.published_data(index, asked)?;
+                    let data = data_at(&path)?;
+                    (path, data)
+                }
             };
-            read.push((file.path, Rc::clone(&data)));
+            let (count, note) = asked.shots(options.num_fewshot);
+            notes.extend(note.map(|note| format!("{}: {note}", options.protocols[index])));
+            let example_data = match (options.fewshot_data_of(index), asked) {
+                _ if count == 0 => None,
+                (Some(path), _) => Some(data_at(path)?.0),
+                (None, Asked::Task(task)) if options.data_of(index).is_none() => {
+                    task.few_shot_files().map(Data::read_all).transpose()?.map(Rc::new)
+                }
+                (None, _) => None,
+            };
+            let seed = options.fewshot_seed.unwrap_or(FEWSHOT_SEED);
+            let shots = asked.examples().filter(|_| count > 0);
+            let shots = shots.map(|source| Shots { count, seed, data: example_data.as_deref(), source });
             let setting = Setting {
                 vocabulary: model.vocabulary,
                 parameter: asked.parameter(),
                 context: options.context,
                 limit: options.limit,
+                shots,
                 reporter,
             };
             let name = &options.protocols[index];
-            let source = Source { data: &data, path: path.display().to_string(), revision: file.revision };
-            let mut task = Task::prepare(name, *asked, source, &setting, Sides { model, base })?;
+            let source = Source { data: &data, path: path.display().to_string(), revision };
+            let mut task = Task::prepare(name, asked, source, &setting, Sides { model, base })?;
             if let Some(against) = &options.against {
                 task.compare_with(against)?;
             }
@@ -144,20 +176,20 @@ impl Plan {
 
     /// The name of the published data on the hub.
     fn published_data(&self, index: usize, asked: &Asked) -> Result<PathBuf, EvaluationError> {
-        let (name, option) = (&self.options.protocols[index], self.options.spelling.of("data"));
+        let name = &self.options.protocols[index];
         let (data, hub) = match asked {
             Asked::Protocol(protocol, _) => (protocol.dataset.name, protocol.dataset.hub),
-            Asked::Kl => (ANY_TEXT, None),
+            Asked::Task(_) | Asked::Kl => (ANY_TEXT, None),
         };
         let Some(hub) = hub else {
             return refuse(format!(
-                "`{name}` measures {data}, which no one file of the hub is: give it with {option}"
+                "`{name}` measures {data}, which no one file of the hub is: give it with `data`"
             ));
         };
         if Path::new(hub).extension().is_some_and(|end| end == "parquet") && !cfg!(feature = "parquet") {
             return refuse(format!(
                 "`{name}`: the published data on the hub, {hub}, are Parquet, which this program was built without (the feature \
-                 `parquet`); give them in another form with {option}: JSONL, CSV, or a text as it is"
+                 `parquet`); give them in another form with `data`: JSONL, CSV, or a text as it is"
             ));
         }
         Ok(hub.into())

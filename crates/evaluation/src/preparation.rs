@@ -2,7 +2,7 @@
 
 use candle_gpt2_engine::{Reporter, Vocabulary};
 
-use crate::{DataError, Item};
+use crate::{Data, DataError, Item};
 
 /// What a protocol makes of its data.
 ///
@@ -13,7 +13,7 @@ use crate::{DataError, Item};
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let data = Data::from_bytes("text.txt".as_ref(), b"What is the city but the people?".to_vec())?;
 /// let vocabulary = opened.vocabulary();
-/// let setting = Setting { vocabulary, parameter: 0, context: None, limit: None, reporter: &Silent };
+/// let setting = Setting { vocabulary, parameter: 0, context: None, limit: None, shots: None, reporter: &Silent };
 /// let prepared = (named("text:bits")?.0.prepare)(&data, &setting)?;
 /// assert_eq!((prepared.items.len(), prepared.totals.words), (1, 7));
 /// assert_eq!(prepared.tokens_to_read(0), prepared.totals.tokens as u64);
@@ -59,6 +59,36 @@ pub struct Setting<'a> {
     pub context: Option<usize>,
     /// Take the first so many items only.
     pub limit: Option<usize>,
+    /// The examples before each question, if there are any.
+    pub shots: Option<Shots<'a>>,
     /// Asked between entries whether to end early.
     pub reporter: &'a dyn Reporter,
+}
+
+/// How many examples stand before each question, and where they come from.
+///
+/// A field of a [`Setting`].
+#[derive(Debug, Clone, Copy)]
+pub struct Shots<'a> {
+    /// Examples before a question, at least one.
+    pub count: usize,
+    /// Seed of the draw, as of Python's `random.seed`.
+    pub seed: u64,
+    /// What they are drawn from; `None` for the data themselves.
+    pub data: Option<&'a Data>,
+    /// What the protocol says of them.
+    pub source: ExampleSource,
+}
+
+/// Where a protocol's examples come from, and whether a question may be an example of itself.
+///
+/// A field of a [`Protocol`](crate::Protocol).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExampleSource {
+    /// A training split beside a test split: no question is in it.
+    Training,
+    /// A training split of a task without a test split: lm-evaluation-harness leaves the question itself out.
+    TrainingWithoutQuestion,
+    /// The items themselves, the question among them: the task has no other split.
+    Items,
 }

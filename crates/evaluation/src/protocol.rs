@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Published, Setting, Totals};
+use crate::{Data, EvaluationError, ExampleSource, ItemResult, Metric, Prepared, Published, Setting, Totals};
 
 /// A way to measure, as data and two functions.
 ///
@@ -29,6 +29,8 @@ pub struct Protocol {
     pub published: &'static [Published],
     /// The number at the end of its name where none is given, and what it says.
     pub parameter: Option<Parameter>,
+    /// Where examples before a question come from; `None` where no question can have any.
+    pub few_shot: Option<ExampleSource>,
     /// Makes items of the data.
     pub prepare: fn(&Data, &Setting<'_>) -> Result<Prepared, EvaluationError>,
     /// Makes metrics of what the model said; the results are in the order of the items.

@@ -44,6 +44,9 @@ pub struct Report {
     pub protocol: String,
     /// Where its arithmetic comes from.
     pub protocol_source: &'static str,
+    /// Examples before each question; absent in JSON where there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub num_fewshot: usize,
     /// The data.
     pub dataset: DatasetReport,
     /// The figures.
@@ -134,6 +137,11 @@ pub struct MetricReport {
     /// Difference to the figure that was published for the same protocol, in standard errors: how likely other items of the same
     /// kind would show it. On the same items no difference is by chance.
     pub z: Option<f64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Report {

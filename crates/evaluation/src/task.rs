@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use candle_gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
 
-use crate::asked::{ANY_TEXT, Asked};
+use crate::asked::Asked;
 use crate::{
     BaseReport, Comparison, Data, DataError, DatasetReport, EvaluationError, ItemLog, ItemResult, Kl,
-    KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Protocol, Report, Setting, Size,
+    KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Report, Setting, Shots, Size,
     logged_results,
 };
 
@@ -40,6 +40,7 @@ pub(crate) struct Task {
     revision: Option<String>,
     sha256: String,
     limit: Option<usize>,
+    num_fewshot: usize,
     /// The log that the items are compared with, what it depends on, and what it says of them.
     against: Option<(String, String, Vec<ItemResult>)>,
     asking: Asking,
@@ -48,7 +49,7 @@ pub(crate) struct Task {
 /// What a task asks of models, with the results of an interrupted run.
 #[derive(Debug)]
 enum Asking {
-    Items { protocol: &'static Protocol, prepared: Prepared, done: Vec<ItemResult> },
+    Items { asked: Asked, prepared: Prepared, done: Vec<ItemResult> },
     Windows { kl: Kl, done: Vec<KlWindow> },
 }
 
@@ -67,7 +68,7 @@ impl Task {
     /// Makes the data ready.
     pub(crate) fn prepare(
         name: &str,
-        asked: Asked,
+        asked: &Asked,
         source: Source<'_>,
         setting: &Setting<'_>,
         sides: Sides<&ModelFacts<'_>>,
@@ -76,11 +77,14 @@ impl Task {
         if let Some(context) = setting.context {
             run.push_str(&format!(", context {context}"));
         }
+        if let Some(Shots { count, seed, .. }) = setting.shots {
+            run.push_str(&format!(", {count} examples by seed {seed}"));
+        }
+        let name = asked.name(name);
+        let items = |prepared| (Asking::Items { asked: asked.clone(), prepared, done: Vec::new() }, None);
         let (asking, base) = match (asked, sides.base) {
-            (Asked::Protocol(protocol, _), _) => {
-                let prepared = (protocol.prepare)(source.data, setting)?;
-                (Asking::Items { protocol, prepared, done: Vec::new() }, None)
-            }
+            (Asked::Protocol(protocol, _), _) => items((protocol.prepare)(source.data, setting)?),
+            (Asked::Task(task), _) => items(task.prepare(source.data, setting)?),
             (Asked::Kl, Some(base)) => {
                 let kl = Kl::prepare(source.data, setting)?;
                 kl.check_base(base.vocabulary, setting.vocabulary)?;
@@ -91,13 +95,14 @@ impl Task {
             (Asked::Kl, None) => return Err(EvaluationError::NoBase),
         };
         Ok(Self {
-            head: LogHead { protocol: name.to_owned(), run },
+            head: LogHead { protocol: name, run },
             model: sides.model.name.clone(),
             base,
             path: source.path,
             revision: source.revision,
             sha256: source.data.sha256().to_owned(),
             limit: setting.limit,
+            num_fewshot: setting.shots.map_or(0, |shots| shots.count),
             against: None,
             asking,
         })
@@ -160,23 +165,23 @@ impl Task {
         log: Option<&mut ItemLog>,
         reporter: &dyn Reporter,
     ) -> Result<Report, EvaluationError> {
-        let Self { head, model: name, base, path, revision, sha256, limit, against, asking } = self;
+        let Self { head, model: name, base, path, revision, sha256, limit, num_fewshot, against, asking } =
+            self;
         let (cut, notes) = asking.notes();
         let notes = notes.to_vec();
-        let protocol = match &asking {
-            Asking::Items { protocol, .. } => Some(*protocol),
-            Asking::Windows { .. } => None,
+        let asked = match &asking {
+            Asking::Items { asked, .. } => asked.clone(),
+            Asking::Windows { .. } => Asked::Kl,
         };
         let measured = asking.measure(models, &head, log, reporter)?;
         let model = models.model.model();
         let size = Size::of(model.config());
-        let published = protocol.map_or(&[][..], |protocol| protocol.published);
-        let told = |metric: &Metric| MetricReport::new(metric, &head.protocol, published, size);
+        let told = |metric: &Metric| MetricReport::new(metric, &head.protocol, asked.published(), size);
         let metrics = measured.metrics.iter().map(told).collect();
         let of_hub = revision.as_ref().map(|_| path.as_str());
-        let known = protocol.and_then(|protocol| protocol.dataset.knows(of_hub, &sha256));
+        let known = asked.knows(of_hub, &sha256);
         let dataset = DatasetReport {
-            name: protocol.map_or(ANY_TEXT, |protocol| protocol.dataset.name),
+            name: asked.data_name(),
             path,
             revision,
             known,
@@ -192,7 +197,8 @@ impl Task {
             device: device_name(model.device()),
             base,
             protocol: head.protocol,
-            protocol_source: protocol.map_or(Kl::SOURCE, |protocol| protocol.source),
+            protocol_source: asked.source(),
+            num_fewshot,
             dataset,
             metrics,
             against,
@@ -253,7 +259,7 @@ impl Asking {
             false => error,
         };
         match self {
-            Self::Items { protocol, prepared, done: results } => {
+            Self::Items { asked, prepared, done: results } => {
                 let mut keep = |result: &ItemResult| kept.add(result);
                 let results = prepared.evaluate(models.model, results, &*bar, &mut keep);
                 let (results, seconds) = (results.map_err(unless_interrupted)?, seconds());
@@ -262,7 +268,7 @@ impl Asking {
                 }
                 let choices = results[done..].iter().flat_map(|result| &result.choices);
                 let tokens_scored = choices.map(|choice| choice.tokens).sum();
-                let metrics = (protocol.measure)(&prepared.totals, &results);
+                let metrics = asked.measure(&prepared.totals, &results);
                 let items = results.len();
                 Ok(Measured { metrics, items, results, tokens_read, tokens_scored, seconds })
             }

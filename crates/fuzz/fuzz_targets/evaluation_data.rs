@@ -20,6 +20,7 @@ libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
         parameter: 100,
         context: None,
         limit: Some(20),
+        shots: None,
         reporter: &Silent,
     };
     for protocol in protocols() {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::result;
 use std::sync::Arc;
 
-use candle_gpt2_engine::{LoadedModel, ModelOptions, Spelling};
+use candle_gpt2_engine::{LoadedModel, ModelOptions};
 use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
@@ -45,13 +45,16 @@ impl Model {
     /// protocols one for all of them or a list; by default the published data, from the hub. limit: only the first items. context:
     /// tokens of a window, for wikitext:llama.cpp and kl.
     ///
+    /// protocol may also be the YAML file of a task of lm-evaluation-harness. num_fewshot: examples before each question, drawn from
+    /// fewshot_data by fewshot_seed (1234) as the harness draws them.
+    ///
     /// items: a file to which what the model said to each item is written as soon as it is known; resume goes on with that of a
     /// run that was interrupted. against: the items of another run, compared item by item. base: for kl, the model to compare
     /// with, by default the same one in f32.
     ///
     /// Of a list of protocols that ends early, the exception has the reports until then as `partial`.
     #[pyo3(signature = (
-        protocol, data = None, *, limit = None, context = None, items = None, resume = false, against = None, base = None
+        protocol, data = None, *, num_fewshot = None, fewshot_data = None, fewshot_seed = None, limit = None, context = None, items = None, resume = false, against = None, base = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn evaluate<'py>(
@@ -59,6 +62,9 @@ impl Model {
         py: Python<'py>,
         protocol: &Bound<'py, PyAny>,
         data: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = number)] num_fewshot: Option<usize>,
+        fewshot_data: Option<&Bound<'py, PyAny>>,
+        #[pyo3(from_py_with = number)] fewshot_seed: Option<u64>,
         #[pyo3(from_py_with = number)] limit: Option<usize>,
         #[pyo3(from_py_with = number)] context: Option<usize>,
         items: Option<PathBuf>,
@@ -72,6 +78,12 @@ impl Model {
         let base = base.map(|base| Side::of(base.get())).transpose()?;
         let plan = EvaluationOptions {
             data: data.map(|data| paths("data", data)).transpose()?.unwrap_or_default(),
+            num_fewshot,
+            fewshot_data: fewshot_data
+                .map(|data| paths("fewshot_data", data))
+                .transpose()?
+                .unwrap_or_default(),
+            fewshot_seed,
             limit,
             context,
             items,
@@ -79,7 +91,6 @@ impl Model {
             against,
             base: base.as_ref().map(|base| base.options.model.clone()),
             hub: model.options.hub.clone(),
-            spelling: Spelling::Keywords,
             ..EvaluationOptions::new(names(protocol)?)
         };
         let plan = plan.check()?;

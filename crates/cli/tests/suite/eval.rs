@@ -490,7 +490,7 @@ fn runs_are_compared_item_by_item() {
     folder.write("passages.jsonl", PASSAGES.replace("the king\"}", "the prince\"}"));
     refused(&["--against", "words.jsonl"], "words.jsonl: line 2: its");
     let kl = folder.eval(&["kl", "--data", "passages.jsonl", "--against", "words.jsonl"]);
-    assert_refused(&kl, USAGE, "`kl` has two models side by side already");
+    assert_refused(&kl, USAGE, "kl has two models side by side already");
 }
 
 #[test]
@@ -521,7 +521,7 @@ fn wrong_calls_are_told() {
         &["lambada:lm-eval", "--data", "passages.jsonl", "--data", "questions.jsonl"],
         "once for each of the 1, found it 2 times",
     );
-    refused(&["lambada:lm-eval", "--data", "passages.jsonl", "--base-dtype", "q8"], "ask for `kl`");
+    refused(&["lambada:lm-eval", "--data", "passages.jsonl", "--base-dtype", "q8"], "ask for kl");
     refused(&["lambada:lm-eval", "--data", "passages.jsonl", "--context", "64"], "wikitext:llama.cpp");
     refused(&["kl", "--data", "passages.jsonl", "--context", "1000"], "256");
 
@@ -532,6 +532,33 @@ fn wrong_calls_are_told() {
     failed(&["lambada:lm-eval", "--data", "empty.jsonl"], "empty.jsonl: ");
     folder.write("latin.txt", b"caf\xe9");
     failed(&["text:bits", "--data", "latin.txt"], "latin.txt: ");
+}
+
+#[test]
+fn examples_and_task_files_are_asked_for_by_flags() {
+    let folder = Folder::new();
+    let questions = folder.file("questions.jsonl");
+    let call = ["hellaswag:lm-eval", "--data", path(&questions), "--num-fewshot", "1"];
+    let report = folder.report(&call);
+    assert_eq!(report["num_fewshot"], 1);
+    let by_seed = |seed: u32| {
+        let seed = seed.to_string();
+        folder.report(&[&call[..], &["--fewshot-seed", &seed, "--fewshot-data", path(&questions)]].concat())
+    };
+    let differs = (0..6).any(|seed| by_seed(seed)["tokens_read"] != report["tokens_read"]);
+    assert!(differs, "other seeds draw other examples, of other lengths");
+    let tasks = candle_gpt2_testing::fixture_path("evaluation/tasks");
+    let report = folder.report(&[path(&tasks.join("choices.yaml")), "--num-fewshot", "3"]);
+    assert_eq!((&report["protocol"], &report["num_fewshot"]), (&json!("places"), &json!(3)));
+    assert_eq!(report["metrics"].as_array().unwrap().len(), 3);
+
+    let wrong = run(&["eval", "wikitext:lm-eval", "--num-fewshot", "2"]);
+    assert_refused(&wrong, USAGE, "--num-fewshot: wikitext:lm-eval has no questions");
+    let wrong = run(&["eval", "piqa:lm-eval", "--fewshot-data", "a.jsonl"]);
+    assert_refused(&wrong, USAGE, "say how many with --num-fewshot");
+    folder.write("code.yaml", "doc_to_text: !function utils.text\n");
+    let wrong = run(&["eval", path(&folder.file("code.yaml"))]);
+    assert_refused(&wrong, FAILURE, "code.yaml: `!function` cannot be followed");
 }
 
 #[test]

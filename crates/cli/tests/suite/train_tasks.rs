@@ -332,7 +332,11 @@ fn what_does_not_go_with_a_task_is_refused_before_any_work() {
         ("text", &["--class-weights", "balanced"][..], "--class-weights is of the task classify"),
         ("classify", &["--sample", "a"], "--sample is of the tasks text and answer"),
         ("classify", &["--class-weights", "even"], "`balanced`, or a number greater than 0 for each label"),
-        ("classify", &["--train-blocks", "1", "--lora-rank", "2"], "--train-blocks does not go with --lora-rank"),
+        (
+            "classify",
+            &["--train-blocks", "1", "--lora-rank", "2"],
+            "--train-blocks does not go with --lora-rank",
+        ),
         (
             "classify",
             &["--train-blocks", "9"],

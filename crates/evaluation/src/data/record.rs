@@ -55,6 +55,21 @@ impl Record {
         self.fields.contains_key(field)
     }
 
+    /// Whether it is the same entry by its fields.
+    pub(crate) fn has_the_fields_of(&self, other: &Self) -> bool {
+        self.fields == other.fields
+    }
+
+    /// Its fields.
+    pub(crate) fn map(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    /// The value of a field.
+    pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+        self.fields.get(field)
+    }
+
     /// Whether it has the field, and that is an object.
     pub fn has_fields(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(Value::is_object)

@@ -29,6 +29,8 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     },
     published: &[],
     parameter: None,
+    // Each paradigm is a task of its own there, with examples of its own.
+    few_shot: None,
     prepare,
     measure,
 };

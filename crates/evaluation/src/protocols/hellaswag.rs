@@ -7,7 +7,9 @@ use super::lm_eval::{self, Question, at_least_two, places, share_of};
 use super::{Made, prepare_records, published, scored, whole};
 use crate::detokenize::{capitalized, hellaswag};
 use crate::protocol::Dataset;
-use crate::{Choice, Data, DataError, EvaluationError, Metric, Protocol, Record, Records, Setting, Size};
+use crate::{
+    Choice, Data, DataError, EvaluationError, ExampleSource, Metric, Protocol, Record, Records, Setting, Size,
+};
 
 const DATASET: Dataset = Dataset {
     name: "HellaSwag, validation",
@@ -37,6 +39,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         published(Size::Xl, "acc_norm", 0.5089, "hellaswag:lm-eval", "EleutherAI/gpt-neo, README"),
     ],
     parameter: None,
+    few_shot: Some(ExampleSource::TrainingWithoutQuestion),
     prepare: |data, setting| lm_eval::prepare_questions(data, setting, question),
     measure: lm_eval::measure,
 };
@@ -80,6 +83,7 @@ pub(super) const LLM_C: Protocol = Protocol {
         ),
     ],
     parameter: None,
+    few_shot: None,
     prepare: |data, setting| {
         prepare_records(data, setting, data.records(), |index, record| as_it_is(setting, index, record))
     },
@@ -97,6 +101,7 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     dataset: DATASET,
     published: &[],
     parameter: None,
+    few_shot: None,
     prepare: |data, setting| {
         let records = if data.has_records() { data.records() } else { six_lines(data)? };
         prepare_records(data, setting, records, |index, record| from_difference(setting, index, record))

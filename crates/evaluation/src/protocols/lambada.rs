@@ -4,14 +4,15 @@ use std::collections::HashSet;
 
 use candle_gpt2_engine::Vocabulary;
 
+use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
 use super::{Made, paper, prepare_records, published, scored, whole};
 use crate::detokenize::strip;
 use crate::metric::{Ratio, texts};
 use crate::protocol::Dataset;
 use crate::{
-    Choice, Data, DataError, EvaluationError, Item, ItemResult, Metric, Prepared, Protocol, Published,
-    Record, Setting, Size, Work, basic_tokenizer, detokenize,
+    Choice, Data, DataError, EvaluationError, ExampleSource, Item, ItemResult, Metric, Prepared, Protocol,
+    Published, Record, Setting, Size, Work, basic_tokenizer, detokenize,
 };
 
 const DATASET: Dataset = Dataset {
@@ -52,12 +53,9 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         paper(Size::Xl, "perplexity", 8.63),
     ],
     parameter: None,
-    prepare: |data, setting| prepare_with(data, setting, last_word),
-    measure: |_, results| {
-        let perplexity = Ratio::of(texts(results).map(|word| (-word.logprob, 1)));
-        let perplexity = perplexity.map(|nats| Metric::perplexity("perplexity", &nats));
-        perplexity.into_iter().chain(all_greedy(results)).collect()
-    },
+    few_shot: Some(ExampleSource::Items),
+    prepare: prepare_last_words,
+    measure: |_, results| measure_words(results),
 };
 
 /// The last token, which is often the end of a word only.
@@ -80,6 +78,7 @@ pub(super) const LAST_TOKEN: Protocol = Protocol {
         ACC[3],
     ],
     parameter: None,
+    few_shot: None,
     prepare: |data, setting| prepare_with(data, setting, last_token),
     measure: |_, results| all_greedy(results).into_iter().collect(),
 };
@@ -92,6 +91,7 @@ pub(super) const MEGATRON_STRICT: Protocol = Protocol {
     dataset: DATASET,
     published: &ACC,
     parameter: None,
+    few_shot: None,
     prepare: |data, setting| prepare_with(data, setting, white_space_word),
     measure: |_, results| all_greedy(results).into_iter().collect(),
 };
@@ -110,6 +110,7 @@ pub(super) const STOP_WORDS: Protocol = Protocol {
         ACC[3],
     ],
     parameter: None,
+    few_shot: None,
     prepare: |data, setting| {
         let prepared = prepare_with(data, setting, written_word)?;
         Ok(Prepared { left_out: stop_tokens(setting.vocabulary), ..prepared })
@@ -151,16 +152,37 @@ fn last_field(record: &Record) -> &'static str {
     if record.has("continuation") && !record.has("text") { "continuation" } else { "text" }
 }
 
-fn last_word(
-    vocabulary: &Vocabulary,
-    index: usize,
-    record: &Record,
-    text: &str,
-) -> Result<Made, EvaluationError> {
-    let (context, word) = text.rsplit_once(' ').unwrap_or(("", text));
-    // After a space at the end there is no word, and the space itself is scored.
-    let pair = Pair { field: last_field(record), context, continuation: &format!(" {word}"), measured: word };
-    lm_eval::item(vocabulary, index, record, &[pair], Some(0))
+/// What stands before the last word, and the word.
+fn parts(text: &str) -> (&str, &str) {
+    text.rsplit_once(' ').unwrap_or(("", text))
+}
+
+fn prepare_last_words(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
+    let mut examples = Examples::of_protocol(data, setting)?;
+    // The harness puts its delimiter, a space, before the word's own.
+    let example = |record: &Record| {
+        let text = passage(record)?;
+        let (context, word) = parts(&text);
+        Ok::<_, EvaluationError>(format!("{context}  {word}\n\n"))
+    };
+    prepare_records(data, setting, data.records(), |index, record| {
+        let text = passage(record)?;
+        let (context, word) = parts(&text);
+        let before = examples.as_mut().map(|examples| examples.before(record, example)).transpose()?;
+        let context = format!("{}{context}", before.unwrap_or_default());
+        // After a space at the end there is no word, and the space itself is scored.
+        let continuation = format!(" {word}");
+        let field = last_field(record);
+        let pair = Pair { field, context: &context, continuation: &continuation, measured: word };
+        lm_eval::item(setting.vocabulary, index, record, &[pair], Some(0))
+    })
+}
+
+/// `perplexity` of what is scored, by items, and `acc`.
+pub(super) fn measure_words(results: &[ItemResult]) -> Vec<Metric> {
+    let perplexity = Ratio::of(texts(results).map(|word| (-word.logprob, 1)));
+    let perplexity = perplexity.map(|nats| Metric::perplexity("perplexity", &nats));
+    perplexity.into_iter().chain(all_greedy(results)).collect()
 }
 
 fn last_token(

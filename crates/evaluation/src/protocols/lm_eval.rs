@@ -2,11 +2,12 @@
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13: `api/model.py` (`_encode_pair`, `loglikelihood`), `models/huggingface.py`
-//! (`_loglikelihood_tokens`), `api/task.py` (`process_results`), for a causal model without examples before the question.
+//! (`_loglikelihood_tokens`), `api/task.py` (`process_results`), for a causal model.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
+use super::few_shot::Examples;
 use super::{Made, prepare_records, scored, wrong_setting};
 use crate::detokenize::is_space;
 use crate::{
@@ -41,8 +42,17 @@ pub(super) fn prepare_questions(
     setting: &Setting<'_>,
     question: impl Fn(&Record) -> Result<Question, DataError>,
 ) -> Result<Prepared, EvaluationError> {
+    let mut examples = Examples::of_protocol(data, setting)?;
+    let example = |record: &Record| {
+        let Question { context, choices, gold, .. } = question(record)?;
+        Ok::<_, EvaluationError>(format!("{context} {}\n\n", choices[gold]))
+    };
     prepare_records(data, setting, data.records(), |index, record| {
-        question_item(setting.vocabulary, index, record, &question(record)?)
+        let mut asked = question(record)?;
+        if let Some(examples) = &mut examples {
+            asked.context.insert_str(0, &examples.before(record, example)?);
+        }
+        question_item(setting.vocabulary, index, record, &asked)
     })
 }
 

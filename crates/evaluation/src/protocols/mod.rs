@@ -1,6 +1,8 @@
 //! One file for each task, or for several of one kind: its protocols, what makes items of its data, and its published figures.
 
 mod blimp;
+pub(crate) mod few_shot;
+pub(crate) mod harness;
 mod hellaswag;
 mod lambada;
 pub(crate) mod llama_cpp;
@@ -79,7 +81,7 @@ fn prepare_records(
     data: &Data,
     setting: &Setting<'_>,
     records: impl Iterator<Item = Result<Record, DataError>>,
-    make: impl Fn(usize, &Record) -> Result<Made, EvaluationError>,
+    mut make: impl FnMut(usize, &Record) -> Result<Made, EvaluationError>,
 ) -> Result<Prepared, EvaluationError> {
     let mut prepared = Prepared {
         items: Vec::new(),

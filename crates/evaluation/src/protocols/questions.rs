@@ -7,7 +7,7 @@ use super::lm_eval::{self, Question, at_least_two, places, prepare_questions};
 use super::published;
 use crate::detokenize::is_space;
 use crate::protocol::Dataset;
-use crate::{DataError, Protocol, Record, Size};
+use crate::{DataError, ExampleSource, Protocol, Record, Size};
 
 /// Physical common sense: which of two solutions reaches a goal.
 pub(super) const PIQA: Protocol = Protocol {
@@ -26,6 +26,7 @@ pub(super) const PIQA: Protocol = Protocol {
         published(Size::Xl, "acc", 0.7078, "piqa:lm-eval", "EleutherAI/gpt-neo, README"),
     ],
     parameter: None,
+    few_shot: Some(ExampleSource::TrainingWithoutQuestion),
     prepare: |data, setting| prepare_questions(data, setting, piqa),
     measure: lm_eval::measure,
 };
@@ -43,6 +44,7 @@ pub(super) const ARC_EASY: Protocol = Protocol {
     },
     published: &[],
     parameter: None,
+    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, arc),
     measure: lm_eval::measure,
 };
@@ -69,6 +71,7 @@ pub(super) const ARC_CHALLENGE: Protocol = Protocol {
         ),
     ],
     parameter: None,
+    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, arc),
     measure: lm_eval::measure,
 };
@@ -86,6 +89,7 @@ pub(super) const OPENBOOKQA: Protocol = Protocol {
     },
     published: &[],
     parameter: None,
+    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, openbookqa),
     measure: lm_eval::measure,
 };
@@ -103,6 +107,7 @@ pub(super) const SCIQ: Protocol = Protocol {
     },
     published: &[],
     parameter: None,
+    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, sciq),
     measure: lm_eval::measure,
 };

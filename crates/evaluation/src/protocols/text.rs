@@ -24,6 +24,7 @@ pub(super) const BITS: Protocol = Protocol {
         default: None,
         about: "tokens from the beginning of a window to that of the next; half the model's context where it is not given",
     }),
+    few_shot: None,
     prepare,
     measure,
 };

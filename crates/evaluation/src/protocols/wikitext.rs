@@ -51,6 +51,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         paper(Size::Xl, "word_perplexity", 18.34),
     ],
     parameter: None,
+    few_shot: None,
     prepare: prepare_pages,
     measure: measure_pages,
 };
@@ -88,6 +89,7 @@ pub(super) const HF: Protocol = Protocol {
         default: None,
         about: "tokens from the beginning of a window to that of the next",
     }),
+    few_shot: None,
     prepare: prepare_hf,
     measure: measure_hf,
 };
@@ -108,6 +110,7 @@ pub(super) const MEGATRON: Protocol = Protocol {
         default: Some(32),
         about: "tokens from the beginning of a window to that of the next",
     }),
+    few_shot: None,
     prepare: prepare_megatron,
     measure: measure_megatron,
 };
@@ -120,6 +123,7 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     dataset: ROWS,
     published: &[],
     parameter: None,
+    few_shot: None,
     prepare: prepare_llama_cpp,
     measure: |_, results| {
         Ratio::of_tokens(results).map(|nats| Metric::perplexity("perplexity", &nats)).into_iter().collect()
@@ -167,14 +171,26 @@ fn is_title(line: &str) -> bool {
 
 fn page(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Made, EvaluationError> {
     let page = record.filled("page")?;
-    let ids = setting.vocabulary.encode(&detokenize::wikitext(page))?;
+    rolling(setting, index, record, (&detokenize::wikitext(page), page), "page")
+}
+
+/// The item of a whole text in windows, all of whose tokens are scored; `measured` is the text whose units the score is divided by,
+/// and `field` is where it comes from.
+pub(super) fn rolling(
+    setting: &Setting<'_>,
+    index: usize,
+    record: &Record,
+    (text, measured): (&str, &str),
+    field: &str,
+) -> Result<Made, EvaluationError> {
+    let ids = setting.vocabulary.encode(text)?;
     if ids.is_empty() {
-        return Err(record.field_error("page", "expected a text, found one without tokens").into());
+        return Err(record.field_error(field, "expected a text, found one without tokens").into());
     }
     let prefix = lm_eval::prefix_token(setting.vocabulary)?;
     let sequences = rolling_windows(&ids, prefix, setting.vocabulary.config().n_positions);
-    let words = Some(count_words(page));
-    let choice = Choice { sequences, characters: page.chars().count(), bytes: page.len(), words };
+    let words = Some(count_words(measured));
+    let choice = Choice { sequences, characters: measured.chars().count(), bytes: measured.len(), words };
     Ok(scored(index, record, vec![choice], None).into())
 }
 
@@ -192,7 +208,7 @@ fn rolling_windows(ids: &[u32], prefix: u32, n_positions: usize) -> Vec<Sequence
     (0..ids.len()).step_by(n_positions).map(window).collect()
 }
 
-fn measure_pages(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
+pub(super) fn measure_pages(_: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     let words = Ratio::of_texts(results, |page| page.words.unwrap_or(0));
     let bytes = Ratio::of_texts(results, |page| page.bytes);
     let figures = [

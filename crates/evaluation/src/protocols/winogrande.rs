@@ -3,11 +3,12 @@
 //! # Source
 //! lm-evaluation-harness 0.4.13, `tasks/winogrande/preprocess_winogrande.py`.
 
+use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
 use super::{Made, prepare_records, published};
 use crate::detokenize::strip;
 use crate::protocol::Dataset;
-use crate::{EvaluationError, Protocol, Record, Setting, Size};
+use crate::{DataError, EvaluationError, ExampleSource, Protocol, Record, Setting, Size};
 
 /// The columns of files without a row of names, as llama.cpp reads them.
 const COLUMNS: &[&str] = &["index", "sentence", "option1", "option2", "answer"];
@@ -28,29 +29,51 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         published(Size::Xl, "acc", 0.5940, "winogrande:lm-eval", "EleutherAI/gpt-neo, README"),
     ],
     parameter: None,
+    few_shot: Some(ExampleSource::TrainingWithoutQuestion),
     prepare: |data, setting| {
-        let records = data.records_with_columns(COLUMNS);
-        prepare_records(data, setting, records, |index, record| make(setting, index, record))
+        let records = || data.records_with_columns(COLUMNS);
+        let mut examples = Examples::of_protocol(data, setting)?;
+        prepare_records(data, setting, records(), |index, record| {
+            let before = examples.as_mut().map(|examples| examples.before(record, example)).transpose()?;
+            make(setting, index, record, &before.unwrap_or_default())
+        })
     },
     measure: |_, results| lm_eval::acc(results).into_iter().collect(),
 };
 
-fn make(setting: &Setting<'_>, index: usize, record: &Record) -> Result<Made, EvaluationError> {
+/// A sentence with the right name in its gap, cut behind the name.
+struct Sentence {
+    contexts: [String; 2],
+    /// What follows the gap.
+    rest: String,
+    gold: usize,
+}
+
+fn sentence(record: &Record) -> Result<Sentence, DataError> {
     let sentence = record.filled("sentence")?;
     let Some((before, after)) = sentence.split_once('_') else {
-        return Err(record.field_error("sentence", "expected a text with a gap, found no `_`").into());
+        return Err(record.field_error("sentence", "expected a text with a gap, found no `_`"));
     };
     let option = |names: [&str; 2]| record.filled(if record.has(names[1]) { names[1] } else { names[0] });
     let options = [option(["option1", "choice1"])?, option(["option2", "choice2"])?];
     let gold = record.index("answer", 1, options.len())?;
-    let continuation = format!(" {}", strip(after));
     let contexts = options.map(|option| format!("{before}{option}"));
+    Ok(Sentence { contexts, rest: strip(after).to_owned(), gold })
+}
+
+fn example(record: &Record) -> Result<String, EvaluationError> {
+    let Sentence { contexts, rest, gold } = sentence(record)?;
+    Ok(format!("{} {rest}\n\n", contexts[gold]))
+}
+
+fn make(setting: &Setting<'_>, index: usize, record: &Record, before: &str) -> Result<Made, EvaluationError> {
+    let Sentence { contexts, rest, gold } = sentence(record)?;
+    let continuation = format!(" {rest}");
+    let whole = contexts.each_ref().map(|context| format!("{before}{context}"));
     // What the harness would divide by are its choices, which are the contexts.
-    let pairs = contexts.each_ref().map(|context| Pair {
-        field: "sentence",
-        context,
-        continuation: &continuation,
-        measured: context,
-    });
+    let pair =
+        |(context, measured)| Pair { field: "sentence", context, continuation: &continuation, measured };
+    let pairs: Vec<_> =
+        whole.iter().map(String::as_str).zip(contexts.iter().map(String::as_str)).map(pair).collect();
     lm_eval::item(setting.vocabulary, index, record, &pairs, Some(gold))
 }

@@ -58,6 +58,7 @@ impl Texts {
             parameter: number,
             context: None,
             limit: None,
+            shots: None,
             reporter: &Silent,
         };
         let prepared = (protocol.prepare)(&data, &setting).unwrap();
@@ -156,6 +157,7 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
         parameter: 0,
         context: Some(1024),
         limit: None,
+        shots: None,
         reporter: &Silent,
     };
     let longer = (named("wikitext:llama.cpp").unwrap().0.prepare)(&data, &setting).unwrap();
@@ -171,6 +173,7 @@ fn every_token_of_a_text_takes_bits() {
         parameter: 0,
         context: None,
         limit: None,
+        shots: None,
         reporter: &Silent,
     };
     let prepared = (named("text:bits").unwrap().0.prepare)(&data, &setting).unwrap();

@@ -113,7 +113,14 @@ fn prepared(
     limit: Option<usize>,
 ) -> Result<Kl, EvaluationError> {
     let (_folder, path) = file(text);
-    let setting = Setting { vocabulary: model.vocabulary(), parameter: 0, context, limit, reporter: &Silent };
+    let setting = Setting {
+        vocabulary: model.vocabulary(),
+        parameter: 0,
+        context,
+        limit,
+        shots: None,
+        reporter: &Silent,
+    };
     Kl::prepare(&Data::read(&path).unwrap(), &setting)
 }
 

@@ -1,12 +1,14 @@
 //! What lm-evaluation-harness, and for other protocols a script in Python, make of samples in every format: the same figures, the
-//! same decisions and the same log-probabilities here. `scripts/export_evaluation.py` wrote samples and expectations.
+//! same decisions and the same log-probabilities here. `scripts/export_evaluation.py` and `scripts/export_few_shot.py` wrote samples and expectations.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, WeightDType};
-use candle_gpt2_evaluation::{ChoiceResult, Data, ItemResult, Kl, Metric, Setting, named};
+use candle_gpt2_evaluation::{
+    ChoiceResult, Data, EvaluationOptions, ItemResult, Kl, Metric, ModelFacts, Setting, Shots, named,
+};
 use candle_gpt2_testing::{checkpoints, fixture_path, json_fixture};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -30,9 +32,15 @@ struct Expected {
 #[derive(Deserialize)]
 struct Case {
     model: String,
+    #[serde(default)]
     protocol: String,
+    /// A file of a task, in place of a protocol and data.
+    task: Option<String>,
+    #[serde(default)]
     data: String,
+    #[serde(default)]
     by: String,
+    num_fewshot: Option<usize>,
     context: Option<usize>,
     metrics: BTreeMap<String, f64>,
     #[serde(default)]
@@ -103,8 +111,9 @@ fn check_own(task: &str) {
 
 impl Case {
     fn name(&self) -> String {
-        let Self { model, protocol, data, by, .. } = self;
-        format!("{protocol} of {model} on {data}, beside {by}")
+        let Self { model, protocol, task, data, by, num_fewshot, .. } = self;
+        let name = task.as_deref().unwrap_or(protocol);
+        format!("{name} of {model} on {data}, {num_fewshot:?} examples, beside {by}")
     }
 
     /// What is not as expected, as sentences.
@@ -116,6 +125,13 @@ impl Case {
             parameter: number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0),
             context: self.context,
             limit: None,
+            // The harness was given the same entries as a training split.
+            shots: self.num_fewshot.zip(protocol.few_shot).map(|(count, source)| Shots {
+                count,
+                seed: 1234,
+                data: Some(&data),
+                source,
+            }),
             reporter: &Silent,
         };
         let prepared = (protocol.prepare)(&data, &setting).unwrap();
@@ -229,6 +245,71 @@ impl ExpectedChoice {
     }
 }
 
+/// Checks what is made of questions behind examples, and of tasks in YAML files.
+#[track_caller]
+fn check_examples(model: &str, folder: &Path) {
+    let options = ModelOptions { model: folder.to_owned(), ..ModelOptions::default() };
+    let loaded = load(folder);
+    let cases: Vec<Case> = serde_json::from_value(json_fixture("evaluation/few_shot")).unwrap();
+    let mut wrong = Vec::new();
+    for case in cases.iter().filter(|case| case.model == model) {
+        let Some(task) = &case.task else {
+            wrong.extend(case.differences(&loaded));
+            continue;
+        };
+        let file = fixture_path("evaluation/tasks").join(task);
+        let log = tempfile::tempdir().unwrap();
+        let options_of_run = EvaluationOptions {
+            num_fewshot: case.num_fewshot,
+            items: Some(log.path().join("items.jsonl")),
+            ..EvaluationOptions::new([file.display().to_string()])
+        };
+        let plan = options_of_run.check().unwrap();
+        let facts = ModelFacts::of_loaded(&options, &loaded);
+        let evaluation = plan.prepare(&facts, None, &Silent).unwrap();
+        let report = evaluation.run(&loaded, None, &Silent).next().unwrap().unwrap();
+        let metrics = report.metrics.iter().map(|metric| Metric {
+            name: metric.name,
+            value: metric.value,
+            stderr: metric.stderr,
+            stderr_kind: metric.stderr_kind,
+            count: metric.count,
+        });
+        let metrics: Vec<Metric> = metrics.collect();
+        let names: Vec<&str> = metrics.iter().map(|metric| metric.name).collect();
+        assert!(case.metrics.keys().all(|name| names.contains(&name.as_str())), "{}: {names:?}", case.name());
+        let items = fs::read_to_string(log.path().join("items.jsonl")).unwrap();
+        let logprobs = items.lines().filter_map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let choices =
+                line["choices"].as_array()?.iter().map(|choice| choice["logprob"].as_f64().unwrap());
+            Some(choices.collect::<Vec<_>>())
+        });
+        let expected = case
+            .items
+            .iter()
+            .map(|item| item.choices.iter().map(|choice| choice.logprob).collect::<Vec<_>>());
+        let (expected, found): (Vec<_>, Vec<_>) = (expected.collect(), logprobs.collect());
+        let is_near = |(expected, found): (&f64, &f64)| (expected - found).abs() <= LOGPROB_TOLERANCE;
+        let are_near = expected.len() == found.len()
+            && expected.iter().zip(&found).all(|(expected, found)| {
+                expected.len() == found.len() && expected.iter().zip(found).all(is_near)
+            });
+        if !are_near {
+            wrong.push(format!("{}: expected {expected:?}, found {found:?}", case.name()));
+        }
+        wrong
+            .extend(case.figures_differ(&metrics).into_iter().map(|what| format!("{}: {what}", case.name())));
+    }
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn examples_and_task_files_are_as_the_oracle_has_them() {
+    check_examples("tiny-checkpoint", &fixture_path("tiny-checkpoint"));
+    check_examples("built-in", &built_in());
+}
+
 #[test]
 fn lambada_is_as_the_oracles_have_it() {
     check_own("lambada:");
@@ -306,6 +387,7 @@ fn check_kl(name: &str, folder: &Path) {
             parameter: 0,
             context: case.context,
             limit: None,
+            shots: None,
             reporter: &Silent,
         };
         let windows = Kl::prepare(&data, &setting).unwrap();

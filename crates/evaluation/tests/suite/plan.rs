@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_gpt2_engine::{
-    DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Spelling, Unit, WeightDType,
+    DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Unit, WeightDType,
 };
 use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Report, listing, protocols};
 use candle_gpt2_kernels::interruptible;
@@ -101,52 +101,39 @@ impl Reporter for Ending {
 }
 
 #[test]
-fn wrong_calls_are_told_in_the_words_of_the_caller() {
-    let refused = |options: EvaluationOptions, flags: &str, keywords: &str| {
-        for (spelling, expected) in [(Spelling::Flags, flags), (Spelling::Keywords, keywords)] {
-            let error = EvaluationOptions { spelling, ..options.clone() }.check().unwrap_err();
-            assert_eq!(error.to_string(), expected);
-            assert!(error.is_usage(), "{error}");
-        }
+fn wrong_calls_are_told() {
+    let refused = |options: EvaluationOptions, expected: &str| {
+        let error = options.check().unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        assert!(error.is_usage(), "{error}");
     };
-    let both = |options: EvaluationOptions, told: &str| refused(options, told, told);
     let lambada = || options(&["lambada:lm-eval"]);
-    both(options(&[]), "there is no protocol; name at least one");
-    both(options(&["kl", "lambada:lm-eval", "kl"]), "`kl`: it is asked for twice");
-    refused(
-        EvaluationOptions { limit: Some(0), ..lambada() },
-        "--limit: expected at least 1, found 0",
-        "limit: expected at least 1, found 0",
-    );
+    refused(options(&[]), "there is no protocol; name at least one");
+    refused(options(&["kl", "lambada:lm-eval", "kl"]), "`kl`: it is asked for twice");
+    refused(EvaluationOptions { limit: Some(0), ..lambada() }, "`limit`: expected at least 1, found 0");
     refused(
         EvaluationOptions { context: Some(64), ..lambada() },
-        "--context: it is for `wikitext:llama.cpp` and `kl`; other protocols have their own",
-        "context: it is for `wikitext:llama.cpp` and `kl`; other protocols have their own",
+        "`context`: it is for wikitext:llama.cpp and kl; other protocols have their own",
     );
     refused(
         EvaluationOptions { resume: true, ..lambada() },
-        "--resume: it goes on with the items of an interrupted run; name them with --items",
-        "resume: it goes on with the items of an interrupted run; name them with items",
+        "`resume`: it goes on with the items of an interrupted run; name them with `items`",
     );
     refused(
         EvaluationOptions { data: vec!["a".into(), "b".into()], ..lambada() },
-        "--data: expected it once for all protocols, or once for each of the 1, found it 2 times",
-        "data: expected it once for all protocols, or once for each of the 1, found it 2 times",
+        "`data`: expected it once for all protocols, or once for each of the 1, found it 2 times",
     );
     refused(
         EvaluationOptions { against: Some("log".into()), ..options(&["kl"]) },
-        "--against: it is for items, and `kl` has two models side by side already",
-        "against: it is for items, and `kl` has two models side by side already",
+        "`against`: it is for items, and kl has two models side by side already",
     );
     refused(
         EvaluationOptions { base: Some("gpt2".into()), ..lambada() },
-        "--base is for two models side by side; ask for `kl`",
-        "base is for two models side by side; ask for `kl`",
+        "`base` is for two models side by side; ask for kl",
     );
     refused(
         EvaluationOptions { base_dtype: Some(WeightDType::Q8), ..lambada() },
-        "--base-dtype is for two models side by side; ask for `kl`",
-        "base_dtype is for two models side by side; ask for `kl`",
+        "`base_dtype` is for two models side by side; ask for kl",
     );
     let error = options(&["lambada:lm-evil"]).check().unwrap_err();
     assert!(matches!(error, EvaluationError::UnknownProtocol { .. }), "{error}");
@@ -155,7 +142,7 @@ fn wrong_calls_are_told_in_the_words_of_the_caller() {
     let (options, model) = (model_options(), loaded(&model_options()));
     let facts = ModelFacts::of_loaded(&options, &model);
     let error = plan.prepare(&facts, None, &Silent).err().unwrap();
-    let told = "`text:bits` measures any text in UTF-8, which no one file of the hub is: give it with data";
+    let told = "`text:bits` measures any text in UTF-8, which no one file of the hub is: give it with `data`";
     assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
 }
 
@@ -306,5 +293,84 @@ fn every_protocol_is_listed() {
         let told = listed.to_string();
         assert!(told.starts_with(&format!("{}: {}\n", protocol.name, protocol.about)), "{told}");
         assert_eq!(told.matches("\n    published: ").count(), protocol.published.len());
+    }
+}
+
+#[test]
+fn wrong_examples_and_task_files_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let wikitext = EvaluationOptions { num_fewshot: Some(1), ..options(&["wikitext:lm-eval"]) };
+    let told = wikitext.check().unwrap_err();
+    assert!(
+        told.is_usage() && told.to_string().contains("no questions that examples could stand before"),
+        "{told}"
+    );
+    let unused = EvaluationOptions { fewshot_data: vec!["a".into()], ..options(&["piqa:lm-eval"]) };
+    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data`: it is what examples"));
+    let piqa = r#"{"goal": "Open it", "sol1": "Pull", "sol2": "Eat", "label": 0}"#;
+    let few = EvaluationOptions {
+        num_fewshot: Some(1),
+        data: vec![file("piqa.jsonl", piqa).into()],
+        ..options(&["piqa:lm-eval"])
+    };
+    let opened = ModelOptions::default().open(&Silent).unwrap();
+    let model = ModelOptions::default();
+    let facts = ModelFacts::of_opened(&model, &opened);
+    let told = few.check().unwrap().prepare(&facts, None, &Silent).unwrap_err().to_string();
+    assert_eq!(told, "`num_fewshot`: expected at most the 0 entries that examples are drawn from, found 1");
+
+    for (name, text, expected) in [
+        ("list.yaml", "- 1\n", "expected a task file"),
+        ("broken.yaml", "a: [1\n", "did not find expected"),
+        ("code.yaml", "doc_to_text: !function utils.text\n", "`!function` cannot be followed: no code"),
+        ("docs.yaml", "process_docs: utils.docs\n", "`process_docs` cannot be followed"),
+        ("unknown.yaml", "output_typ: multiple_choice\n", "unknown field `output_typ`"),
+        ("written.yaml", "output_type: generate_until\n", "`output_type`: expected one of multiple_choice"),
+        ("itself.yaml", "include: itself.yaml\n", "the file includes itself"),
+        ("text.yaml", "output_type: loglikelihood\n", "`doc_to_text` is missing"),
+        (
+            "metric.yaml",
+            "output_type: loglikelihood\nmetric_list: [{metric: f1}]\n",
+            "some of perplexity by perplexity, acc by mean, found f1",
+        ),
+        (
+            "split.yaml",
+            "output_type: loglikelihood\ndoc_to_text: a\ndoc_to_target: b\ntest_split: test\ndataset_path: json\ndataset_kwargs: {data_files: x.jsonl}\n",
+            "no files of the split `test`",
+        ),
+        (
+            "bomb.yaml",
+            "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\nd: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e,*e]\ng: [*f,*f,*f,*f,*f,*f,*f,*f,*f]\n",
+            "repetition limit exceeded",
+        ),
+    ] {
+        let path = file(name, text);
+        let told = options(&[path.as_str()]).check().unwrap_err().to_string();
+        assert!(told.contains(name) && told.contains(expected), "`{expected}` is not in: {told}");
+    }
+    let keys = "output_type: loglikelihood\ndoc_to_target: b\ntest_split: test\ndataset_path: json\n\
+                dataset_kwargs: {data_files: {test: rows.jsonl}}\ndoc_to_text: ";
+    file("rows.jsonl", "{\"a\": \"x\", \"b\": \" y\"}\n");
+    for (name, template, expected) in [
+        (
+            "missing.yaml",
+            "'{{nothing}}'",
+            "rows.jsonl: line 1: `doc_to_text` of the task file: the template does not fit",
+        ),
+        (
+            "endless.yaml",
+            "'{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}'",
+            "template",
+        ),
+    ] {
+        let path = file(name, &format!("{keys}{template}\n"));
+        let plan = options(&[path.as_str()]).check().unwrap();
+        let told = plan.prepare(&facts, None, &Silent).unwrap_err().to_string();
+        assert!(told.contains(expected), "`{expected}` is not in: {told}");
     }
 }

@@ -51,6 +51,7 @@ impl Model {
             parameter: number.unwrap_or(0),
             context: None,
             limit,
+            shots: None,
             reporter: &Silent,
         };
         (protocol.prepare)(data, &setting)

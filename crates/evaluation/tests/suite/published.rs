@@ -156,6 +156,7 @@ fn check(figures: &[Figures]) {
             parameter: number.unwrap_or(0),
             context: None,
             limit: None,
+            shots: None,
             reporter: &Silent,
         };
         let prepared = (protocol_of_name.prepare)(&data, &setting).unwrap();

@@ -34,6 +34,7 @@ fn report(metrics: Vec<MetricReport>, known: Option<bool>, limit: Option<usize>)
         base: None,
         protocol: "task:one".into(),
         protocol_source: "a program",
+        num_fewshot: 0,
         dataset: DatasetReport {
             name: "data",
             path: "data.jsonl".into(),

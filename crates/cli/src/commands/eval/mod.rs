@@ -1,10 +1,9 @@
 //! `gpt2 eval`: benchmarks by protocols that have names, and two models side by side.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, Reporter, Spelling, WeightDType};
+use candle_gpt2_engine::{HubOptions, Reporter};
 use candle_gpt2_evaluation::{EvaluationOptions, ModelFacts, Report, listing};
 use clap::Args;
 
@@ -23,6 +22,8 @@ Examples:
   gpt2 eval blimp:lm-eval --model gpt2 --data FOLDER    # its 67 files
   gpt2 eval hellaswag:lm-eval --data hellaswag_val.jsonl --items LOG.jsonl --resume
   gpt2 eval piqa:lm-eval --dtype q4 --data piqa.jsonl --against LOG.jsonl
+  gpt2 eval piqa:lm-eval --data piqa.jsonl --num-fewshot 5 --fewshot-data piqa_train.jsonl
+  gpt2 eval my_task.yaml --model gpt2    # a task of lm-evaluation-harness
   gpt2 eval kl --model gpt2 --dtype q8 --data book.txt    # q8 beside f32
   gpt2 eval kl --model DIR --base gpt2 --data book.txt
 
@@ -30,36 +31,11 @@ A name fixes which text is scored, in what pieces, and what the result is divide
 beside a result only where the model has its size; data that are not the published file are measured all the same, \
 and the report says so. A wrong entry in the data ends the run with exit code 1: at once, or with --items after those before it.")]
 pub(crate) struct EvalArguments {
-    /// What to measure, see --list; several share one loaded model
-    #[arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")]
-    pub(crate) protocols: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: EvaluationOptions,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// The data: a file, a folder of files, or owner/name[@revision]/path of a dataset of the hub; once for all protocols, or once for each in their order [default: the published data, from the hub]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) data: Vec<PathBuf>,
-    /// Only the first N items
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) limit: Option<usize>,
-    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context where that is shorter]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) context: Option<usize>,
-    /// Write the model's answer to each item to this file as soon as it is known, a JSON object a line; a kill loses only what is being read, about a thousand tokens or one item
-    #[arg(long, value_name = "FILE")]
-    pub(crate) items: Option<PathBuf>,
-    /// Go on with the --items of a run that was interrupted
-    #[arg(long, requires = "items")]
-    pub(crate) resume: bool,
-    /// Compare item by item with the --items of another run of the same data: which answers flipped, and the paired difference
-    #[arg(long, value_name = "FILE")]
-    pub(crate) against: Option<PathBuf>,
-    /// For kl: the model to compare with, named like --model [default: the same model]
-    #[arg(long, value_name = "DIR")]
-    pub(crate) base: Option<PathBuf>,
-    /// For kl: precision of the base's weights, as for --dtype [default: f32]
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) base_dtype: Option<WeightDType>,
-    /// Print one JSON object a line for each protocol: model, dtype, kv_dtype, device, protocol, protocol_source, dataset, metrics, against, cut, notes, tokens_read, tokens_scored, seconds, version; numbers that are not finite are the texts Infinity, -Infinity, NaN
+    /// Print one JSON object a line for each protocol: model, dtype, kv_dtype, device, protocol, protocol_source, num_fewshot, dataset, metrics, against, cut, notes, tokens_read, tokens_scored, seconds, version; numbers that are not finite are the texts Infinity, -Infinity, NaN
     #[arg(long)]
     pub(crate) json: bool,
     /// Print every protocol with its source, its data and what others measured by it
@@ -67,31 +43,12 @@ pub(crate) struct EvalArguments {
     pub(crate) list: bool,
 }
 
-impl EvalArguments {
-    /// What the arguments say, for the library.
-    fn options(&self, hub: &HubOptions) -> EvaluationOptions {
-        EvaluationOptions {
-            protocols: self.protocols.clone(),
-            data: self.data.clone(),
-            limit: self.limit,
-            context: self.context,
-            items: self.items.clone(),
-            resume: self.resume,
-            against: self.against.clone(),
-            base: self.base.clone(),
-            base_dtype: self.base_dtype,
-            hub: hub.clone(),
-            spelling: Spelling::Flags,
-        }
-    }
-}
-
 pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCode> {
     if arguments.list {
         list(arguments.json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let plan = arguments.options(hub).check()?;
+    let plan = EvaluationOptions { hub: hub.clone(), ..arguments.options.clone() }.check()?;
     let options = arguments.model.options(hub);
     let opened = arguments.model.open(hub)?;
     let base_options = plan.base_of(&options);
