@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 use candle_gpt2_generation::{
-    Clock, Drafts, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
-    RequestId, Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
+    Clock, Drafts, Event, Events, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor,
+    Request, RequestId, Scheduler, SchedulerOptions, SearchMode, Step, StopReason, beam_search,
+    contrastive_search,
 };
 use candle_gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
@@ -199,18 +200,16 @@ impl LoadedModel {
             if scheduler.is_idle() {
                 return Ok(());
             }
-            let stepped = scheduler.step();
-            let is_ended = stepped.is_err() && is_interrupted();
-            // What happened before comes with the next step.
-            let events = if is_ended { scheduler.step() } else { stepped };
-            for event in events.map_err(EngineError::from)? {
+            let Step { events, failure } = scheduler.step();
+            for event in events {
                 take_event(job, &mut open, event)?;
                 if job.is_interrupted() {
                     return interrupt(job, open);
                 }
             }
-            if is_ended {
-                return interrupt(job, open);
+            match failure {
+                Some(_) if is_interrupted() => return interrupt(job, open),
+                failure => failure.map_or(Ok(()), |error| Err(EngineError::from(error)))?,
             }
         }
     }
@@ -224,6 +223,47 @@ impl LoadedModel {
         self.assistant().map_or(Ok(()), |assistant| scheduler.set_assistant(assistant))?;
         system_clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
         Ok(scheduler)
+    }
+
+    /// The texts of these requests, `batch_size` at a time, event by event: what drives a [`Job`] itself is here the caller's. The
+    /// [place](candle_gpt2_generation::RequestId::place) of a request is that in the list. `clock` is for texts with a
+    /// [`max_time`](GenerationConfig::max_time); without one the system's counts.
+    ///
+    /// # Errors
+    /// When a request is refused, or the memory that is free has no room for the keys and values of the texts that are made at
+    /// once.
+    ///
+    /// ```
+    /// use candle_gpt2_engine::{ModelOptions, Silent};
+    /// use candle_gpt2_generation::{Event, GenerationConfig, Request};
+    ///
+    /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+    /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
+    /// let request = |prompt| Ok(Request::new(model.vocabulary().encode(prompt)?, config.clone()));
+    /// let requests = ["ROMEO:", "JULIET:"].map(request).into_iter().collect::<Result<_, candle_gpt2_engine::EngineError>>()?;
+    /// let mut texts = [String::new(), String::new()];
+    /// for event in model.batch(requests, 2, None)? {
+    ///     if let Event::Token { request, text, .. } = event? {
+    ///         texts[request.place()].push_str(&text);
+    ///     }
+    /// }
+    /// assert!(texts.iter().all(|text| !text.is_empty()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn batch(
+        &self,
+        requests: Vec<Request>,
+        batch_size: usize,
+        clock: Option<Clock>,
+    ) -> Result<Events, EngineError> {
+        let options = SchedulerOptions::of_requests(&requests, batch_size, self.config())?;
+        self.check_kv_room(options.max_texts, options.kv_tokens)?;
+        let mut scheduler = self.scheduler(options)?;
+        clock.into_iter().for_each(|clock| scheduler.set_clock(clock));
+        for request in requests {
+            scheduler.submit(request)?;
+        }
+        Ok(scheduler.into_events())
     }
 
     fn search<J: Job>(

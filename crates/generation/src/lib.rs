@@ -38,7 +38,7 @@ pub use generate::{BatchGenerator, FailedPrompt, GeneratedToken, TextGenerator, 
 pub use logprobs::{TokenAlternatives, TokenLogprobs};
 pub use processors::{AllowedTokens, Constraint, History, LogitsFunction, LogitsProcessor};
 pub use sampler::Sampler;
-pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, StopReason};
+pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, Step, StopReason};
 pub use score::{
     Continuation, Score, check_continuations, check_text, default_stride, first_best, score,
     score_continuations,

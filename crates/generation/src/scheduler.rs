@@ -162,7 +162,34 @@ impl Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// What happened in a step. [`Scheduler::step`] returns them.
+impl RequestId {
+    /// The place of the request among all that were submitted, counted from 0.
+    pub fn place(self) -> usize {
+        usize::try_from(self.0).unwrap_or(usize::MAX)
+    }
+}
+
+/// What a step did. [`Scheduler::step`] returns it.
+#[derive(Debug)]
+#[must_use = "events are told once"]
+pub struct Step {
+    /// What happened, in order; where the step failed, until then.
+    pub events: Vec<Event>,
+    /// Why the device failed. All requests have then ended.
+    pub failure: Option<GenerationError>,
+}
+
+impl Step {
+    /// The events, for whom they are worth nothing where the step failed.
+    ///
+    /// # Errors
+    /// When the device failed.
+    pub fn into_result(self) -> Result<Vec<Event>, GenerationError> {
+        self.failure.map_or(Ok(self.events), Err)
+    }
+}
+
+/// What happened in a step. A [`Step`] holds them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -224,10 +251,10 @@ pub enum Event {
 /// let mut scheduler = <Scheduler>::new(&model, None, options)?;
 /// let config = GenerationConfig { max_new_tokens: 3, eos_token_id: vec![], ..GenerationConfig::default() };
 /// let first = scheduler.submit(Request::new(vec![1, 2], config.clone()))?;
-/// let mut tokens = scheduler.step()?.len(); // the first runs already when the second comes
+/// let mut tokens = scheduler.step().events.len(); // the first runs already when the second comes
 /// let second = scheduler.submit(Request::new(vec![3, 4, 5, 6], config))?;
 /// while !scheduler.is_idle() {
-///     let events = scheduler.step()?;
+///     let events = scheduler.step().into_result()?;
 ///     tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
 /// }
 /// assert!(first < second && tokens >= 6);
@@ -476,7 +503,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// What happens in step after step, until there is nothing to do.
     pub fn into_events(self) -> Events<T> {
-        Events { scheduler: self, ready: VecDeque::new() }
+        Events { scheduler: self, ready: VecDeque::new(), failure: None }
     }
 
     /// Whether there is nothing to do.
@@ -515,12 +542,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened.
-    ///
-    /// # Errors
-    /// When the device fails. All requests have then ended; what happened before comes with the next step.
-    pub fn step(&mut self) -> Result<Vec<Event>, GenerationError> {
-        let stepped = self.decode().and_then(|()| self.prefill());
-        if stepped.is_err() {
+    pub fn step(&mut self) -> Step {
+        let failure = self.decode().and_then(|()| self.prefill()).err();
+        if failure.is_some() {
             self.waiting.clear();
             self.prefilling.clear();
             self.running.clear();
@@ -528,7 +552,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.shared = None;
             self.prefixes = Prefixes::default();
         }
-        stepped.map(|()| mem::take(&mut self.ready))
+        Step { events: mem::take(&mut self.ready), failure }
     }
 
     fn texts(&self) -> usize {
@@ -981,6 +1005,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 pub struct Events<T = Arc<Tokenizer>> {
     scheduler: Scheduler<T>,
     ready: VecDeque<Event>,
+    /// Told after what is ready.
+    failure: Option<GenerationError>,
 }
 
 impl<T> Events<T> {
@@ -994,13 +1020,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for Events<T> {
     type Item = Result<Event, GenerationError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        while self.ready.is_empty() && !self.scheduler.is_idle() {
-            match self.scheduler.step() {
-                Ok(events) => self.ready.extend(events),
-                Err(error) => return Some(Err(error)),
+        while self.ready.is_empty() && self.failure.is_none() && !self.scheduler.is_idle() {
+            let Step { events, failure } = self.scheduler.step();
+            self.ready.extend(events);
+            if failure.is_some() {
+                self.failure = failure;
+                break;
             }
         }
-        self.ready.pop_front().map(Ok)
+        self.ready.pop_front().map(Ok).or_else(|| self.failure.take().map(Err))
     }
 }
 
@@ -1172,7 +1200,7 @@ mod tests {
             if step == 4 {
                 assert!(scheduler.cancel(ids[0]) && scheduler.cancel(ids[3]));
             }
-            for event in scheduler.step().unwrap() {
+            for event in scheduler.step().into_result().unwrap() {
                 if let Event::Token { request, .. } = event {
                     made[usize::try_from(request.0).unwrap()] += 1;
                 }
