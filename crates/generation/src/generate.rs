@@ -113,7 +113,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
                 Ok(Event::Token { request, sequence, id, text, stop_reason, drafts, .. }) => {
                     Ok(GeneratedToken { prompt: request.place(), sequence, id, text, stop_reason, drafts })
                 }
-                Ok(Event::Begun { .. } | Event::Empty { .. }) => continue,
+                Ok(Event::Begun { .. } | Event::Empty { .. } | Event::Found { .. }) => continue,
                 Ok(Event::Failed { request, error }) => {
                     Err(FailedPrompt { prompt: Some(request.place()), error })
                 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use candle_gpt2_engine::LoadedModel;
-use candle_gpt2_generation::{Event, Events, Request, StopReason};
+use candle_gpt2_generation::{Event, Events, Request, SearchMode, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -45,6 +45,11 @@ impl Texts {
         if asked.config.num_return_sequences != 1 {
             return Err(wrong_value(
                 "num_return_sequences: one text is streamed of each prompt; give the prompt several times, with other seeds",
+            ));
+        }
+        if asked.config.search_mode() != SearchMode::TokenByToken {
+            return Err(wrong_value(
+                "beam and contrastive search find a text as a whole, which cannot be streamed; call generate",
             ));
         }
         let count = prompts.len();

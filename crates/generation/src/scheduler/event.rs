@@ -95,6 +95,13 @@ pub enum Event {
         /// Which of its texts it is.
         sequence: usize,
     },
+    /// The texts of a request that are searched for, best first: beam and contrastive search. Nothing comes before or after it.
+    Found {
+        /// The request.
+        request: RequestId,
+        /// Its texts.
+        texts: Vec<Found>,
+    },
     /// A request cannot go on; all its texts have ended.
     Failed {
         /// The request.
@@ -104,6 +111,19 @@ pub enum Event {
     },
 }
 
+/// A text that was searched for. [`Event::Found`] holds them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Found {
+    /// Its tokens, with the one that ended it.
+    pub ids: Vec<u32>,
+    /// What they say; empty without a tokenizer.
+    pub text: String,
+    /// Why it ended.
+    pub stop_reason: StopReason,
+    /// Of a beam: its log-probability over its length.
+    pub score: Option<f64>,
+}
+
 impl Event {
     /// The request that it is about.
     pub fn request(&self) -> RequestId {
@@ -111,6 +131,7 @@ impl Event {
             Self::Begun { request, .. }
             | Self::Token { request, .. }
             | Self::Empty { request, .. }
+            | Self::Found { request, .. }
             | Self::Failed { request, .. } => *request,
         }
     }

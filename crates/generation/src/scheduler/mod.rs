@@ -10,11 +10,12 @@ mod decode;
 mod event;
 mod prefill;
 mod request;
+mod search;
 mod text;
 
 use std::collections::VecDeque;
 use std::mem;
-use std::ops::Deref;
+use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, KvSlot};
@@ -24,10 +25,11 @@ use crate::draft::{Assistant, token_cost_of};
 use crate::prefixes::Prefixes;
 use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 
-pub use event::{Event, Step, StopReason};
+pub use event::{Event, Found, Step, StopReason};
 use prefill::Prefill;
 use request::kept_tokens;
 pub use request::{Request, RequestId, SchedulerOptions};
+use search::Search;
 use text::{Accepted, Text};
 
 /// Makes the texts of all requests, each the one that its prompt gives alone, whatever comes and goes beside it: each has its
@@ -69,6 +71,8 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     requests: u64,
     /// Texts that have not begun.
     waiting: VecDeque<Waiting>,
+    /// Requests whose texts are searched for.
+    searches: VecDeque<Search>,
     /// Texts whose tokens are being computed; the first one goes on.
     prefilling: VecDeque<Prefill<T>>,
     /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
@@ -129,6 +133,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             slot_tokens: (!model.device().is_cpu()).then_some(KvSlot::whole_panels(kv_tokens / max_texts)),
             requests: 0,
             waiting: VecDeque::new(),
+            searches: VecDeque::new(),
             prefilling: VecDeque::new(),
             running: Vec::new(),
             shared: None,
@@ -167,17 +172,35 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Accepts a request, whose texts begin when there is room. Everything that can be refused is refused here, before any work.
     ///
+    /// Beam and contrastive search are asked for by the configuration. They take memory of their own, no assistant drafts for them,
+    /// and what they find comes as [`Event::Found`].
+    ///
     /// # Errors
-    /// When an option is out of its range or asks for a search that is not token by token, the prompt is empty or too
-    /// long, an id is outside the vocabulary, stop strings have no tokenizer, or prompt and text have no room in the memory for
-    /// keys and values, however long they wait.
+    /// When an option is out of its range, the prompt is empty or too long, an id is outside the vocabulary, stop strings have no
+    /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, or a search is to tell
+    /// how probable tokens are.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
         let Request { prompt, config, processors: others, stream, logprobs, prompt_logprobs, reuse } =
             request;
         let model = self.model.config();
-        config.check_for(SearchMode::TokenByToken, model)?;
+        let mode = config.search_mode();
+        config.check_for(mode, model)?;
         if !config.stop_strings.is_empty() && self.tokenizer.is_none() {
             return Err(GenerationError::StopStringsWithoutTokenizer);
+        }
+        let mut processors = LogitsProcessor::of_config(&config);
+        others.into_iter().for_each(|other| other.add_to(&mut processors));
+        let id = RequestId(self.requests);
+        if mode != SearchMode::TokenByToken {
+            if logprobs.or(prompt_logprobs).is_some() {
+                let what = "how probable tokens are is told of texts that are made token by token, not of beam and contrastive search";
+                return Err(GenerationError::Conflict { what: what.into() });
+            }
+            config.fit_prompt(&prompt, model)?;
+            let request = Request { processors, ..Request::new(prompt, config) };
+            self.searches.push_back(Search { id, request });
+            self.requests += 1;
+            return Ok(id);
         }
         let prompt = config.fit_prompt(&prompt, model)?;
         let max_new_tokens = config.new_tokens(prompt.len());
@@ -186,9 +209,6 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if needed > kv_tokens {
             return Err(GenerationError::KvTokens { needed, kv_tokens });
         }
-        let mut processors = LogitsProcessor::of_config(&config);
-        others.into_iter().for_each(|other| other.add_to(&mut processors));
-        let id = RequestId(self.requests);
         self.requests += 1;
         let texts = 0..config.num_return_sequences;
         if max_new_tokens == 0 && prompt_logprobs.is_none() {
@@ -217,6 +237,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let before = self.texts() + self.ready.len();
         self.waiting.retain(|waiting| waiting.request.id != request);
+        self.searches.retain(|search| search.id != request);
         self.prefilling.retain(|prefill| prefill.text.request.id != request);
         let mut row = 0;
         while row < self.running.len() {
@@ -243,9 +264,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.texts() + self.ready.len() == 0
     }
 
-    /// Texts that have not begun.
+    /// Texts that have not begun; those of a search count as one.
     pub fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + self.searches.len()
     }
 
     /// Texts that have begun and not ended.
@@ -273,11 +294,18 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.prefixes.kv_tokens()
     }
 
-    /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened.
+    /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened. Of the
+    /// requests for a search it computes one, to its end.
     pub fn step(&mut self) -> Step {
-        let failure = self.decode().and_then(|()| self.prefill()).err();
+        self.step_with(&|| ControlFlow::Continue(()))
+    }
+
+    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
+    pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
+        let failure = self.decode().and_then(|()| self.prefill()).and_then(|()| self.search(progress)).err();
         if failure.is_some() {
             self.waiting.clear();
+            self.searches.clear();
             self.prefilling.clear();
             self.running.clear();
             self.cache = self.pool.empty_cache();
@@ -288,7 +316,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     fn texts(&self) -> usize {
-        self.waiting.len() + self.running()
+        self.waiting() + self.running()
     }
 }
 

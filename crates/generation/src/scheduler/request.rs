@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 
-use crate::{GenerationConfig, GenerationError, LogitsProcessor};
+use crate::{GenerationConfig, GenerationError, LogitsProcessor, SearchMode};
 
 /// How much a [`Scheduler`](crate::Scheduler) does at once. What [`Scheduler::new`](crate::Scheduler::new) takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +29,9 @@ impl SchedulerOptions {
         model: &Gpt2Config,
     ) -> Result<Self, GenerationError> {
         let (mut texts, mut longest) = (0_usize, 1);
-        for request in requests {
+        let by_token = |request: &&Request| request.config.search_mode() == SearchMode::TokenByToken;
+        // A search takes memory of its own.
+        for request in requests.iter().filter(by_token) {
             texts = texts.saturating_add(request.config.num_return_sequences);
             longest = longest.max(request.kv_tokens(model)?);
         }

@@ -2,6 +2,7 @@
 //! and comes back; a long prompt holds nobody up for more than a chunk.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, KvDType, KvSlot, LogitsFor, Pass};
 use candle_gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
-    SchedulerOptions, StopReason, TokenGenerator, WhenFull,
+    SchedulerOptions, StopReason, TokenGenerator, WhenFull, beam_search, contrastive_search,
 };
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::fixture_path;
@@ -418,12 +419,12 @@ fn what_can_never_be_made_is_refused_at_once() {
     let error = scheduler.submit(Request::new(prompt(14, 1), config.clone())).unwrap_err();
     assert!(matches!(error, GenerationError::KvTokens { needed: 48, kv_tokens: 32 }), "{error}");
     assert!(scheduler.submit(Request::new(prompt(13, 1), config.clone())).is_ok());
-    let beams = GenerationConfig { num_beams: 3, ..config.clone() };
+    let beams = Request::new(vec![1], GenerationConfig { num_beams: 3, ..config.clone() });
     for (request, what) in [
         (Request::new(vec![], config.clone()), "the prompt has no tokens"),
         (Request::new(vec![300], config.clone()), "token id 300"),
         (Request::new(prompt(49, 1), config.clone()), "the prompt has 49 tokens"),
-        (Request::new(vec![1], beams), "beam and contrastive search"),
+        (Request { logprobs: Some(2), ..beams }, "how probable tokens are"),
     ] {
         let error = scheduler.submit(request).unwrap_err();
         assert!(error.is_usage() && error.to_string().starts_with(what), "{error}");
@@ -506,4 +507,45 @@ fn a_step_that_fails_tells_its_events_too() {
     assert!(matches!(failed.events[..], [Event::Empty { request, .. }] if request == without_tokens));
     assert!(failed.failure.is_some() && scheduler.is_idle());
     assert!(scheduler.step().into_result().unwrap().is_empty());
+}
+
+/// Searches come by the same door as other requests, and are what their functions give, beside texts token by token and alone.
+#[test]
+fn searches_are_requests_like_others() {
+    let (model, onward) = (tiny(), || ControlFlow::Continue(()));
+    let config = |num_beams, penalty_alpha| GenerationConfig {
+        num_beams,
+        num_return_sequences: num_beams,
+        penalty_alpha,
+        top_k: 4,
+        max_new_tokens: 6,
+        ..GenerationConfig::default()
+    };
+    let (beams, contrastive, greedy) = (config(3, 0.0), config(1, 0.6), config(1, 0.0));
+    let mut scheduler = scheduler(&model, options(2, 100, 48));
+    let ids: Vec<RequestId> = [&beams, &greedy, &contrastive, &beams]
+        .into_iter()
+        .zip(1..)
+        .map(|(config, seed)| scheduler.submit(Request::new(prompt(5, seed), config.clone())).unwrap())
+        .collect();
+    assert!(scheduler.cancel(ids[3]) && !scheduler.is_idle());
+    let (mut found, mut written) = (BTreeMap::new(), Vec::new());
+    while !scheduler.is_idle() {
+        for event in scheduler.step().into_result().unwrap() {
+            match event {
+                Event::Found { request, texts } => _ = found.insert(request, texts),
+                Event::Token { id, .. } => written.push(id),
+                Event::Begun { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let expected = beam_search(&model, &prompt(5, 1), &beams, &[], None, &onward).unwrap();
+    let told: Vec<_> = found[&ids[0]].iter().map(|text| (&text.ids, text.score)).collect();
+    assert_eq!(told, expected.iter().map(|text| (&text.ids, Some(text.score))).collect::<Vec<_>>());
+    let (expected, reason) =
+        contrastive_search(&model, &prompt(5, 3), &contrastive, &[], None, &onward).unwrap();
+    assert!(matches!(&found[&ids[2]][..], [text] if text.ids == expected && text.stop_reason == reason));
+    let alone = TokenGenerator::new(&model, &prompt(5, 2), &greedy).unwrap();
+    assert_eq!((written, found.len()), (alone.map(Result::unwrap).collect(), 2));
 }
