@@ -27,9 +27,8 @@ use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 
 pub use event::{Event, Found, Step, StopReason};
 use prefill::Prefill;
-use request::kept_tokens;
 pub use request::{Request, RequestId, SchedulerOptions};
-use search::Search;
+use request::{Search, kept_tokens};
 use text::{Accepted, Text};
 
 /// Makes the texts of all requests, each the one that its prompt gives alone, whatever comes and goes beside it: each has its

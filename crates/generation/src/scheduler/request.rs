@@ -113,6 +113,12 @@ impl RequestId {
     }
 }
 
+/// A request for a search that was checked; its processors are all there are.
+pub(super) struct Search {
+    pub(super) id: RequestId,
+    pub(super) request: Request,
+}
+
 /// Tokens whose keys and values a text needs room for. The last token is produced and not read again.
 pub(super) fn kept_tokens(config: &GenerationConfig, prompt_len: usize, n_positions: usize) -> usize {
     let read = config.new_tokens(prompt_len).saturating_sub(1);

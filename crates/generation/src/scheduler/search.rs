@@ -7,14 +7,8 @@ use tokenizers::Tokenizer;
 
 use super::Scheduler;
 use super::event::{Event, Found, StopReason};
-use super::request::{Request, RequestId};
+use super::request::{Request, Search};
 use crate::{GenerationError, SearchMode, beam_search, contrastive_search};
-
-/// A request that was checked; its processors are all there are.
-pub(super) struct Search {
-    pub(super) id: RequestId,
-    pub(super) request: Request,
-}
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// Makes the texts of the first request that waits for a search.
