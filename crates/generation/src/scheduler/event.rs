@@ -58,7 +58,7 @@ impl Step {
     }
 }
 
-/// What happened in a step. A [`Step`] holds them.
+/// What happened in a step. [`Scheduler::step`](crate::Scheduler::step) tells them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -111,7 +111,7 @@ pub enum Event {
     },
 }
 
-/// A text that was searched for. [`Event::Found`] holds them.
+/// A text that was searched for. [`Scheduler::step`](crate::Scheduler::step) tells them, as [`Event::Found`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
     /// Its tokens, with the one that ended it.
