@@ -4,25 +4,22 @@
 use std::error::Error;
 
 use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
 
 /// Everything that a client is sent.
 fn answer(body: &str, served: &ServedModel, model: &LoadedModel) -> Result<Vec<String>, Box<dyn Error>> {
     let request = CompletionRequest::parse(body.as_bytes())?;
     let Call { requests, mut answer, stream, .. } = Call::of_completion(request, served, None)?;
-    let mut batch = model.batch(requests, 4, None)?;
     let mut chunks = Vec::new();
-    loop {
-        match batch.step()? {
-            Step::Event(prompt, event) => chunks.extend(answer.take(prompt, event)?),
-            Step::Nothing => {}
-            Step::End if stream => {
-                chunks.extend(answer.last_chunks());
-                return Ok(chunks);
-            }
-            Step::End => return Ok(vec![answer.into_response()]),
-        }
+    for event in model.batch(requests, 4, None)? {
+        let event = event?;
+        chunks.extend(answer.take(event.request().place(), event)?);
     }
+    if !stream {
+        return Ok(vec![answer.into_response()]);
+    }
+    chunks.extend(answer.last_chunks());
+    Ok(chunks)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -9,7 +9,7 @@ use candle_gpt2_api::{
     Answer, ApiError, ApiOptions, AttentionRequest, Call, CompletionRequest, HeadRequest, LensRequest,
     Limits, NextRequest, Reply, ServedModel, SetupError, detokenize, models, tokenize,
 };
-use candle_gpt2_engine::{EngineError, LoadedModel, Silent, Step};
+use candle_gpt2_engine::{EngineError, LoadedModel, Silent};
 use candle_gpt2_generation::{Request, RequestId, Scheduler, SchedulerOptions};
 use candle_gpt2_interpret::{Chain, Run};
 use candle_gpt2_look::{Attention, Heads, Lens, Look, Reading, Subject, Text as Words};
@@ -196,14 +196,11 @@ impl Session {
             let message = "stream: a text that comes piece by piece is started, not asked for";
             return Err(ApiError::invalid(message).with_param("stream"));
         }
-        let mut batch = self.loaded.batch(requests, 1, None).map_err(failed)?;
-        loop {
-            match batch.step().map_err(failed)? {
-                Step::End => return Ok(answer.into_response()),
-                Step::Event(place, event) => _ = answer.take(place, event)?,
-                Step::Nothing => {}
-            }
+        for event in self.loaded.batch(requests, 1, None).map_err(failed)? {
+            let event = event.map_err(failed)?;
+            answer.take(event.request().place(), event)?;
         }
+        Ok(answer.into_response())
     }
 }
 
@@ -248,7 +245,7 @@ impl Writing {
             return Ok((!last.is_empty()).then_some(last));
         }
         let mut chunks = Vec::new();
-        for event in texts.scheduler.step().map_err(failed)? {
+        for event in texts.scheduler.step().into_result().map_err(failed)? {
             if let Some(prompt) = texts.requests.iter().position(|id| *id == event.request()) {
                 chunks.extend(answer.take(prompt, event)?);
             }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 use candle_gpt2_generation::{
-    Clock, Drafts, Event, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
-    RequestId, Scheduler, SchedulerOptions, SearchMode, StopReason, beam_search, contrastive_search,
+    Clock, Drafts, Event, Events, Found, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor,
+    Request, RequestId, Scheduler, SchedulerOptions, SearchMode, Step, StopReason,
 };
 use candle_gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
@@ -140,33 +140,21 @@ impl LoadedModel {
         config: &GenerationConfig,
         reporter: &dyn Reporter,
     ) -> Result<(), J::Error> {
-        if config.search_mode() == SearchMode::TokenByToken {
-            return self.token_by_token(job, batch_size.max(1), config);
-        }
-        if self.assistant().is_some() {
+        let is_search = config.search_mode() != SearchMode::TokenByToken;
+        if is_search && self.assistant().is_some() {
             let what = "an assistant drafts texts that are made token by token, and beams and contrastive search are not";
             return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
         }
-        for index in 0.. {
-            let Some(prompt) = job.next_prompt()?.filter(|_| !job.is_interrupted()) else { break };
-            Room::of_search(&prompt, config, self.config()).check(self.model(), None)?;
-            let texts = self.search(job, &prompt, config, reporter);
-            hand_on(job, index, texts)?;
-        }
-        Ok(())
-    }
-
-    fn token_by_token<J: Job>(
-        &self,
-        job: &mut J,
-        batch_size: usize,
-        config: &GenerationConfig,
-    ) -> Result<(), J::Error> {
         /// Prompts whose texts are not all there, for each text of a batch: where no tokens are asked for, none wait.
         const OPEN_PROMPTS: usize = 2;
+        // Searches are made one after the other, with memory of their own.
+        let batch_size = if is_search { 1 } else { batch_size.max(1) };
         let config = Arc::new(config.clone());
         let mut prompts = Prompts { number: 0, ahead: VecDeque::new() };
-        let tokens = prompts.look_ahead(job, batch_size, &config, self.config())?;
+        let tokens = match is_search {
+            true => Vec::new(),
+            false => prompts.look_ahead(job, batch_size, &config, self.config())?,
+        };
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
         let is_cpu = self.device().is_cpu();
         Room::of_texts(&tokens, config.num_return_sequences, options, is_cpu)
@@ -180,6 +168,9 @@ impl LoadedModel {
                 && !job.is_interrupted()
             {
                 let Some((prompt, ids)) = prompts.next(job)? else { break };
+                if is_search {
+                    Room::of_search(&ids, &config, self.config()).check(self.model(), None)?;
+                }
                 let config = match job.seed(prompt) {
                     Some(seed) => Arc::new(GenerationConfig { seed, ..(*config).clone() }),
                     None => Arc::clone(&config),
@@ -199,18 +190,22 @@ impl LoadedModel {
             if scheduler.is_idle() {
                 return Ok(());
             }
-            let stepped = scheduler.step();
-            let is_ended = stepped.is_err() && is_interrupted();
-            // What happened before comes with the next step.
-            let events = if is_ended { scheduler.step() } else { stepped };
-            for event in events.map_err(EngineError::from)? {
+            let steps = config.max_new_tokens.min(self.config().n_positions);
+            let bar = is_search.then(|| reporter.start("searching", steps as u64, Unit::Items("tokens")));
+            let Step { events, failure } = scheduler.step_with(&|| {
+                bar.iter().for_each(|bar| bar.advance(1));
+                if job.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            drop(bar);
+            for event in events {
                 take_event(job, &mut open, event)?;
                 if job.is_interrupted() {
                     return interrupt(job, open);
                 }
             }
-            if is_ended {
-                return interrupt(job, open);
+            match failure {
+                Some(_) if is_interrupted() => return interrupt(job, open),
+                failure => failure.map_or(Ok(()), |error| Err(EngineError::from(error)))?,
             }
         }
     }
@@ -226,44 +221,49 @@ impl LoadedModel {
         Ok(scheduler)
     }
 
-    fn search<J: Job>(
+    /// The texts of these requests, `batch_size` at a time, event by event: what drives a [`Job`] itself is here the caller's. The
+    /// [place](candle_gpt2_generation::RequestId::place) of a request is that in the list. `clock` is for texts with a
+    /// [`max_time`](GenerationConfig::max_time); without one the system's counts.
+    ///
+    /// # Errors
+    /// When a request is refused, or the memory that is free has no room for the keys and values of the texts that are made at
+    /// once.
+    ///
+    /// ```
+    /// use candle_gpt2_engine::{ModelOptions, Silent};
+    /// use candle_gpt2_generation::{Event, GenerationConfig, Request};
+    ///
+    /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+    /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
+    /// let request = |prompt| Ok(Request::new(model.vocabulary().encode(prompt)?, config.clone()));
+    /// let requests = ["ROMEO:", "JULIET:"].map(request).into_iter().collect::<Result<_, candle_gpt2_engine::EngineError>>()?;
+    /// let mut texts = [String::new(), String::new()];
+    /// for event in model.batch(requests, 2, None)? {
+    ///     if let Event::Token { request, text, .. } = event? {
+    ///         texts[request.place()].push_str(&text);
+    ///     }
+    /// }
+    /// assert!(texts.iter().all(|text| !text.is_empty()));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn batch(
         &self,
-        job: &J,
-        prompt: &[u32],
-        config: &GenerationConfig,
-        reporter: &dyn Reporter,
-    ) -> Result<Vec<Text>, GenerationError> {
-        let mut processors = LogitsProcessor::of_config(config);
-        job.processors().into_iter().for_each(|processor| processor.add_to(&mut processors));
-        let steps = config.max_new_tokens.min(self.config().n_positions);
-        let bar = reporter.start("searching", steps as u64, Unit::Items("tokens"));
-        let count = || {
-            bar.advance(1);
-            if job.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let (model, clock) = (self.model(), job.clock());
-        let found: Vec<_> = if config.search_mode() == SearchMode::Beams {
-            let found = beam_search(model, prompt, config, &processors, clock.as_ref(), &count)?;
-            found.into_iter().map(|text| (text.ids, text.stop_reason, Some(text.score))).collect()
-        } else {
-            let (ids, reason) =
-                contrastive_search(model, prompt, config, &processors, clock.as_ref(), &count)?;
-            vec![(ids, reason, None)]
-        };
-        if found.is_empty() {
-            let mut texts = self.empty_texts(config);
-            if is_interrupted() {
-                texts.iter_mut().for_each(|text| text.stop_reason = StopReason::Interrupted);
-            }
-            return Ok(texts);
+        requests: Vec<Request>,
+        batch_size: usize,
+        clock: Option<Clock>,
+    ) -> Result<Events, EngineError> {
+        let options = SchedulerOptions::of_requests(&requests, batch_size, self.config())?;
+        self.check_kv_room(options.max_texts, options.kv_tokens)?;
+        let is_search = |request: &&Request| request.config.search_mode() != SearchMode::TokenByToken;
+        for request in requests.iter().filter(is_search) {
+            Room::of_search(&request.prompt, &request.config, self.config()).check(self.model(), None)?;
         }
-        let text = |(ids, stop_reason, score): (Vec<u32>, StopReason, Option<f64>)| {
-            let text =
-                self.vocabulary().tokenizer().map(|tokenizer| tokenizer.decode(&ids, true)).transpose();
-            let text = text.map_err(|error| GenerationError::Decode(error.to_string()))?;
-            Ok(Text { ids, text, stop_reason, score, drafts: None })
-        };
-        found.into_iter().map(text).collect()
+        let mut scheduler = self.scheduler(options)?;
+        clock.into_iter().for_each(|clock| scheduler.set_clock(clock));
+        for request in requests {
+            scheduler.submit(request)?;
+        }
+        Ok(scheduler.into_events())
     }
 
     /// What a prompt gives before its first token.
@@ -380,6 +380,18 @@ fn take_event<J: Job>(
             }
             let prompt = unfinished.prompt;
             job.on_token(&GeneratedToken { prompt, sequence, id, text: piece, stop_reason, drafts })?;
+        }
+        Event::Found { texts, .. } => {
+            let Unfinished { prompt, texts: empty, .. } = entry.remove();
+            let has_text = empty.iter().any(|text| text.text.is_some());
+            let text = |Found { ids, text, stop_reason, score }| Text {
+                ids,
+                text: has_text.then_some(text),
+                stop_reason,
+                score,
+                drafts: None,
+            };
+            return job.on_texts(prompt, Ok(texts.into_iter().map(text).collect()));
         }
         Event::Failed { error, .. } => return hand_on(job, entry.remove().prompt, Err(error)),
         // A text of no tokens is what it was from the start.

@@ -2,7 +2,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod bad_words;
-mod batch;
 mod built_in;
 mod choices;
 mod classifier;
@@ -31,7 +30,6 @@ mod vocabulary;
 mod watched;
 
 pub use bad_words::banned_tokens;
-pub use batch::{Batch, Step};
 pub use built_in::BUILT_IN;
 pub use candle_gpt2_weights::WeightDType;
 pub use candle_gpt2_weights::{UnknownName, grouped};

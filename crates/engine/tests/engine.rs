@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use candle_gpt2_engine::{
-    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Step, Text, Unit,
+    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Text, Unit,
     banned_tokens,
 };
 use candle_gpt2_generation::{Event, GenerationConfig, GenerationError, GenerationOptions, Request};
@@ -182,13 +182,11 @@ fn the_max_time_of_a_checkpoint_works() {
         let mut text = model.text_generator(&[1, 2], &config).unwrap();
         text.by_ref().collect::<Result<String, _>>().unwrap();
         assert_eq!(text.ids().len(), pieces, "{max_time} seconds");
-        let mut batch = model.batch(vec![Request::new(vec![1, 2], config)], 1, None).unwrap();
         let mut tokens = 0;
-        loop {
-            match batch.step().unwrap() {
-                Step::Event(_, Event::Token { .. }) => tokens += 1,
-                Step::Event(_, Event::Failed { error, .. }) => panic!("{error}"),
-                Step::End => break,
+        for event in model.batch(vec![Request::new(vec![1, 2], config)], 1, None).unwrap() {
+            match event.unwrap() {
+                Event::Token { .. } => tokens += 1,
+                Event::Failed { error, .. } => panic!("{error}"),
                 _ => {}
             }
         }
@@ -204,24 +202,21 @@ fn a_batch_is_driven_by_its_caller() {
     let request = |id: u32| Request::new(vec![id, 2], Arc::clone(&config));
     let mut batch = model.batch((1..6).map(request).collect(), 2, None).unwrap();
     let mut texts = vec![String::new(); 5];
-    loop {
-        match batch.step().unwrap() {
-            Step::Event(place, Event::Token { text, .. }) => texts[place].push_str(&text),
-            Step::End => break,
-            _ => {}
+    for event in batch.by_ref() {
+        if let Event::Token { request, text, .. } = event.unwrap() {
+            texts[request.place()].push_str(&text);
         }
     }
     for (id, text) in (1..6).zip(&texts) {
         let alone = model.text_generator(&[id, 2], &config).unwrap();
         assert_eq!(alone.map(Result::unwrap).collect::<String>(), *text);
     }
-    assert!(matches!(batch.step(), Ok(Step::End)));
+    assert!(batch.next().is_none());
     let refused = model.batch(vec![request(1), request(999)], 2, None).err().unwrap();
     assert!(matches!(refused, EngineError::Generation(GenerationError::IdBeyondVocabulary { id: 999, .. })));
     let mut batch = model.batch(vec![request(1)], 2, None).unwrap();
-    assert!(
-        interruptible(Arc::new(|| true), || batch.step()).is_err() && matches!(batch.step(), Ok(Step::End))
-    );
+    let ended = interruptible(Arc::new(|| true), || batch.next());
+    assert!(ended.is_some_and(|event| event.is_err()) && batch.next().is_none());
 }
 
 /// A model that is interrupted within a pass hands on what there was before it, however the texts are made.

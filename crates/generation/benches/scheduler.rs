@@ -80,11 +80,11 @@ fn arrivals(
         for request in &requests {
             scheduler.submit(request.clone())?;
             if comes_one_by_one {
-                scheduler.step()?;
+                scheduler.step().into_result()?;
             }
         }
         while !scheduler.is_idle() {
-            scheduler.step()?;
+            scheduler.step().into_result()?;
         }
         Ok(started.elapsed())
     };
@@ -108,17 +108,17 @@ fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
         let mut scheduler = scheduler(model, 4096, chunk_tokens)?;
         let running = scheduler.submit(request(model, 8, 400))?;
         for _ in 0..10 {
-            scheduler.step()?;
+            scheduler.step().into_result()?;
         }
         let mut longest_step: f64 = 0.0;
         for _ in 0..1_000_usize.div_ceil(chunk_tokens) {
-            longest_step = longest_step.max(timed(|| scheduler.step().map(drop))?);
+            longest_step = longest_step.max(timed(|| scheduler.step().into_result().map(drop))?);
         }
         let long = scheduler.submit(request(model, 1_000, 20))?;
         let (mut longest, mut has_begun) = (0.0_f64, false);
         while !has_begun {
             let started = Instant::now();
-            let events = scheduler.step()?;
+            let events = scheduler.step().into_result()?;
             longest = longest.max(started.elapsed().as_secs_f64());
             assert!(events.iter().any(|event| event.request() == running), "the running text goes on");
             has_begun = events.iter().any(|event| event.request() == long);
@@ -164,7 +164,7 @@ fn memory(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
         if below(20) == 0 && scheduler.cancel(open.swap_remove(below(open.len() as u64))) {
             cancelled += 1;
         }
-        for event in scheduler.step()? {
+        for event in scheduler.step().into_result()? {
             if let Event::Token { request, stop_reason, .. } = event {
                 made += 1;
                 if stop_reason.is_some() {

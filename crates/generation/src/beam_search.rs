@@ -14,7 +14,7 @@ use candle_gpt2_kernels::{is_interrupted, map_items};
 use crate::clock::Deadline;
 use crate::generate::{last_logits, one_row_of};
 use crate::logits::rows_of;
-use crate::processors::most_probable;
+use crate::probabilities::most_probable;
 use crate::sampler::process;
 use crate::{
     Clock, EarlyStopping, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason,

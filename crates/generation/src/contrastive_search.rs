@@ -13,7 +13,7 @@ use candle_gpt2_kernels::is_interrupted;
 use crate::clock::Deadline;
 use crate::generate::one_row_of;
 use crate::logits::rows_of;
-use crate::processors::{log_sum_exp, most_probable};
+use crate::probabilities::{log_sum_exp, most_probable};
 use crate::sampler::process;
 use crate::{Clock, GenerationConfig, GenerationError, History, LogitsProcessor, SearchMode, StopReason};
 

@@ -9,8 +9,8 @@ use tokenizers::Tokenizer;
 
 use crate::logits::rows_of;
 use crate::{
-    Clock, Drafts, Event, Events, GenerationConfig, GenerationError, Request, RequestId, Scheduler,
-    SchedulerOptions, SearchMode, StopReason,
+    Clock, Drafts, Event, Events, GenerationConfig, GenerationError, Request, Scheduler, SchedulerOptions,
+    SearchMode, StopReason,
 };
 
 /// A token of one of the texts. The items of a [`BatchGenerator`].
@@ -109,15 +109,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            // Requests are counted from 0 in their order, as prompts are.
-            let prompt = |request: RequestId| usize::try_from(request.0).unwrap_or(usize::MAX);
             return Some(match self.events.next()? {
                 Ok(Event::Token { request, sequence, id, text, stop_reason, drafts, .. }) => {
-                    Ok(GeneratedToken { prompt: prompt(request), sequence, id, text, stop_reason, drafts })
+                    Ok(GeneratedToken { prompt: request.place(), sequence, id, text, stop_reason, drafts })
                 }
-                Ok(Event::Begun { .. } | Event::Empty { .. }) => continue,
+                Ok(Event::Begun { .. } | Event::Empty { .. } | Event::Found { .. }) => continue,
                 Ok(Event::Failed { request, error }) => {
-                    Err(FailedPrompt { prompt: Some(prompt(request)), error })
+                    Err(FailedPrompt { prompt: Some(request.place()), error })
                 }
                 Err(error) => Err(FailedPrompt { prompt: None, error }),
             });

@@ -12,9 +12,11 @@ mod divergence;
 mod draft;
 mod error;
 mod generate;
+mod history;
 mod logits;
 mod logprobs;
 mod prefixes;
+mod probabilities;
 mod processors;
 mod sampler;
 mod scheduler;
@@ -35,10 +37,13 @@ pub use divergence::{Divergence, diverge};
 pub use draft::Drafts;
 pub use error::GenerationError;
 pub use generate::{BatchGenerator, FailedPrompt, GeneratedToken, TextGenerator, TokenGenerator};
+pub use history::History;
 pub use logprobs::{TokenAlternatives, TokenLogprobs};
-pub use processors::{AllowedTokens, Constraint, History, LogitsFunction, LogitsProcessor};
+pub use processors::{AllowedTokens, Constraint, LogitsFunction, LogitsProcessor};
 pub use sampler::Sampler;
-pub use scheduler::{Event, Events, Request, RequestId, Scheduler, SchedulerOptions, StopReason};
+pub use scheduler::{
+    Event, Events, Found, Request, RequestId, Scheduler, SchedulerOptions, Step, StopReason,
+};
 pub use score::{
     Continuation, Score, check_continuations, check_text, default_stride, first_best, score,
     score_continuations,

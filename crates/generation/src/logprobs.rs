@@ -7,7 +7,7 @@ use candle_core::{D, DType, Device, Storage, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor};
 use candle_gpt2_kernels::{log_sum_exp, map_items, relative_entropy};
 
-use crate::processors::{largest, most_probable};
+use crate::probabilities::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
 /// The most probable tokens of a position with their log-probabilities, most probable first.

@@ -2,7 +2,7 @@
 
 use candle_gpt2_kernels::RandomStream;
 
-use crate::processors::{Probabilities, largest};
+use crate::probabilities::{Probabilities, largest};
 use crate::tally::Tally;
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 
@@ -31,7 +31,11 @@ impl Sampler {
     /// [`LogitsProcessor::of_config`]. Texts of one prompt draw from different `stream`s of the same seed.
     pub fn new(config: &GenerationConfig, processors: Vec<LogitsProcessor>, stream: u64) -> Self {
         let generator = config.do_sample.then(|| RandomStream::with_stream(config.seed, stream));
-        Self { tally: Tally::new(&processors), processors, generator }
+        Self {
+            tally: Tally::new(processors.iter().filter_map(LogitsProcessor::ngram_size)),
+            processors,
+            generator,
+        }
     }
 
     /// Picks the next token; `logits` has one entry for each token of the vocabulary and is changed on the way. Of

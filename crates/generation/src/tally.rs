@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::{History, LogitsProcessor};
+use crate::History;
 
 /// Longest sequences that are remembered: each costs its length in memory, and longer ones hardly ever repeat, so the text
 /// is searched for them.
@@ -21,12 +21,9 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// A tally of nothing, that counts for these processors.
-    pub(crate) fn new(processors: &[LogitsProcessor]) -> Self {
-        let sizes = processors.iter().filter_map(|processor| match processor {
-            LogitsProcessor::NoRepeatNgram(size) if *size <= LONGEST_COUNTED => Some(*size),
-            _ => None,
-        });
+    /// A tally of nothing, for sequences of these lengths that may not repeat; longer than [`LONGEST_COUNTED`] are left out.
+    pub(crate) fn new(sizes: impl Iterator<Item = usize>) -> Self {
+        let sizes = sizes.filter(|size| *size <= LONGEST_COUNTED);
         Self { followers: sizes.map(Followers::new).collect(), ..Self::default() }
     }
 

@@ -134,10 +134,15 @@ fn step(compiler: &Compiler) -> Result<(), Box<dyn Error>> {
         let options = SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 64 };
         let mut scheduler: Scheduler<&Tokenizer> = Scheduler::new(&model, None, options)?;
         scheduler.submit(request)?;
-        scheduler.step()?;
+        scheduler.step().into_result()?;
         let (started, mut steps) = (Instant::now(), 0);
         while !scheduler.is_idle() {
-            steps += scheduler.step()?.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+            steps += scheduler
+                .step()
+                .into_result()?
+                .iter()
+                .filter(|event| matches!(event, Event::Token { .. }))
+                .count();
         }
         Ok(started.elapsed() / u32::try_from(steps.max(1))?)
     };

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, Step};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
 use candle_gpt2_generation::{Event, GenerationConfig, Request};
 use candle_gpt2_grammar::{Compiler, Grammar};
 use serde_json::{Value, json};
@@ -15,15 +15,13 @@ fn write(model: &LoadedModel, prompt: &str, grammar: &Grammar) -> Result<String,
     let constraint = Compiler::new(model.vocabulary())?.compile(grammar, &config.eos_token_id)?;
     let mut request = Request::new(model.vocabulary().encode(prompt)?, config);
     request.processors.push(constraint);
-    let mut batch = model.batch(vec![request], 1, None)?;
     let mut written = String::new();
-    loop {
-        match batch.step()? {
-            Step::Event(_, Event::Token { text, .. }) => written.push_str(&text),
-            Step::End => return Ok(written),
-            _ => {}
+    for event in model.batch(vec![request], 1, None)? {
+        if let Event::Token { text, .. } = event? {
+            written.push_str(&text);
         }
     }
+    Ok(written)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

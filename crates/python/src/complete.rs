@@ -1,7 +1,7 @@
 //! Completions in OpenAI's words: a request and an answer are those of the server, `gpt2 serve`.
 
 use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
-use candle_gpt2_engine::{LoadedModel, Step};
+use candle_gpt2_engine::LoadedModel;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
@@ -51,17 +51,14 @@ pub(crate) fn complete<'py>(
         if stream {
             return Err(wrong_value("stream: an answer comes as a whole here; iterate over model.stream(…)"));
         }
-        let mut batch = loaded.batch(requests, BATCH_SIZE, Some(clock()))?;
-        loop {
-            match batch.step()? {
-                Step::End => return Ok::<_, Failure>(answer.into_response()),
-                Step::Event(place, event) => _ = answer.take(place, event)?,
-                Step::Nothing => {}
-            }
+        for event in loaded.batch(requests, BATCH_SIZE, Some(clock()))? {
+            let event = event?;
+            answer.take(event.request().place(), event)?;
             if is_raised() {
                 return Err(failed("interrupted"));
             }
         }
+        Ok::<_, Failure>(answer.into_response())
     })?;
     let answer: Value = serde_json::from_str(&answer).map_err(|error| failed(error.to_string()))?;
     Ok(python_of(py, &answer)?)

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use candle_gpt2_engine::{Batch, LoadedModel, Step};
-use candle_gpt2_generation::{Event, Request, StopReason};
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_generation::{Event, Events, Request, SearchMode, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -26,7 +26,7 @@ struct Texts {
 
 struct State {
     /// Until the last text has ended.
-    batch: Option<Batch>,
+    events: Option<Events>,
     /// Pieces that were made when an exception came.
     pieces: VecDeque<(usize, String)>,
     ids: Vec<Vec<u32>>,
@@ -47,15 +47,20 @@ impl Texts {
                 "num_return_sequences: one text is streamed of each prompt; give the prompt several times, with other seeds",
             ));
         }
+        if asked.config.search_mode() != SearchMode::TokenByToken {
+            return Err(wrong_value(
+                "beam and contrastive search find a text as a whole, which cannot be streamed; call generate",
+            ));
+        }
         let count = prompts.len();
         let requests = prompts.into_iter().enumerate().map(|(place, prompt)| Request {
             processors: asked.processors.clone(),
             ..Request::new(prompt, asked.config_of(place))
         });
         let requests: Vec<Request> = requests.collect();
-        let batch = computing(py, &loaded, || loaded.batch(requests, batch_size, Some(clock())))?;
+        let events = computing(py, &loaded, || loaded.batch(requests, batch_size, Some(clock())))?;
         let state = State {
-            batch: Some(batch),
+            events: Some(events),
             pieces: VecDeque::new(),
             ids: vec![Vec::new(); count],
             stop_reasons: vec![None; count],
@@ -72,7 +77,7 @@ impl Texts {
                     let next = state.next();
                     // After an error there is no text.
                     if !matches!(next, Ok(Some(_))) && !is_raised() {
-                        state.batch = None;
+                        state.events = None;
                     }
                     next
                 })?
@@ -93,15 +98,9 @@ impl State {
             return Ok(Some(piece));
         }
         loop {
-            let Some(batch) = &mut self.batch else { return Ok(None) };
-            match batch.step()? {
-                Step::End => return Ok(None),
-                Step::Nothing => {}
-                Step::Event(place, event) => {
-                    if let Some(piece) = self.take(place, event)? {
-                        return Ok(Some(piece));
-                    }
-                }
+            let Some(event) = self.events.as_mut().and_then(Iterator::next) else { return Ok(None) };
+            if let Some(piece) = self.take(event?)? {
+                return Ok(Some(piece));
             }
             if is_raised() {
                 // Whoever waits raises the exception.
@@ -111,7 +110,8 @@ impl State {
     }
 
     /// The piece that an event brings, if any.
-    fn take(&mut self, place: usize, event: Event) -> Result<Option<(usize, String)>> {
+    fn take(&mut self, event: Event) -> Result<Option<(usize, String)>> {
+        let place = event.request().place();
         match event {
             Event::Token { id, text, stop_reason, .. } => {
                 self.ids[place].push(id);
@@ -135,21 +135,12 @@ impl State {
 
     /// Ends all texts. Pieces that were made come still.
     fn interrupt(&mut self) {
-        let Some(mut batch) = self.batch.take() else { return };
-        let mut has_failed = false;
-        // What would compute fails, and the step after that brings what was there before.
+        let Some(events) = self.events.take() else { return };
+        // What would compute fails, after what was there before.
         candle_gpt2_kernels::interruptible(Arc::new(|| true), || {
-            loop {
-                match batch.step() {
-                    Ok(Step::End) => break,
-                    Ok(Step::Event(place, event)) => {
-                        let piece = self.take(place, event);
-                        self.pieces.extend(piece.ok().flatten());
-                    }
-                    Ok(Step::Nothing) => {}
-                    Err(_) if has_failed => break,
-                    Err(_) => has_failed = true,
-                }
+            for event in events.map_while(std::result::Result::ok) {
+                let piece = self.take(event);
+                self.pieces.extend(piece.ok().flatten());
             }
         });
         for reason in &mut self.stop_reasons {

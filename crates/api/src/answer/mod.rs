@@ -64,20 +64,15 @@ pub(crate) struct Wants {
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-/// use candle_gpt2_engine::Step;
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
 /// let body = br#"{"prompt": "ROMEO:", "max_tokens": 3, "temperature": 0, "stream": true}"#;
 /// let Call { requests, mut answer, .. } = Call::of_completion(CompletionRequest::parse(body)?, &served, None)?;
-/// let mut batch = model.batch(requests, 1, None)?;
 /// let mut chunks = Vec::new();
-/// loop {
-///     match batch.step()? {
-///         Step::Event(prompt, event) => chunks.extend(answer.take(prompt, event)?),
-///         Step::Nothing => {}
-///         Step::End => break,
-///     }
+/// for event in model.batch(requests, 1, None)? {
+///     let event = event?;
+///     chunks.extend(answer.take(event.request().place(), event)?);
 /// }
 /// assert!(chunks.iter().all(|chunk| chunk.contains(answer.id())));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -152,7 +152,7 @@ fn a_short_context_of_the_assistant_ends_its_drafts() {
         let ids: Vec<_> = requests.iter().map(|request| scheduler.submit(request.clone()).unwrap()).collect();
         let (mut texts, mut drafted) = (Texts::new(), HashMap::new());
         while !scheduler.is_idle() {
-            let events = scheduler.step().unwrap();
+            let events = scheduler.step().into_result().unwrap();
             for event in &events {
                 if let Event::Token { request, drafts, .. } = event {
                     assert!(drafts.accepted <= drafts.drafted);
@@ -189,7 +189,7 @@ fn steps(
     let (mut steps, mut tokens, mut last) = (0, 0, Drafts::default());
     while !scheduler.is_idle() {
         steps += 1;
-        for event in scheduler.step().unwrap() {
+        for event in scheduler.step().into_result().unwrap() {
             if let Event::Token { drafts, .. } = event {
                 (tokens, last) = (tokens + 1, drafts);
             }
@@ -257,7 +257,7 @@ fn each_row_drafts_as_much_as_it_has_room_for() {
         .collect();
     let (mut texts, mut steps_of_long) = (Texts::new(), 0);
     while !scheduler.is_idle() {
-        let events = scheduler.step().unwrap();
+        let events = scheduler.step().into_result().unwrap();
         steps_of_long += usize::from(events.iter().any(|event| event.request() == long));
         collect(&mut texts, events);
     }
@@ -283,7 +283,7 @@ fn a_small_model_soon_leaves_off_what_is_refused() {
     scheduler.submit(Request::new([5, 9, 70].repeat(8), config)).unwrap();
     let mut last = Drafts::default();
     while !scheduler.is_idle() {
-        for event in scheduler.step().unwrap() {
+        for event in scheduler.step().into_result().unwrap() {
             if let Event::Token { drafts, .. } = event {
                 last = drafts;
             }
@@ -300,7 +300,7 @@ fn texts_of_a_small_model_get_no_drafts_beside_others() {
     let ids = [(); 2].map(|()| scheduler.submit(circling(20)).unwrap());
     let (mut texts, mut drafted) = (Texts::new(), 0);
     while !scheduler.is_idle() {
-        let events = scheduler.step().unwrap();
+        let events = scheduler.step().into_result().unwrap();
         for event in &events {
             if let Event::Token { drafts, .. } = event {
                 drafted += drafts.drafted;
@@ -349,7 +349,7 @@ fn drawn_texts_with_drafts_have_the_distribution_of_the_model() {
         let id = scheduler.submit(Request::new(prompt.clone(), config(seed as u64))).unwrap();
         let mut texts = Texts::new();
         while !scheduler.is_idle() {
-            let events = scheduler.step().unwrap();
+            let events = scheduler.step().into_result().unwrap();
             for event in &events {
                 if let Event::Token { drafts, .. } = event {
                     accepted = accepted.max(drafts.accepted);

@@ -25,7 +25,7 @@ struct Told {
 
 /// What each request is told, in their order, and how many tokens of its prompt were there.
 fn listen(scheduler: &mut Scheduler<&Tokenizer>, told: &mut BTreeMap<u64, (Told, usize)>) {
-    for event in scheduler.step().unwrap() {
+    for event in scheduler.step().into_result().unwrap() {
         let (told, cached) = told.entry(event.request().0).or_default();
         match event {
             Event::Begun { cached_tokens, prompt, .. } => {

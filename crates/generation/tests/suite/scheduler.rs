@@ -2,6 +2,7 @@
 //! and comes back; a long prompt holds nobody up for more than a chunk.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, KvDType, KvSlot, LogitsFor, Pass};
 use candle_gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
-    SchedulerOptions, StopReason, TokenGenerator, WhenFull,
+    SchedulerOptions, StopReason, TokenGenerator, WhenFull, beam_search, contrastive_search,
 };
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::fixture_path;
@@ -73,7 +74,7 @@ pub(super) fn collect(texts: &mut Texts, events: Vec<Event>) {
 
 pub(super) fn run(scheduler: &mut Scheduler<&Tokenizer>, texts: &mut Texts) {
     while !scheduler.is_idle() {
-        collect(texts, scheduler.step().unwrap());
+        collect(texts, scheduler.step().into_result().unwrap());
     }
 }
 
@@ -132,7 +133,7 @@ fn a_text_is_the_same_alone_and_in_any_company() {
             let id = scheduler.submit(request.clone()).unwrap();
             kept.insert(id, index % requests.len());
             for _ in 0..random(6) {
-                collect(&mut texts, scheduler.step().unwrap());
+                collect(&mut texts, scheduler.step().into_result().unwrap());
                 assert!(scheduler.running() <= max_texts);
                 assert!(scheduler.kv_tokens_in_use() <= KvSlot::room_of(kv_tokens));
             }
@@ -199,11 +200,11 @@ fn a_long_prompt_holds_nobody_up_for_more_than_a_chunk() {
     let config = GenerationConfig { max_new_tokens: 40, ..GenerationConfig::default() };
     let mut scheduler = scheduler(&model, options(4, 400, 6));
     let first = scheduler.submit(Request::new(prompt(4, 1), config.clone())).unwrap();
-    scheduler.step().unwrap();
+    scheduler.step().into_result().unwrap();
     let long = scheduler.submit(Request::new(prompt(44, 2), config.clone())).unwrap();
     let mut steps = 0;
     loop {
-        let events = scheduler.step().unwrap();
+        let events = scheduler.step().into_result().unwrap();
         steps += 1;
         assert!(
             events.iter().any(|event| event.request() == first),
@@ -217,7 +218,7 @@ fn a_long_prompt_holds_nobody_up_for_more_than_a_chunk() {
     // Short prompts share a step as far as they fit into a chunk.
     let shorts: Vec<RequestId> =
         (0..3).map(|seed| scheduler.submit(Request::new(prompt(3, seed), config.clone())).unwrap()).collect();
-    let begun: Vec<RequestId> = scheduler.step().unwrap().iter().map(Event::request).collect();
+    let begun: Vec<RequestId> = scheduler.step().into_result().unwrap().iter().map(Event::request).collect();
     assert!(begun.contains(&shorts[0]) && begun.contains(&shorts[1]) && !begun.contains(&shorts[2]));
 }
 
@@ -304,7 +305,7 @@ fn texts_of_a_failing_request_fail_together_and_alone() {
             [bad.clone(), good.clone(), bad, good.clone()].map(|request| scheduler.submit(request).unwrap());
         let (mut texts, mut failures) = (Texts::new(), Vec::new());
         while !scheduler.is_idle() {
-            let events = scheduler.step().unwrap();
+            let events = scheduler.step().into_result().unwrap();
             failures.extend(events.iter().filter_map(|event| match event {
                 Event::Failed { request, .. } => Some(*request),
                 _ => None,
@@ -337,7 +338,7 @@ fn all_texts_of_a_request_run_at_once() {
     let kv_tokens = 4 * request.kv_tokens(model.config()).unwrap();
     let mut scheduler = scheduler(&model, options(4, kv_tokens, 48));
     let id = scheduler.submit(request.clone()).unwrap();
-    scheduler.step().unwrap();
+    scheduler.step().into_result().unwrap();
     assert_eq!((scheduler.running(), scheduler.waiting(), scheduler.kv_tokens_in_use()), (4, 0, kv_tokens));
     // A request that is cancelled leaves nothing, its prompt included.
     assert!(scheduler.cancel(id));
@@ -345,7 +346,7 @@ fn all_texts_of_a_request_run_at_once() {
     let mut one_by_one = self::scheduler(&model, options(1, kv_tokens, 48));
     let id = one_by_one.submit(request).unwrap();
     for _ in 0..9 {
-        one_by_one.step().unwrap();
+        one_by_one.step().into_result().unwrap();
         assert_eq!(one_by_one.running(), 1);
     }
     assert!(one_by_one.cancel(id) && one_by_one.is_idle());
@@ -367,7 +368,7 @@ fn a_step_begins_no_more_texts_than_a_chunk_has_tokens() {
     let mut begun = Vec::new();
     while !scheduler.is_idle() {
         let is_token = |event: &&Event| matches!(event, Event::Token { .. });
-        begun.push(scheduler.step().unwrap().iter().filter(is_token).count());
+        begun.push(scheduler.step().into_result().unwrap().iter().filter(is_token).count());
     }
     assert_eq!((begun.iter().sum::<usize>(), begun[0]), (40, 3), "a prompt of four and two more");
     assert!(begun[1..].iter().all(|begun| *begun <= 6), "{begun:?}");
@@ -388,13 +389,13 @@ fn a_sliding_text_does_not_wait_for_a_long_prompt() {
     let id = scheduler.submit(sliding).unwrap();
     let mut texts = Texts::new();
     while !texts.contains_key(&(id, 0)) {
-        collect(&mut texts, scheduler.step().unwrap());
+        collect(&mut texts, scheduler.step().into_result().unwrap());
     }
     let long = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
     scheduler.submit(Request::new(prompt(47, 2), long)).unwrap();
     let (mut waited, mut longest) = (0, 0);
     while scheduler.running() > 0 {
-        let events = scheduler.step().unwrap();
+        let events = scheduler.step().into_result().unwrap();
         waited = if events.iter().any(|event| event.request() == id) { 0 } else { waited + 1 };
         longest = longest.max(waited);
         collect(&mut texts, events);
@@ -418,12 +419,12 @@ fn what_can_never_be_made_is_refused_at_once() {
     let error = scheduler.submit(Request::new(prompt(14, 1), config.clone())).unwrap_err();
     assert!(matches!(error, GenerationError::KvTokens { needed: 48, kv_tokens: 32 }), "{error}");
     assert!(scheduler.submit(Request::new(prompt(13, 1), config.clone())).is_ok());
-    let beams = GenerationConfig { num_beams: 3, ..config.clone() };
+    let beams = Request::new(vec![1], GenerationConfig { num_beams: 3, ..config.clone() });
     for (request, what) in [
         (Request::new(vec![], config.clone()), "the prompt has no tokens"),
         (Request::new(vec![300], config.clone()), "token id 300"),
         (Request::new(prompt(49, 1), config.clone()), "the prompt has 49 tokens"),
-        (Request::new(vec![1], beams), "beam and contrastive search"),
+        (Request { logprobs: Some(2), ..beams }, "how probable tokens are"),
     ] {
         let error = scheduler.submit(request).unwrap_err();
         assert!(error.is_usage() && error.to_string().starts_with(what), "{error}");
@@ -441,7 +442,7 @@ fn requests_end_at_any_time() {
     let [running, computed, waiting] = [(2, 1), (30, 2), (3, 3)]
         .map(|(length, seed)| scheduler.submit(Request::new(prompt(length, seed), config.clone())).unwrap());
     let mut texts = Texts::new();
-    collect(&mut texts, scheduler.step().unwrap());
+    collect(&mut texts, scheduler.step().into_result().unwrap());
     assert_eq!(texts[&(empty, 0)].reason, Some(StopReason::MaxNewTokens));
     assert_eq!((scheduler.running(), scheduler.waiting()), (2, 1));
     for id in [waiting, computed, running] {
@@ -449,7 +450,7 @@ fn requests_end_at_any_time() {
         assert!(!scheduler.cancel(id), "it is gone");
     }
     assert!(!scheduler.cancel(empty) && scheduler.is_idle());
-    assert_eq!((scheduler.step().unwrap().len(), scheduler.kv_tokens_in_use()), (0, 0));
+    assert_eq!((scheduler.step().into_result().unwrap().len(), scheduler.kv_tokens_in_use()), (0, 0));
 }
 
 /// The time of a text is that of the caller's clock, from the step in which its prompt is begun.
@@ -493,4 +494,58 @@ fn a_scheduler_is_owned_and_gives_text() {
     let (text, ids) = made.join().unwrap();
     assert_eq!(ids.len(), 20);
     assert_eq!(text, tokenizer.decode(&ids, true).unwrap());
+}
+
+/// What a step did before the device failed comes with the failure, and nothing is left for a later one.
+#[test]
+fn a_step_that_fails_tells_its_events_too() {
+    let mut scheduler = scheduler(&tiny(), options(2, 100, 48));
+    let config = |max_new_tokens| GenerationConfig { max_new_tokens, ..GenerationConfig::default() };
+    let without_tokens = scheduler.submit(Request::new(prompt(3, 1), config(0))).unwrap();
+    scheduler.submit(Request::new(prompt(4, 2), config(5))).unwrap();
+    let failed = candle_gpt2_kernels::interruptible(Arc::new(|| true), || scheduler.step());
+    assert!(matches!(failed.events[..], [Event::Empty { request, .. }] if request == without_tokens));
+    assert!(failed.failure.is_some() && scheduler.is_idle());
+    assert!(scheduler.step().into_result().unwrap().is_empty());
+}
+
+/// Searches come by the same door as other requests, and are what their functions give, beside texts token by token and alone.
+#[test]
+fn searches_are_requests_like_others() {
+    let (model, onward) = (tiny(), || ControlFlow::Continue(()));
+    let config = |num_beams, penalty_alpha| GenerationConfig {
+        num_beams,
+        num_return_sequences: num_beams,
+        penalty_alpha,
+        top_k: 4,
+        max_new_tokens: 6,
+        ..GenerationConfig::default()
+    };
+    let (beams, contrastive, greedy) = (config(3, 0.0), config(1, 0.6), config(1, 0.0));
+    let mut scheduler = scheduler(&model, options(2, 100, 48));
+    let ids: Vec<RequestId> = [&beams, &greedy, &contrastive, &beams]
+        .into_iter()
+        .zip(1..)
+        .map(|(config, seed)| scheduler.submit(Request::new(prompt(5, seed), config.clone())).unwrap())
+        .collect();
+    assert!(scheduler.cancel(ids[3]) && !scheduler.is_idle());
+    let (mut found, mut written) = (BTreeMap::new(), Vec::new());
+    while !scheduler.is_idle() {
+        for event in scheduler.step().into_result().unwrap() {
+            match event {
+                Event::Found { request, texts } => _ = found.insert(request, texts),
+                Event::Token { id, .. } => written.push(id),
+                Event::Begun { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let expected = beam_search(&model, &prompt(5, 1), &beams, &[], None, &onward).unwrap();
+    let told: Vec<_> = found[&ids[0]].iter().map(|text| (&text.ids, text.score)).collect();
+    assert_eq!(told, expected.iter().map(|text| (&text.ids, Some(text.score))).collect::<Vec<_>>());
+    let (expected, reason) =
+        contrastive_search(&model, &prompt(5, 3), &contrastive, &[], None, &onward).unwrap();
+    assert!(matches!(&found[&ids[2]][..], [text] if text.ids == expected && text.stop_reason == reason));
+    let alone = TokenGenerator::new(&model, &prompt(5, 2), &greedy).unwrap();
+    assert_eq!((written, found.len()), (alone.map(Result::unwrap).collect(), 2));
 }

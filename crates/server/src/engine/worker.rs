@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use candle_gpt2_api::ApiError;
 use candle_gpt2_engine::LoadedModel;
-use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, SchedulerOptions};
+use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, SchedulerOptions, Step};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::{CallFailure, Command, Life, Place, Shared, Submitted, Update};
@@ -270,14 +270,13 @@ impl Worker {
         let stepped = catch_unwind(AssertUnwindSafe(|| self.scheduler.step()));
         self.metrics.engine_steps.inc();
         match stepped {
-            Ok(Ok(events)) => {
+            Ok(Step { events, failure }) => {
                 let tokens: usize = events.into_iter().map(|event| self.hand_on(event)).sum();
-                self.measure(tokens, start.elapsed());
-                Ok(())
-            }
-            // The scheduler has ended all requests that it had.
-            Ok(Err(error)) => {
-                self.fail_open(&error.to_string());
+                match failure {
+                    None => self.measure(tokens, start.elapsed()),
+                    // The scheduler has ended all requests that it had.
+                    Some(error) => self.fail_open(&error.to_string()),
+                }
                 Ok(())
             }
             Err(panic) => {

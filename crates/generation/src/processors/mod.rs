@@ -1,0 +1,268 @@
+//! Logits processors: each changes the logits of the next token, given the tokens so far. What is removed becomes `-inf`.
+//!
+//! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
+//! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Presence and frequency penalty,
+//! which transformers lacks, stand after the repetition penalty and count generated tokens only, as OpenAI's API
+//! defines them.
+
+mod narrow;
+mod penalties;
+mod rules;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::logits::to_f32;
+use crate::probabilities::{Probabilities, log_sum_exp};
+use crate::tally::{LONGEST_COUNTED, Tally};
+use crate::{GenerationConfig, GenerationError, History};
+
+use narrow::{keep_above, keep_top_k, keep_top_p, keep_typical};
+use penalties::{
+    add_biases, change, counts, penalize_frequency, penalize_presence, penalize_repetition, remove,
+    repeating_tokens,
+};
+pub use rules::{AllowedTokens, Constraint, LogitsFunction};
+use rules::{keep_allowed, keep_conforming};
+
+/// A change of the logits of one row.
+///
+/// ```
+/// use candle_gpt2_generation::{History, LogitsProcessor};
+///
+/// let mut logits = [3.0, 1.0, 2.0, 0.0];
+/// LogitsProcessor::TopK(2).process(History { ids: &[1], prompt_len: 1 }, &mut logits)?;
+/// assert_eq!(logits, [3.0, f32::NEG_INFINITY, 2.0, f32::NEG_INFINITY]);
+/// # Ok::<(), candle_gpt2_generation::GenerationError>(())
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum LogitsProcessor {
+    /// Adds the number to the last token of each sequence where its other tokens come last so far.
+    SequenceBias(Vec<(Vec<u32>, f64)>),
+    /// Multiplies positive and divides negative logits of the prompt's tokens.
+    EncoderRepetitionPenalty(f64),
+    /// Divides positive and multiplies negative logits of every token so far.
+    RepetitionPenalty(f64),
+    /// Subtracts the number from every token generated so far.
+    PresencePenalty(f64),
+    /// Subtracts the number once for each time a token was generated.
+    FrequencyPenalty(f64),
+    /// Removes what would complete a sequence of this many tokens a second time; 0 removes nothing.
+    NoRepeatNgram(usize),
+    /// Removes what would complete a sequence of this many tokens that the prompt has; 0 removes nothing.
+    EncoderNoRepeatNgram(usize),
+    /// Removes the ends of texts before as many new tokens.
+    MinNewTokens {
+        /// New tokens without an end.
+        min_new_tokens: usize,
+        /// The ends of texts.
+        eos_token_id: Vec<u32>,
+    },
+    /// Keeps the tokens that the function names; where they were all removed before, it wins, and they become equal.
+    AllowedTokens(AllowedTokens),
+    /// Keeps the tokens that the constraint allows; where they were all removed before, it wins, and they become equal.
+    Constraint(Arc<dyn Constraint>),
+    /// What the function makes of them.
+    Function(LogitsFunction),
+    /// Keeps one token as the first to generate.
+    ForcedFirstToken(u32),
+    /// Removes tokens.
+    SuppressTokens(Vec<u32>),
+    /// Removes tokens from the first place.
+    BeginSuppressTokens(Vec<u32>),
+    /// Divides every logit by the number.
+    Temperature(f64),
+    /// Removes every token whose logit is below the k-th largest.
+    TopK(usize),
+    /// Removes every token for which the more probable ones already add up to p; the most probable stays.
+    TopP(f64),
+    /// Removes tokens whose probability is below this share of the largest.
+    MinP(f64),
+    /// Keeps the tokens whose information is closest to the entropy, until they add up to this.
+    TypicalP(f64),
+    /// Removes tokens below this probability; the most probable stays.
+    EpsilonCutoff(f64),
+    /// Removes tokens below `min(eta, sqrt(eta) · exp(-entropy))`; the most probable stays.
+    EtaCutoff(f64),
+    /// Turns logits into log-probabilities.
+    Renormalize,
+}
+
+impl LogitsProcessor {
+    /// Applies the change; `logits` has one entry for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// When the callback for allowed tokens names none, or one outside the vocabulary, and those of a [`Constraint`] and of a
+    /// [`LogitsFunction`].
+    pub fn process(&self, history: History<'_>, logits: &mut [f32]) -> Result<(), GenerationError> {
+        match self {
+            Self::SequenceBias(biases) => add_biases(biases, history.ids, logits),
+            Self::EncoderRepetitionPenalty(penalty) => {
+                penalize_repetition(penalty.recip(), counts(history.prompt()), logits);
+            }
+            Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, counts(history.ids), logits),
+            Self::PresencePenalty(penalty) => {
+                penalize_presence(*penalty, counts(history.generated()), logits);
+            }
+            Self::FrequencyPenalty(penalty) => {
+                penalize_frequency(*penalty, counts(history.generated()), logits);
+            }
+            Self::NoRepeatNgram(size) => {
+                remove(repeating_tokens(history.ids, history.ids, *size), logits);
+            }
+            Self::EncoderNoRepeatNgram(size) => {
+                remove(repeating_tokens(history.prompt(), history.ids, *size), logits);
+            }
+            Self::MinNewTokens { min_new_tokens, eos_token_id } => {
+                if history.generated().len() < *min_new_tokens {
+                    remove(eos_token_id.iter().copied(), logits);
+                }
+            }
+            Self::AllowedTokens(allowed) => keep_allowed(&(allowed.0)(history), logits)?,
+            Self::Constraint(constraint) => keep_conforming(&**constraint, history.generated(), logits)?,
+            Self::Function(function) => (function.0)(history, logits)?,
+            Self::ForcedFirstToken(id) => {
+                if history.generated().is_empty() {
+                    logits.fill(f32::NEG_INFINITY);
+                    change(logits, *id, |_| 0.0);
+                }
+            }
+            Self::SuppressTokens(ids) => remove(ids.iter().copied(), logits),
+            Self::BeginSuppressTokens(ids) => {
+                if history.generated().is_empty() {
+                    remove(ids.iter().copied(), logits);
+                }
+            }
+            Self::Temperature(temperature) => {
+                let divisor = to_f32(*temperature);
+                logits.iter_mut().for_each(|logit| *logit /= divisor);
+            }
+            Self::TopK(top_k) => keep_top_k(logits, *top_k),
+            Self::TopP(top_p) => keep_top_p(logits, *top_p),
+            Self::MinP(min_p) => {
+                let probabilities = Probabilities::of(logits);
+                let threshold = min_p * probabilities.largest();
+                probabilities.keep(logits, |candidate| candidate.probability >= threshold);
+            }
+            Self::TypicalP(mass) => keep_typical(logits, *mass),
+            Self::EpsilonCutoff(epsilon) => keep_above(logits, |_| *epsilon),
+            Self::EtaCutoff(eta) => {
+                keep_above(logits, |entropy| eta.min(eta.sqrt() * (-entropy).exp()));
+            }
+            Self::Renormalize => {
+                let normalizer = log_sum_exp(logits);
+                logits.iter_mut().for_each(|logit| *logit = to_f32(f64::from(*logit) - normalizer));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same change, bit for bit, with what was counted of the history before: see [`Tally::follow`].
+    pub(crate) fn process_counted(
+        &self,
+        history: History<'_>,
+        tally: &Tally,
+        logits: &mut [f32],
+    ) -> Result<(), GenerationError> {
+        match self {
+            Self::RepetitionPenalty(penalty) => penalize_repetition(*penalty, tally.all(), logits),
+            Self::PresencePenalty(penalty) => penalize_presence(*penalty, tally.generated(), logits),
+            Self::FrequencyPenalty(penalty) => penalize_frequency(*penalty, tally.generated(), logits),
+            Self::NoRepeatNgram(size) if *size <= LONGEST_COUNTED => {
+                remove(tally.repeating_tokens(*size), logits);
+            }
+            uncounted => return uncounted.process(history, logits),
+        }
+        Ok(())
+    }
+
+    /// How long the sequences are that may not repeat.
+    pub(crate) fn ngram_size(&self) -> Option<usize> {
+        if let Self::NoRepeatNgram(size) = self { Some(*size) } else { None }
+    }
+
+    /// Adds the processor to those of a configuration, where transformers has the function for allowed tokens: in front of
+    /// a forced token, suppressed tokens and what narrows a draw.
+    pub fn add_to(self, processors: &mut Vec<Self>) {
+        let comes_before = |processor: &Self| {
+            matches!(
+                processor,
+                Self::SequenceBias(_)
+                    | Self::EncoderRepetitionPenalty(_)
+                    | Self::RepetitionPenalty(_)
+                    | Self::PresencePenalty(_)
+                    | Self::FrequencyPenalty(_)
+                    | Self::NoRepeatNgram(_)
+                    | Self::EncoderNoRepeatNgram(_)
+                    | Self::MinNewTokens { .. }
+            )
+        };
+        let place = processors.iter().position(|processor| !comes_before(processor));
+        processors.insert(place.unwrap_or(processors.len()), self);
+    }
+
+    /// The biases that `config` asks for; of biases on the same sequence the last holds.
+    pub(crate) fn biases_of(config: &GenerationConfig) -> Option<Self> {
+        let biases: BTreeMap<_, _> = config.sequence_bias.iter().cloned().collect();
+        (!biases.is_empty()).then(|| Self::SequenceBias(biases.into_iter().collect()))
+    }
+
+    /// Whether nothing may come after these tokens but the end.
+    pub(crate) fn is_complete(
+        processors: &[Self],
+        generated: impl Fn() -> Vec<u32>,
+    ) -> Result<bool, GenerationError> {
+        for processor in processors {
+            if let Self::Constraint(constraint) = processor
+                && constraint.is_complete(&generated())?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The processors that `config` asks for, in the order of transformers; those that change nothing are left out.
+    pub fn of_config(config: &GenerationConfig) -> Vec<Self> {
+        let mut processors = Vec::new();
+        let mut add = |is_wanted: bool, processor: Self| {
+            if is_wanted {
+                processors.push(processor);
+            }
+        };
+        Self::biases_of(config).into_iter().for_each(|biases| add(true, biases));
+        let of_prompt = config.encoder_repetition_penalty;
+        add(of_prompt != 1.0, Self::EncoderRepetitionPenalty(of_prompt));
+        add(config.repetition_penalty != 1.0, Self::RepetitionPenalty(config.repetition_penalty));
+        add(config.presence_penalty != 0.0, Self::PresencePenalty(config.presence_penalty));
+        add(config.frequency_penalty != 0.0, Self::FrequencyPenalty(config.frequency_penalty));
+        add(config.no_repeat_ngram_size > 0, Self::NoRepeatNgram(config.no_repeat_ngram_size));
+        let of_prompt = config.encoder_no_repeat_ngram_size;
+        add(of_prompt > 0, Self::EncoderNoRepeatNgram(of_prompt));
+        // The end of the text is no bad word.
+        let is_end = |ids: &&Vec<u32>| matches!(ids[..], [id] if config.eos_token_id.contains(&id));
+        let bad_words = config.bad_words_ids.iter().filter(|ids| !is_end(ids));
+        let bad_words: Vec<_> = bad_words.map(|ids| (ids.clone(), f64::NEG_INFINITY)).collect();
+        add(!bad_words.is_empty(), Self::SequenceBias(bad_words));
+        let (min_new_tokens, eos_token_id) = (config.min_new_tokens, config.eos_token_id.clone());
+        add(min_new_tokens > 0, Self::MinNewTokens { min_new_tokens, eos_token_id });
+        if let Some(id) = config.forced_bos_token_id {
+            add(true, Self::ForcedFirstToken(id));
+        }
+        add(!config.suppress_tokens.is_empty(), Self::SuppressTokens(config.suppress_tokens.clone()));
+        let begin = &config.begin_suppress_tokens;
+        add(!begin.is_empty(), Self::BeginSuppressTokens(begin.clone()));
+        if config.do_sample {
+            add(config.temperature != 1.0, Self::Temperature(config.temperature));
+            add(config.top_k > 0, Self::TopK(config.top_k));
+            add(config.top_p < 1.0, Self::TopP(config.top_p));
+            add(config.min_p.is_some(), Self::MinP(config.min_p.unwrap_or(0.0)));
+            add(config.typical_p < 1.0, Self::TypicalP(config.typical_p));
+            add(config.epsilon_cutoff > 0.0, Self::EpsilonCutoff(config.epsilon_cutoff));
+            add(config.eta_cutoff > 0.0, Self::EtaCutoff(config.eta_cutoff));
+        }
+        add(config.renormalize_logits, Self::Renormalize);
+        processors
+    }
+}

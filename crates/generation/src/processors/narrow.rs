@@ -1,0 +1,82 @@
+//! What narrows a draw to the tokens that are probable enough.
+
+use std::cmp::Ordering;
+
+use crate::probabilities::{Candidate, Probabilities, kth_largest};
+
+/// Tokens among which enough probability is first looked for.
+const FIRST_SORTED: usize = 128;
+
+pub(super) fn keep_top_k(logits: &mut [f32], top_k: usize) {
+    let top_k = top_k.max(1);
+    if top_k >= logits.len() {
+        return;
+    }
+    let smallest_kept = kth_largest(logits, top_k);
+    logits
+        .iter_mut()
+        .for_each(|logit| *logit = if *logit < smallest_kept { f32::NEG_INFINITY } else { *logit });
+}
+
+pub(super) fn keep_top_p(logits: &mut [f32], top_p: f64) {
+    if top_p >= 1.0 {
+        return;
+    }
+    let mut candidates = Probabilities::of(logits).candidates;
+    // Of equal tokens the one with the larger id counts as the more probable: the reference sorts upwards, keeping
+    // the order of equals, and removes from the bottom.
+    let more_probable =
+        |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
+    let kept = sort_until(&mut candidates, top_p, |candidate| candidate.probability, more_probable);
+    candidates[kept..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
+}
+
+pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
+    let probabilities = Probabilities::of(logits);
+    let entropy = probabilities.entropy();
+    // Each with the distance of its information from the entropy: a logarithm once for each, not once a comparison.
+    let with_distance = |candidate: Candidate| ((-candidate.probability.ln() - entropy).abs(), candidate);
+    let mut candidates: Vec<(f64, Candidate)> =
+        probabilities.candidates.into_iter().map(with_distance).collect();
+    let closer =
+        |a: &(f64, Candidate), b: &(f64, Candidate)| a.0.total_cmp(&b.0).then(a.1.token.cmp(&b.1.token));
+    // The closest stays, whatever the mass.
+    let mass = mass.max(f64::MIN_POSITIVE);
+    let reached = sort_until(&mut candidates, mass, |(_, candidate)| candidate.probability, closer);
+    // All that are as far as the last one stay too.
+    let farthest = candidates[..reached].last().map_or(0.0, |(distance, _)| *distance);
+    for (_, candidate) in candidates.iter().skip(1).filter(|(distance, _)| *distance > farthest) {
+        logits[candidate.token] = f32::NEG_INFINITY;
+    }
+}
+
+/// Brings to the front, in this order, as many candidates as it takes for their probabilities to add up to `mass`, and
+/// says how many those are. Sorts hardly farther than that.
+fn sort_until<T>(
+    candidates: &mut [T],
+    mass: f64,
+    probability: impl Fn(&T) -> f64,
+    order: impl Fn(&T, &T) -> Ordering,
+) -> usize {
+    let mut sum = 0.0;
+    let mut sorted = 0;
+    while sorted < candidates.len() && sum < mass {
+        let end = candidates.len().min((sorted * 4).max(FIRST_SORTED));
+        if end < candidates.len() {
+            candidates[sorted..].select_nth_unstable_by(end - sorted, &order);
+        }
+        candidates[sorted..end].sort_unstable_by(&order);
+        while sorted < end && sum < mass {
+            sum += probability(&candidates[sorted]);
+            sorted += 1;
+        }
+    }
+    sorted
+}
+
+/// Keeps the tokens from the probability on that `threshold` gives for the entropy, and the most probable.
+pub(super) fn keep_above(logits: &mut [f32], threshold: impl Fn(f64) -> f64) {
+    let probabilities = Probabilities::of(logits);
+    let threshold = threshold(probabilities.entropy()).min(probabilities.largest());
+    probabilities.keep(logits, |candidate| candidate.probability >= threshold);
+}

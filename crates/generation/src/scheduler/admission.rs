@@ -1,0 +1,260 @@
+//! How texts begin: where there is room, from what was computed for others, and with the tokens of their prompts.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use candle_gpt2::{Gpt2Cache, KvSlot, LogitsFor};
+use tokenizers::Tokenizer;
+
+use super::event::Event;
+use super::prefill::Prefill;
+use super::text::{Accepted, Text, sample};
+use super::{Scheduler, SharedPrompt, Waiting};
+use crate::clock::Deadline;
+use crate::draft::Success;
+use crate::logits::rows_of;
+use crate::prefixes::{Beginning, PromptScores, Source, usable_tokens};
+use crate::{GenerationError, Sampler, TextStream};
+
+impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
+    /// As many tokens of prompts as a step computes; texts begin where there is room.
+    pub(super) fn prefill(&mut self) -> Result<(), GenerationError> {
+        let mut budget = self.options.chunk_tokens;
+        while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
+            let Some(mut prefill) = self.prefilling.pop_front() else {
+                // A text began at once, from a prompt that it shares: that is work too.
+                budget -= 1;
+                continue;
+            };
+            let count = budget.min(prefill.tokens.len() - prefill.computed);
+            budget -= count;
+            let hidden = prefill.compute(&self.model, count)?; // (1, count, C)
+            if let Err(error) = prefill.score(&self.model, &hidden) {
+                let request = prefill.text.request.id;
+                drop(prefill);
+                match error {
+                    GenerationError::NotFinite => self.fail(request, error),
+                    error => return Err(error),
+                }
+                continue;
+            }
+            if prefill.computed < prefill.tokens.len() {
+                self.prefilling.push_front(prefill);
+                continue;
+            }
+            let Prefill { text, cache, is_window, cached, .. } = prefill;
+            if is_window {
+                self.run(text, cache)?;
+                continue;
+            }
+            self.tell_begun(&text, cached);
+            if text.request.max_new_tokens == 0 {
+                self.end_without_tokens(text, cache);
+                continue;
+            }
+            let logits = rows_of(&self.model.head(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
+            if self.is_shared(&text) {
+                let (request, logits) = (text.request.id, logits.clone());
+                self.shared = Some(SharedPrompt { request, logits, row: None });
+            }
+            self.begin(text, cache, logits)?;
+        }
+        Ok(())
+    }
+
+    /// Begins the next text that waits, where there is room; says whether it did.
+    pub(super) fn admit(&mut self) -> Result<bool, GenerationError> {
+        let Some(Waiting { request, .. }) = self.waiting.front() else { return Ok(false) };
+        if self.running() >= self.options.max_texts {
+            return Ok(false);
+        }
+        let request = Arc::clone(request);
+        let capacity = request.capacity.max(self.slot_tokens.unwrap_or(0));
+        let id = request.id;
+        let mut shared = self.shared.take_if(|shared| shared.request == id);
+        self.shared = None;
+        let row = shared.as_mut().and_then(|shared| shared.row.take());
+        let is_first = row.is_none() && shared.is_none();
+        let mut beginning = if is_first { self.beginning_of(&request) } else { None };
+        let Some(mut cache) = row.or_else(|| self.room_for(capacity, &mut beginning)) else {
+            self.shared = shared;
+            return Ok(false);
+        };
+        let Some(Waiting { request, sequence }) = self.waiting.pop_front() else { return Ok(false) };
+        let deadline = match Deadline::new(&request.config, self.clock.as_ref()) {
+            Ok(deadline) => deadline,
+            Err(error) => {
+                self.fail(id, error);
+                return Ok(true);
+            }
+        };
+        let stream = |tokenizer: &T| {
+            TextStream::new(tokenizer.clone()).with_stop_strings(&request.config.stop_strings)
+        };
+        let mut text = Text {
+            // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
+            sampler: Sampler::new(
+                &request.config,
+                request.processors.clone(),
+                request.stream.wrapping_add(sequence as u64),
+            ),
+            stream: self.tokenizer.as_ref().map(stream),
+            deadline,
+            ids: request.prompt.clone(),
+            // They are told once.
+            scores: PromptScores::new(request.prompt_logprobs.filter(|_| sequence == 0)),
+            has_slid: false,
+            success: Success::new(),
+            right: 0,
+            assisted: self.assistant.as_ref().and_then(|assistant| assistant.cache(capacity)),
+            sequence,
+            request,
+        };
+        let prompt_len = text.ids.len();
+        let sibling = |other: &Text<T>| other.request.id == id && !other.has_slid;
+        if let (Some(own), Some(other)) =
+            (&mut text.assisted, self.running.iter().find(|other| sibling(other)))
+            && let Some(other) = &other.assisted
+            && other.lengths() >= &[prompt_len][..]
+        {
+            own.copy_row(0, other, 0, prompt_len)?;
+        }
+        if shared.is_some()
+            && cache.lengths() == [0]
+            && let Some(row) = self.running.iter().position(sibling)
+        {
+            cache.copy_row(0, &self.cache, row, prompt_len)?;
+        }
+        match shared.filter(|_| cache.lengths() == [prompt_len]) {
+            Some(shared) => {
+                let logits = shared.logits.clone();
+                self.shared = Some(shared).filter(|_| self.is_shared(&text));
+                self.begin(text, cache, logits)?;
+            }
+            // The only text, or all that had the prompt are gone.
+            None => {
+                let cached = self.take_over(beginning, &mut text, &mut cache)?;
+                let tokens = text.ids.clone();
+                let prefill = Prefill { text, cache, tokens, computed: cached, cached, is_window: false };
+                self.prefilling.push_back(prefill);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The longest beginning of a prompt that was computed for a text that runs, or for one that has ended.
+    pub(super) fn beginning_of(&self, request: &Accepted) -> Option<Beginning> {
+        let (reuse, wanted) = (request.reuse?, request.prompt_logprobs);
+        let rows = self.running.iter().zip(self.cache.lengths()).enumerate();
+        let rows = rows.filter(|(_, (text, _))| text.request.reuse == Some(reuse) && !text.has_slid);
+        let running = rows.map(|(row, (text, held))| {
+            let tokens = usable_tokens(&request.prompt, &text.ids[..*held], &text.scores, wanted);
+            Beginning { tokens, source: Source::Running(row) }
+        });
+        let kept = self.prefixes.longest(reuse, &request.prompt, wanted);
+        let kept = kept.map(|(number, tokens)| Beginning { tokens, source: Source::Kept(number) });
+        running.chain(kept).filter(|beginning| beginning.tokens > 0).max_by_key(|beginning| beginning.tokens)
+    }
+
+    /// Room for a text. What is kept of others gives way where that makes room, the beginning that the text goes on from last.
+    pub(super) fn room_for(
+        &mut self,
+        capacity: usize,
+        beginning: &mut Option<Beginning>,
+    ) -> Option<Gpt2Cache> {
+        let used = self.kv_tokens_in_use();
+        if used + KvSlot::room_of(capacity) > self.pool.tokens() {
+            return None;
+        }
+        let needed = match beginning {
+            Some(Beginning { source: Source::Kept(number), .. }) => Some(*number),
+            _ => None,
+        };
+        loop {
+            if let Some(cache) = self.pool.cache(1, capacity) {
+                return Some(cache);
+            }
+            if !self.prefixes.forget_oldest(needed) {
+                break;
+            }
+        }
+        if let (Some(number), Some(found)) = (needed, beginning.as_mut()) {
+            if let Some((cache, scores)) = self.prefixes.give(number, capacity) {
+                found.source = Source::Taken(scores);
+                return Some(cache);
+            }
+            *beginning = None;
+        }
+        self.pool.cache(1, capacity)
+    }
+
+    /// Gives a text the beginning of its prompt that is computed already; returns how many tokens that is.
+    pub(super) fn take_over(
+        &mut self,
+        beginning: Option<Beginning>,
+        text: &mut Text<T>,
+        cache: &mut Gpt2Cache,
+    ) -> Result<usize, GenerationError> {
+        let Some(Beginning { tokens, source }) = beginning else { return Ok(0) };
+        match source {
+            Source::Running(row) => {
+                cache.copy_row(0, &self.cache, row, tokens)?;
+                text.scores.take_over(&self.running[row].scores, tokens + 1);
+            }
+            Source::Kept(number) => {
+                let Some((kept, scores)) = self.prefixes.touch(number) else { return Ok(0) };
+                cache.copy_row(0, kept, 0, tokens)?;
+                text.scores.take_over(scores, tokens + 1);
+            }
+            Source::Taken(scores) => {
+                cache.truncate(0, tokens)?;
+                text.scores.take_over(&scores, tokens + 1);
+            }
+        }
+        Ok(tokens)
+    }
+
+    /// Leaves what was computed for a text that has ended to others.
+    pub(super) fn leave(&mut self, text: Text<T>, cache: Gpt2Cache) {
+        let held = cache.lengths().first().copied().unwrap_or(0);
+        if let (Some(reuse), false, 1..) = (text.request.reuse, text.has_slid, held) {
+            let mut ids = text.ids;
+            ids.truncate(held);
+            self.prefixes.keep(reuse, ids, cache, text.scores);
+        }
+    }
+
+    /// Says that the prompt of a request is computed, with its first text.
+    pub(super) fn tell_begun(&mut self, text: &Text<T>, cached_tokens: usize) {
+        if text.sequence == 0 {
+            let (request, prompt) = (text.request.id, text.scores.known().to_vec());
+            self.ready.push(Event::Begun { request, cached_tokens, prompt });
+        }
+    }
+
+    /// Ends all texts of a request of which only the prompt was asked for.
+    pub(super) fn end_without_tokens(&mut self, text: Text<T>, cache: Gpt2Cache) {
+        let request = text.request.id;
+        self.waiting.retain(|waiting| waiting.request.id != request);
+        let texts = 0..text.request.config.num_return_sequences;
+        self.ready.extend(texts.map(|sequence| Event::Empty { request, sequence }));
+        self.leave(text, cache);
+    }
+
+    /// Whether the next text that waits continues the same prompt.
+    pub(super) fn is_shared(&self, text: &Text<T>) -> bool {
+        self.waiting.front().is_some_and(|next| next.request.id == text.request.id)
+    }
+
+    /// Gives a text its first token, and a place among the running ones.
+    pub(super) fn begin(
+        &mut self,
+        text: Text<T>,
+        cache: Gpt2Cache,
+        logits: Vec<f32>,
+    ) -> Result<(), GenerationError> {
+        let row = self.run(text, cache)?;
+        let chosen = sample(&mut self.running[row..=row], &[Vec::new()], [&mut [logits][..]]);
+        self.extend(row, chosen)
+    }
+}

@@ -1,0 +1,229 @@
+//! The step of the running texts: what is drafted for them, their next tokens, and the rows of memory that they come and go with.
+
+use std::iter::once;
+use std::mem;
+use std::ops::Deref;
+
+use candle_core::Tensor;
+use candle_gpt2::{Gpt2Cache, LogitsFor, Pass};
+use tokenizers::Tokenizer;
+
+use super::Scheduler;
+use super::event::Event;
+use super::prefill::Prefill;
+use super::request::RequestId;
+use super::text::{Accepted, Chosen, ChosenToken, Text, sample};
+use crate::config::slid_tokens;
+use crate::draft::{CACHED_TOKEN_COST, Drafted, longest_beside, look_up};
+use crate::logits::rows_of;
+use crate::{GenerationError, WhenFull};
+
+impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
+    /// One token of all running texts, and those that were drafted rightly.
+    pub(super) fn decode(&mut self) -> Result<(), GenerationError> {
+        self.slide_full_rows()?;
+        self.close_gaps()?;
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        let drafts = self.drafts()?;
+        let lengths: Vec<usize> = drafts.iter().map(|draft| 1 + draft.len()).collect();
+        let (rows, tokens) = (lengths.len(), lengths.iter().sum::<usize>());
+        let ids = self.running.iter().zip(&drafts).flat_map(|(text, draft)| {
+            once(text.ids.last().copied().unwrap_or(0)).chain(draft.iter().copied())
+        });
+        let is_even = lengths.iter().all(|length| *length == lengths[0]);
+        let (shape, mut pass) = if is_even {
+            ((rows, lengths[0]), Pass::inference())
+        } else {
+            ((1, tokens), Pass::inference().of_rows(lengths.as_slice().into()))
+        };
+        let ids = Tensor::from_vec(ids.collect(), shape, self.model.device())?;
+        let wanted = if tokens == rows { LogitsFor::LastToken } else { LogitsFor::EveryToken };
+        let logits = self.model.forward_with(&ids, wanted, Some(&mut self.cache), &mut pass)?;
+        let mut logits = rows_of(&logits)?.into_iter();
+        let of_row = |length: &usize| logits.by_ref().take(*length).collect();
+        let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
+        let chosen = sample(&mut self.running, &drafts, logits.iter_mut().map(Vec::as_mut_slice));
+        for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
+            // The cache keeps what the text goes on from.
+            let held = self.cache.lengths()[row] - lengths[row] + chosen.tokens.len();
+            self.cache.truncate(row, held)?;
+            self.running[row].count_draft(draft, &chosen.tokens)?;
+        }
+        self.extend(0, chosen)
+    }
+
+    /// What each running text probably goes on with.
+    pub(super) fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
+        let mut drafts = vec![Vec::new(); self.running.len()];
+        let texts = self.running.len();
+        // An observer sees a row for each text.
+        if texts > 1 && (self.token_cost >= CACHED_TOKEN_COST || self.model.is_observed()) {
+            return Ok(drafts);
+        }
+        let n_positions = self.model.config().n_positions;
+        let rooms = self.cache.rooms().into_iter().zip(self.cache.lengths());
+        let rooms: Vec<usize> = rooms.map(|(room, length)| room.min(n_positions - length)).collect();
+        let (mut asked, mut rows) = (Vec::new(), Vec::new());
+        for (row, text) in self.running.iter_mut().enumerate() {
+            let Accepted { config, prompt, max_new_tokens, .. } = &*text.request;
+            let left = max_new_tokens - (text.ids.len() - prompt.len());
+            let most = rooms[row].min(left).saturating_sub(1).min(longest_beside(texts));
+            if let Some(longest) = config.prompt_lookup_num_tokens {
+                let length = text.success.length(most.min(longest), (self.token_cost, 0.0), texts);
+                drafts[row] = look_up(&text.ids, length);
+            } else if let (Some(assistant), true) = (&self.assistant, text.assisted.is_some()) {
+                let most = most.min(config.num_assistant_tokens).min(assistant.most_after(text.ids.len()));
+                let most = text.success.length(most, (self.token_cost, assistant.cost), texts);
+                if let Some(cache) = text.assisted.take_if(|_| most > 0) {
+                    let (ids, prompt_len) = (text.ids.clone(), prompt.len());
+                    asked.push(Drafted { ids, prompt_len, sampler: text.sampler.clone(), cache, most });
+                    rows.push(row);
+                }
+            }
+        }
+        if let Some(assistant) = self.assistant.as_ref().filter(|_| !asked.is_empty()) {
+            assistant.draft(&mut asked, self.options.chunk_tokens)?;
+        }
+        for (row, Drafted { ids, cache, .. }) in rows.into_iter().zip(asked) {
+            drafts[row] = ids;
+            self.running[row].assisted = Some(cache);
+        }
+        Ok(drafts)
+    }
+
+    /// Takes texts whose context is full out of the running ones, to compute the tokens that a sliding window keeps.
+    pub(super) fn slide_full_rows(&mut self) -> Result<(), GenerationError> {
+        let n_positions = self.model.config().n_positions;
+        let mut row = 0;
+        while let Some(text) = self.running.get_mut(row) {
+            let head = match text.request.config.when_full {
+                WhenFull::Slide { head } if self.cache.lengths()[row] >= n_positions => head,
+                _ => {
+                    row += 1;
+                    continue;
+                }
+            };
+            let before = &text.ids[..text.ids.len() - 1];
+            let tail = before.len() - (slid_tokens(n_positions) - 1);
+            let tokens = [&before[..head], &before[tail..]].concat();
+            text.has_slid = true;
+            // An assistant would have to read everything anew.
+            text.assisted = None;
+            self.cache.truncate(row, 0)?;
+            if tokens.is_empty() {
+                row += 1;
+                continue;
+            }
+            let (text, cache) = self.take_row(row)?;
+            // A running text does not wait for the prompts of others.
+            let window = Prefill { text, cache, tokens, computed: 0, cached: 0, is_window: true };
+            self.prefilling.push_front(window);
+        }
+        Ok(())
+    }
+
+    /// Gives a text a place among the running ones: that of its memory.
+    pub(super) fn run(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<usize, GenerationError> {
+        let row = self.cache.rows_before(&cache);
+        self.cache.insert(row, cache)?;
+        self.running.insert(row, text);
+        Ok(row)
+    }
+
+    /// Gives the texts from row `first` on their next tokens, and ends those that have their last.
+    pub(super) fn extend(&mut self, first: usize, chosen: Vec<Chosen>) -> Result<(), GenerationError> {
+        let n_positions = self.model.config().n_positions;
+        let (mut ended, mut failed) = (Vec::new(), Vec::new());
+        for (row, Chosen { tokens, error }) in (first..).zip(chosen) {
+            let (text, held) = (&mut self.running[row], self.cache.lengths()[row]);
+            let (request, sequence) = (text.request.id, text.sequence);
+            let (mut left, mut error) = (tokens.len(), error);
+            for ChosenToken { id, logprobs, is_complete } in tokens {
+                left -= 1;
+                if text.right > 0 {
+                    text.right -= 1;
+                    text.success.drafts.accepted += 1;
+                }
+                let drafts = text.success.drafts;
+                match text.push(id, is_complete, held - left >= n_positions) {
+                    Ok((text, stop_reason)) => {
+                        self.ready.push(Event::Token {
+                            request,
+                            sequence,
+                            id,
+                            text,
+                            logprobs,
+                            stop_reason,
+                            drafts,
+                        });
+                        if stop_reason.is_some() {
+                            ended.push(row);
+                            error = None;
+                            break;
+                        }
+                    }
+                    Err(found) => {
+                        error = Some(found);
+                        break;
+                    }
+                }
+            }
+            failed.extend(error.map(|error| (request, error)));
+        }
+        // Rows change their numbers from here on.
+        ended.into_iter().rev().try_for_each(|row| self.remove(row))?;
+        failed.into_iter().for_each(|(request, error)| self.fail(request, error));
+        Ok(())
+    }
+
+    /// Ends a request that cannot go on; what its texts have so far was said.
+    pub(super) fn fail(&mut self, request: RequestId, error: GenerationError) {
+        let said = mem::take(&mut self.ready);
+        self.cancel(request);
+        self.ready = said;
+        let is_this = |event: &Event| matches!(event, Event::Failed { .. }) && event.request() == request;
+        if !self.ready.iter().any(is_this) {
+            self.ready.push(Event::Failed { request, error });
+        }
+    }
+
+    /// Ends the text of a row, whose place in memory goes to the next text of its request or is free.
+    pub(super) fn remove(&mut self, row: usize) -> Result<(), GenerationError> {
+        let (text, mut cache) = self.take_row(row)?;
+        let shared = self.shared.as_mut().filter(|shared| shared.request == text.request.id);
+        match shared.filter(|shared| shared.row.is_none() && !text.has_slid) {
+            Some(shared) => {
+                cache.truncate(0, text.request.prompt.len())?;
+                shared.row = Some(cache);
+            }
+            None => self.leave(text, cache),
+        }
+        Ok(())
+    }
+
+    /// Takes a text out of the running ones, with its memory.
+    pub(super) fn take_row(&mut self, row: usize) -> Result<(Text<T>, Gpt2Cache), GenerationError> {
+        let text = self.running.remove(row);
+        Ok((text, self.cache.take(row)?))
+    }
+
+    /// On a GPU: brings the last texts into the gaps that others have left in memory. While there is a gap, every step would copy
+    /// all keys and values.
+    pub(super) fn close_gaps(&mut self) -> Result<(), GenerationError> {
+        let Some(slot_tokens) = self.slot_tokens else { return Ok(()) };
+        while let Some(last) = self.running.len().checked_sub(1) {
+            let length = self.cache.lengths()[last];
+            let capacity = slot_tokens.max(self.running[last].request.capacity);
+            let Some(mut free) = self.pool.cache(1, capacity) else { break };
+            if self.cache.rows_before(&free) > last {
+                break;
+            }
+            free.copy_row(0, &self.cache, last, length)?;
+            let (text, _) = self.take_row(last)?;
+            self.run(text, free)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,406 @@
+//! Many texts at once that come and go: one loop for a single text, a batch and a server.
+//!
+//! Prompts of different lengths need no padding. A prompt is computed by itself, in chunks between the steps of the texts that
+//! are running, and its keys and values stay where they are when it joins them; every step computes one token of all running
+//! texts together. Room for the keys and values of a whole text is taken before its prompt is begun, so no text ever has to
+//! give way to another. Texts begin in the order of their requests.
+
+mod admission;
+mod decode;
+mod event;
+mod prefill;
+mod request;
+mod search;
+mod text;
+
+use std::collections::VecDeque;
+use std::mem;
+use std::ops::{ControlFlow, Deref};
+use std::sync::Arc;
+
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, KvSlot};
+use tokenizers::Tokenizer;
+
+use crate::draft::{Assistant, token_cost_of};
+use crate::prefixes::Prefixes;
+use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
+
+pub use event::{Event, Found, Step, StopReason};
+use prefill::Prefill;
+pub use request::{Request, RequestId, SchedulerOptions};
+use request::{Search, kept_tokens};
+use text::{Accepted, Text};
+
+/// Makes the texts of all requests, each the one that its prompt gives alone, whatever comes and goes beside it: each has its
+/// own generator of random numbers under its seed.
+///
+/// One thread drives it. `T` is how it holds the tokenizer.
+///
+/// ```
+/// use candle_gpt2_generation::{Event, GenerationConfig, Request, Scheduler, SchedulerOptions};
+/// # use candle_core::{DType, Device};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let options = SchedulerOptions { max_texts: 4, kv_tokens: 64, chunk_tokens: 5 };
+/// let mut scheduler = <Scheduler>::new(&model, None, options)?;
+/// let config = GenerationConfig { max_new_tokens: 3, eos_token_id: vec![], ..GenerationConfig::default() };
+/// let first = scheduler.submit(Request::new(vec![1, 2], config.clone()))?;
+/// let mut tokens = scheduler.step().events.len(); // the first runs already when the second comes
+/// let second = scheduler.submit(Request::new(vec![3, 4, 5, 6], config))?;
+/// while !scheduler.is_idle() {
+///     let events = scheduler.step().into_result()?;
+///     tokens += events.iter().filter(|event| matches!(event, Event::Token { .. })).count();
+/// }
+/// assert!(first < second && tokens >= 6);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Scheduler<T = Arc<Tokenizer>> {
+    model: Gpt2LMHeadModel,
+    tokenizer: Option<T>,
+    options: SchedulerOptions,
+    clock: Option<Clock>,
+    assistant: Option<Assistant>,
+    /// See [`Scheduler::set_token_cost`].
+    token_cost: f64,
+    pool: KvPool,
+    /// On GPUs, whose kernels want the rows of a step side by side: the tokens of every text's room, however short it is.
+    slot_tokens: Option<usize>,
+    requests: u64,
+    /// Texts that have not begun.
+    waiting: VecDeque<Waiting>,
+    /// Requests whose texts are searched for.
+    searches: VecDeque<Search>,
+    /// Texts whose tokens are being computed; the first one goes on.
+    prefilling: VecDeque<Prefill<T>>,
+    /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
+    running: Vec<Text<T>>,
+    cache: Gpt2Cache,
+    /// The last prompt, where the next text continues it too.
+    shared: Option<SharedPrompt>,
+    /// What texts that have ended leave to others.
+    prefixes: Prefixes,
+    /// Events that wait for the next step.
+    ready: Vec<Event>,
+}
+
+/// A text of a request.
+struct Waiting {
+    request: Arc<Accepted>,
+    sequence: usize,
+}
+
+/// The prompt of a request of several texts, which is computed once.
+struct SharedPrompt {
+    request: RequestId,
+    /// The logits after it.
+    logits: Vec<f32>,
+    /// The row of a text that has ended, cut to the prompt: the next text takes it over.
+    row: Option<Gpt2Cache>,
+}
+
+impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
+    /// A scheduler without requests. Text and stop strings need a tokenizer.
+    ///
+    /// # Errors
+    /// When an option is out of its range, or the memory for keys and values cannot be allocated.
+    pub fn new(
+        model: &Gpt2LMHeadModel,
+        tokenizer: Option<T>,
+        options: SchedulerOptions,
+    ) -> Result<Self, GenerationError> {
+        let SchedulerOptions { max_texts, kv_tokens, chunk_tokens } = options;
+        for (option, least, found) in
+            [("max_texts", 1, max_texts), ("kv_tokens", 1, kv_tokens), ("chunk_tokens", 1, chunk_tokens)]
+        {
+            if found < least {
+                let (expected, found) = (format!("at least {least}"), found.to_string());
+                return Err(GenerationError::OptionOutOfRange { option, expected, found });
+            }
+        }
+        let pool = model.new_pool(kv_tokens)?;
+        Ok(Self {
+            model: model.clone(),
+            tokenizer,
+            options,
+            clock: None,
+            assistant: None,
+            token_cost: token_cost_of(model),
+            cache: pool.empty_cache(),
+            pool,
+            slot_tokens: (!model.device().is_cpu()).then_some(KvSlot::whole_panels(kv_tokens / max_texts)),
+            requests: 0,
+            waiting: VecDeque::new(),
+            searches: VecDeque::new(),
+            prefilling: VecDeque::new(),
+            running: Vec::new(),
+            shared: None,
+            prefixes: Prefixes::default(),
+            ready: Vec::new(),
+        })
+    }
+
+    /// Gives it a clock, for texts with a [`max_time`](crate::GenerationConfig::max_time); without one they fail.
+    pub fn set_clock(&mut self, clock: Clock) {
+        self.clock = Some(clock);
+    }
+
+    /// Gives it an assistant: a smaller model that drafts tokens, so that one pass of the model looks at several places of a text at
+    /// once. On a CPU the texts stay the same, byte for byte.
+    ///
+    /// # Errors
+    /// When the models have vocabularies of different sizes, or there is no memory for what the assistant keeps.
+    pub fn set_assistant(&mut self, assistant: &Gpt2LMHeadModel) -> Result<(), GenerationError> {
+        let [vocab_size, found] = [&self.model, assistant].map(|model| model.config().vocab_size);
+        if found != vocab_size {
+            return Err(GenerationError::AssistantVocabulary { vocab_size, found });
+        }
+        self.assistant = Some(Assistant::new(assistant, &self.model, self.pool.tokens())?);
+        // What is kept of texts that have begun is another's.
+        self.running.iter_mut().for_each(|text| text.assisted = None);
+        self.prefilling.iter_mut().for_each(|prefill| prefill.text.assisted = None);
+        Ok(())
+    }
+
+    /// Says what reading one more token costs, as a share of a pass over one token of one text: how long drafts are depends on it,
+    /// and no text does; from 0.4 on only a text that runs alone gets drafts. By default it is estimated from the size of the model.
+    pub fn set_token_cost(&mut self, token_cost: f64) {
+        self.token_cost = token_cost.max(0.0);
+    }
+
+    /// Accepts a request, whose texts begin when there is room. Everything that can be refused is refused here, before any work.
+    ///
+    /// Beam and contrastive search are asked for by the configuration. They take memory of their own, no assistant drafts for them,
+    /// and what they find comes as [`Event::Found`].
+    ///
+    /// # Errors
+    /// When an option is out of its range, the prompt is empty or too long, an id is outside the vocabulary, stop strings have no
+    /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, or a search is to tell
+    /// how probable tokens are.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
+        let Request { prompt, config, processors: others, stream, logprobs, prompt_logprobs, reuse } =
+            request;
+        let model = self.model.config();
+        let mode = config.search_mode();
+        config.check_for(mode, model)?;
+        if !config.stop_strings.is_empty() && self.tokenizer.is_none() {
+            return Err(GenerationError::StopStringsWithoutTokenizer);
+        }
+        let mut processors = LogitsProcessor::of_config(&config);
+        others.into_iter().for_each(|other| other.add_to(&mut processors));
+        let id = RequestId(self.requests);
+        if mode != SearchMode::TokenByToken {
+            if logprobs.or(prompt_logprobs).is_some() {
+                let what = "how probable tokens are is told of texts that are made token by token, not of beam and contrastive search";
+                return Err(GenerationError::Conflict { what: what.into() });
+            }
+            config.fit_prompt(&prompt, model)?;
+            let request = Request { processors, ..Request::new(prompt, config) };
+            self.searches.push_back(Search { id, request });
+            self.requests += 1;
+            return Ok(id);
+        }
+        let prompt = config.fit_prompt(&prompt, model)?;
+        let max_new_tokens = config.new_tokens(prompt.len());
+        let capacity = kept_tokens(&config, prompt.len(), model.n_positions);
+        let (needed, kv_tokens) = (KvSlot::room_of(capacity), self.pool.tokens());
+        if needed > kv_tokens {
+            return Err(GenerationError::KvTokens { needed, kv_tokens });
+        }
+        self.requests += 1;
+        let texts = 0..config.num_return_sequences;
+        if max_new_tokens == 0 && prompt_logprobs.is_none() {
+            self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
+        } else {
+            // On a GPU the rows of a step lie side by side, and what is kept would stand between them.
+            let reuse = reuse.filter(|_| self.slot_tokens.is_none());
+            let request = Arc::new(Accepted {
+                id,
+                prompt,
+                max_new_tokens,
+                capacity,
+                config,
+                processors,
+                stream,
+                logprobs,
+                prompt_logprobs,
+                reuse,
+            });
+            self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
+        }
+        Ok(id)
+    }
+
+    /// Ends a request, of which no event comes any more. Says whether there was something to end.
+    pub fn cancel(&mut self, request: RequestId) -> bool {
+        let before = self.texts() + self.ready.len();
+        self.waiting.retain(|waiting| waiting.request.id != request);
+        self.searches.retain(|search| search.id != request);
+        self.prefilling.retain(|prefill| prefill.text.request.id != request);
+        let mut row = 0;
+        while row < self.running.len() {
+            if self.running[row].request.id == request {
+                if let Ok((text, cache)) = self.take_row(row) {
+                    self.leave(text, cache);
+                }
+            } else {
+                row += 1;
+            }
+        }
+        self.shared.take_if(|shared| shared.request == request);
+        self.ready.retain(|event| event.request() != request);
+        self.texts() + self.ready.len() < before
+    }
+
+    /// What happens in step after step, until there is nothing to do.
+    pub fn into_events(self) -> Events<T> {
+        Events { scheduler: self, ready: VecDeque::new(), failure: None }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.texts() + self.ready.len() == 0
+    }
+
+    /// Texts that have not begun; those of a search count as one.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len() + self.searches.len()
+    }
+
+    /// Texts that have begun and not ended.
+    pub fn running(&self) -> usize {
+        self.running.len() + self.prefilling.len()
+    }
+
+    /// Texts that gain a token in each step.
+    pub fn writing(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Changes [`SchedulerOptions::chunk_tokens`] for the steps that follow, which changes no text; 0 counts as 1.
+    pub fn set_chunk_tokens(&mut self, chunk_tokens: usize) {
+        self.options.chunk_tokens = chunk_tokens.max(1);
+    }
+
+    /// Tokens whose keys and values have room taken in memory, for texts that have begun.
+    pub fn kv_tokens_in_use(&self) -> usize {
+        self.pool.tokens_in_use() - self.prefixes.kv_tokens()
+    }
+
+    /// Tokens whose keys and values are kept of texts that have ended, until the memory is needed; see [`Request::reuse`].
+    pub fn kv_tokens_kept(&self) -> usize {
+        self.prefixes.kv_tokens()
+    }
+
+    /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened. Of the
+    /// requests for a search it computes one, to its end.
+    pub fn step(&mut self) -> Step {
+        self.step_with(&|| ControlFlow::Continue(()))
+    }
+
+    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
+    pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
+        let failure = self.decode().and_then(|()| self.prefill()).and_then(|()| self.search(progress)).err();
+        if failure.is_some() {
+            self.waiting.clear();
+            self.searches.clear();
+            self.prefilling.clear();
+            self.running.clear();
+            self.cache = self.pool.empty_cache();
+            self.shared = None;
+            self.prefixes = Prefixes::default();
+        }
+        Step { events: mem::take(&mut self.ready), failure }
+    }
+
+    fn texts(&self) -> usize {
+        self.waiting() + self.running()
+    }
+}
+
+/// The events of a [`Scheduler`] as they come; ends when all requests have, and after an error of the device.
+/// [`Scheduler::into_events`] gives them.
+pub struct Events<T = Arc<Tokenizer>> {
+    scheduler: Scheduler<T>,
+    ready: VecDeque<Event>,
+    /// Told after what is ready.
+    failure: Option<GenerationError>,
+}
+
+impl<T> Events<T> {
+    /// The scheduler, which takes further requests.
+    pub fn scheduler(&mut self) -> &mut Scheduler<T> {
+        &mut self.scheduler
+    }
+}
+
+impl<T: Deref<Target = Tokenizer> + Clone> Iterator for Events<T> {
+    type Item = Result<Event, GenerationError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.ready.is_empty() && self.failure.is_none() && !self.scheduler.is_idle() {
+            let Step { events, failure } = self.scheduler.step();
+            self.ready.extend(events);
+            if failure.is_some() {
+                self.failure = failure;
+                break;
+            }
+        }
+        self.ready.pop_front().map(Ok).or_else(|| self.failure.take().map(Err))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{DType, Device};
+    use candle_gpt2::Gpt2Config;
+    use candle_nn::VarBuilder;
+
+    use super::*;
+    use crate::GenerationConfig;
+
+    /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
+    #[test]
+    fn texts_lie_side_by_side_in_every_step_whoever_leaves() {
+        const SLOT: usize = 16;
+        let sizes = Gpt2Config {
+            vocab_size: 11,
+            n_positions: SLOT,
+            n_embd: 6,
+            n_layer: 2,
+            n_head: 3,
+            ..Gpt2Config::gpt2()
+        };
+        let model = Gpt2LMHeadModel::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+        let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
+        let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
+        scheduler.slot_tokens = Some(SLOT);
+        let request = |max_new_tokens| {
+            let config =
+                GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
+            Request::new(vec![1, 2], config)
+        };
+        // The second ends by itself, the first and the fourth are cancelled.
+        let ids = [9, 3, 9, 9, 9].map(|tokens| scheduler.submit(request(tokens)).unwrap());
+        let mut made = [0; 5];
+        for step in 0..20 {
+            if step == 4 {
+                assert!(scheduler.cancel(ids[0]) && scheduler.cancel(ids[3]));
+            }
+            for event in scheduler.step().into_result().unwrap() {
+                if let Event::Token { request, .. } = event {
+                    made[usize::try_from(request.0).unwrap()] += 1;
+                }
+            }
+            // What left after the step is closed before the next one.
+            scheduler.close_gaps().unwrap();
+            if let Some(free) = scheduler.pool.cache(1, SLOT) {
+                assert_eq!(scheduler.cache.rows_before(&free), scheduler.running.len(), "step {step}");
+            }
+        }
+        assert!(scheduler.is_idle());
+        assert_eq!((made[1], made[2], made[4]), (3, 9, 9));
+        assert!(made[0] < 9 && made[3] < 9);
+    }
+}
