@@ -29,19 +29,6 @@ const HOST_POLICY =
 const bytes = (path) => readFileSync(join(ROOT, path));
 const text = (path) => bytes(path).toString("utf8");
 
-// A script without indentation, lines of comment and what documents a function. It is no parser: comments stand on lines of their own,
-// and no text goes over several lines.
-function compactScript(script) {
-  const code = script.replace(/^[ \t]*\/\*\*[^]*?\*\/[ \t]*\n/gm, "");
-  const lines = code.split("\n").map((line) => line.trim());
-  return lines.filter((line) => line && !line.startsWith("//")).join("\n") + "\n";
-}
-
-function compactStyle(style) {
-  const lines = style.replace(/\/\*[^]*?\*\//g, "").split("\n");
-  return lines.map((line) => line.trim()).filter(Boolean).join("\n") + "\n";
-}
-
 // A script inside a page, where HTML must not find its end, nor the beginning of a comment.
 const inside = (script) => script.replaceAll("</script", "<\\/script").replaceAll("<!--", "<\\!--");
 
@@ -60,9 +47,9 @@ const split = (data) => Buffer.concat([0, 1].map((half) => data.filter((_, place
 const packed = (data) => gzipSync(data, { level: 9 }).toString("base64");
 const data = (id, content) => `<script type="text/plain" id="${id}"${id === "weights" ? " data-split" : ""}>${content}</script>\n`;
 
-const styles = STYLES.map((path) => [basename(path), compactStyle(text(path))]);
-const scripts = SCRIPTS.map((path) => [basename(path), compactScript(text(path))]);
-const worker = compactScript(text("target/browser/page/gpt2.js") + text("web/worker.js"));
+const styles = STYLES.map((path) => [basename(path), text(path)]);
+const scripts = SCRIPTS.map((path) => [basename(path), text(path)]);
+const worker = text("target/browser/page/gpt2.js") + text("web/worker.js");
 const wasm = bytes("target/browser/page/gpt2_bg.wasm");
 const index = text("web/index.html");
 const [report, head] = ["report", "head"].map((name) => text(`${PARTS}/${name}.html`));

@@ -82,8 +82,8 @@ pub fn page(report: &Report) -> String {
         .map(|piece| match piece {
             "report" => REPORT_HTML.to_owned(),
             "title" => escaped(&report.title),
-            "style" => compact_style(&[PARTS_CSS, PAGE_CSS].concat()),
-            "script" => compact_script(&[PARTS_JS, PAGE_JS].concat()),
+            "style" => [PARTS_CSS, PAGE_CSS].concat(),
+            "script" => [PARTS_JS, PAGE_JS].concat(),
             "data" => data.clone(),
             html => html.to_owned(),
         })
@@ -130,46 +130,4 @@ pub fn data(report: &Report) -> String {
 pub(crate) fn escaped(text: &str) -> String {
     let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
     text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
-}
-
-/// A style sheet without the spaces and line ends that mean nothing.
-fn compact_style(style: &str) -> String {
-    let mut compact = style.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-    for mark in ["{", "}", ";", ":", ",", ">"] {
-        compact = compact.replace(&format!(" {mark}"), mark).replace(&format!("{mark} "), mark);
-    }
-    compact
-}
-
-/// A script without lines of comment and the spaces and line ends that mean nothing. It is no parser: comments stand on lines of
-/// their own, every statement ends in `;` or `}`, none is empty, and no regular expression holds a space or a quote.
-fn compact_script(script: &str) -> String {
-    let code = script.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let is_word = |character: char| character.is_alphanumeric() || "_$".contains(character);
-    let mut compact = String::new();
-    let mut quote = None;
-    let mut characters = code.flat_map(|line| line.trim().chars().chain([' '])).peekable();
-    while let Some(character) = characters.next() {
-        let before = compact.chars().next_back().unwrap_or(' ');
-        let after = characters.peek().copied().unwrap_or(' ');
-        let is_needed = match character {
-            _ if quote.is_some() => true,
-            ' ' => (is_word(before) && is_word(after)) || ("+-".contains(before) && before == after),
-            _ => true,
-        };
-        if is_needed {
-            if character == '}' && quote.is_none() && before == ';' {
-                compact.pop();
-            }
-            compact.push(character);
-        }
-        if quote == Some(character) {
-            quote = None;
-        } else if quote.is_some() && character == '\\' {
-            compact.extend(characters.next());
-        } else if quote.is_none() && "\"'`".contains(character) {
-            quote = Some(character);
-        }
-    }
-    compact
 }
