@@ -1,4 +1,4 @@
-"""lm-evaluation-harness' own tasks on files of one's own, for scripts/{export,check,bench}_evaluation.py.
+"""lm-evaluation-harness' own tasks on files of one's own, for what evaluates beside it: fixtures, a check, a bench.
 
 A task is loaded from the harness as it is, with its templates and functions; only what it would fetch from the hub is read from a
 file here. Needs lm_eval, torch and transformers (scripts/requirements.txt); nothing is fetched.

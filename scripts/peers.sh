@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the engines that scripts/bench.sh and scripts/bench_serving.py compare with, and makes the checkpoint that all of them
-# run: GPT-2 124M with random weights. scripts/check_llama_perplexity.py takes llama.cpp's tool from here.
+# run: GPT-2 124M with random weights. The check of `llama_perplexity` takes llama.cpp's tool from here.
 # usage: scripts/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
 # Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores (an hour
 # where the processor has AVX-512).

@@ -1,4 +1,4 @@
-//! The clients' own Python packages, unmodified, against a server: `scripts/check_clients.py` and `scripts/check_lm_eval.py`.
+//! The clients' own Python packages, unmodified, against a server: `scripts/checks`.
 //!
 //! Needs a Python with what `scripts/requirements.txt` names for them; `GPT2_CLIENTS_PYTHON` says which. Without, each test says what
 //! was skipped.
@@ -19,7 +19,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Runs a script of this repository against the server; it asserts, and prints a line for each check. `start` is not called without
+/// Runs a check of this repository, a module of pytest, against the server. `start` is not called without
 /// Python.
 fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
     let Some(python) = std::env::var_os(PYTHON_VARIABLE) else {
@@ -28,7 +28,8 @@ fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
     };
     let server = start();
     let output = Command::new(python)
-        .arg(repository().join("scripts").join(script))
+        .args(["-m", "pytest", "-q"])
+        .arg(repository().join("scripts/checks").join(script))
         .args(["--base-url", &server.url()])
         .args(arguments)
         .output()
@@ -42,13 +43,13 @@ fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
 fn openai_and_langchain_work_unmodified() {
     let start = || start_model(built_in(), "shakespeare", |options| options.queue = QUEUE);
     let queue = QUEUE.to_string();
-    check("check_clients.py", start, &["--model", "shakespeare", "--queue", &queue]);
+    check("test_clients.py", start, &["--queue", &queue]);
 }
 
 #[test]
 fn openai_and_langchain_work_with_a_key() {
     let start = || start_model(built_in(), "shakespeare", |options| options.keys = vec!["a-key".into()]);
-    check("check_clients.py", start, &["--key", "a-key"]);
+    check("test_clients.py", start, &["--key", "a-key"]);
 }
 
 #[test]
@@ -56,5 +57,5 @@ fn lm_eval_prints_the_figures_of_its_own_model() {
     let folder = repository().join("models/shakespeare");
     let start = || start_model(load(&folder), "shakespeare", |_| ());
     let checkpoint = folder.to_str().unwrap();
-    check("check_lm_eval.py", start, &["--checkpoint", checkpoint, "--items", "8"]);
+    check("test_lm_eval.py", start, &["--model", checkpoint]);
 }

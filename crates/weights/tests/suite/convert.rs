@@ -1,4 +1,4 @@
-//! What is written can be read again and is the same model. `scripts/check_conversions.py` shows that transformers and
+//! What is written can be read again and is the same model. `scripts/checks/test_conversions.py` shows that transformers and
 //! llama.cpp read it too.
 
 use std::path::{Path, PathBuf};

@@ -157,7 +157,7 @@ fn labels_that_contradict_the_head_are_told_with_both_numbers() {
     assert!(message.contains("GPT2ForQuestionAnswering") && message.contains("GPT2ForTokenClassification"));
 }
 
-/// `scripts/check_conversions.py` shows that transformers reads what is written, and finds the same logits.
+/// `scripts/checks/test_conversions.py` shows that transformers reads what is written, and finds the same logits.
 #[cfg(not(target_os = "wasi"))]
 #[test]
 fn a_head_is_written_as_it_was_read() {

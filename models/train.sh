@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains the model that the program carries, models/shakespeare, from the text of tiny-shakespeare.
-# usage: scripts/train_default_model.sh TINYSHAKESPEARE.TXT OUT [--resume]
+# usage: models/train.sh TINYSHAKESPEARE.TXT OUT [--resume]
 # The same text and the same machine give the same weights. STEPS=N takes more steps than the 3500 of the shipped model.
 set -euo pipefail
 text=$(realpath "$1")

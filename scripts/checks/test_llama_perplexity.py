@@ -1,32 +1,22 @@
-"""Shows that `gpt2 eval` measures what llama.cpp's llama-perplexity does, on the same weights and texts, both in f32.
+"""`gpt2 eval` measures what llama.cpp's llama-perplexity does, on the same weights and texts, both in f32.
 
-usage: python scripts/check_llama_perplexity.py PROGRAM LLAMA_PERPLEXITY MODEL [--tokenizer FILE] [--context N] [--tokens N] [--items N]
-
-PROGRAM is the built gpt2, LLAMA_PERPLEXITY llama.cpp's tool (scripts/peers.sh builds it), MODEL whatever `gpt2 convert` reads, with
-its tokenizer; `built-in` is the model inside the program. The script writes GGUF files of it, one with the numbers as they are and one
-with numbers that were rounded to 4 bits and stored in f32, so that both programs compute in f32 and only the weights are
-coarse. The text is drawn from the model itself. Then it compares
-
-- `wikitext:llama.cpp` with the plain mode: perplexity and its standard error, to 1e-5 and the tool's four decimals;
-- `kl` with --kl-divergence: the perplexities, their ratio, the mean and the percentiles of the divergence and of dp, and how often
-  the top token is the same. The tool keeps the base's log-probabilities in 16 bits, over a range of 16 below the largest: what that can
-  change is the tolerance, and what is below the range is computed from our log and allowed for;
-- `hellaswag:llama.cpp` with --hellaswag: the accuracy, and every decision: a file whose labels are our decisions must be all right.
-
-llama.cpp looks its GELU up in a table of f16, in f32 models too. Single log-probabilities therefore differ by 3e-4, and the largest of
-25,000 by 3e-3; means are not touched. Needs Python alone. Prints a line for each figure; exit code 1 if one differs.
+scripts/peers.sh builds the tool. Both get GGUF files of --model, one with the numbers as they are and one with numbers that were
+rounded to 4 bits and stored in f32, so that both programs compute in f32 and only the weights are coarse. The text is drawn from the
+model itself. The figures are the digits that the tool prints. It keeps the base's log-probabilities of a divergence in 16 bits, over a
+range of 16 below the largest: what that can change is the tolerance, and what is below the range is computed from our log and allowed
+for. It looks its GELU up in a table of f16, in f32 models too: single log-probabilities therefore differ by 3e-4, and the largest of
+25,000 by 3e-3; means are not touched.
 """
 
-import argparse
+import itertools
 import json
 import math
 import os
-import pathlib
 import random
 import re
 import subprocess
-import sys
-import tempfile
+
+import pytest
 
 RELATIVE = 1e-5
 # What the tool stores of the base: log-probabilities down to so far below the largest, in so many steps.
@@ -39,66 +29,25 @@ EXTREMES = 1e-2
 # Two tokens of the base that are closer than a step change places: 1 of 10,000 places of models beside themselves.
 TOP_ROUNDING = 1e-3
 SEED = 7
-
-
-def run(*command):
-    command = [str(part) for part in command]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stderr}")
-    return done.stdout, done.stderr
-
-
-class Checks:
-    """What was compared, and whether it was equal."""
-
-    def __init__(self):
-        self.failed = 0
-
-    def compare(self, what, ours, theirs, tolerance):
-        equal = abs(ours - theirs) <= tolerance
-        self.failed += not equal
-        print(f"{'same     ' if equal else 'DIFFERENT'} {what:<32} {ours:>14.7f} {theirs:>14.7f}   within {tolerance:.1e}")
-
-
-class Ours:
-    """The program."""
-
-    def __init__(self, program, folder):
-        self.program, self.folder = program, folder
-
-    def convert(self, model, name, dtype, *options):
-        run(self.program, "convert", model, self.folder / name, "--dtype", dtype, *options)
-        return self.folder / name
-
-    def draw(self, model, name, tokens):
-        """A text of so many tokens that the model draws from its whole distribution; none of them ends it."""
-        text, _ = run(self.program, "generate", "", "--model", model, "--dtype", "f32", "--max-new-tokens", tokens,
-                      "--min-new-tokens", tokens, "--slide", "--top-k", 1_000_000, "--seed", SEED)
-        # A line break inside an item of the six-line format would be another line.
-        (self.folder / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-        return self.folder / name
-
-    def evaluate(self, protocol, model, data, *options):
-        output, _ = run(self.program, "eval", protocol, "--model", model, "--data", data, "--dtype", "f32", "--json", *options)
-        report = json.loads(output)
-        report = report[0] if isinstance(report, list) else report
-        return {metric["name"]: metric for metric in report["metrics"]}
+HELLASWAG_ITEMS = 200
 
 
 class Theirs:
     """llama.cpp's tool, with keys and values in f32 and attention as plain products: what `--dtype f32` is here."""
 
     def __init__(self, program, threads):
-        self.command = [program, "-t", threads, "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-warmup"]
+        self.command = [program, "-t", str(threads), "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--no-warmup"]
 
     def run(self, find, model, *options):
         """What `find` finds in the output. On a busy machine the tool may end before its last lines are written: once more, then."""
         for _ in range(3):
-            output = "".join(run(*self.command, "-m", model, *options))
+            command = [*self.command, "-m", *map(str, (model, *options))]
+            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            assert done.returncode == 0, done.stderr[-2000:]
+            output = done.stdout + done.stderr
             if found := find(output):
                 return found
-        sys.exit(output)
+        pytest.fail(output)
 
     def perplexity(self, model, data, context, *options):
         final = re.compile(r"Final estimate: PPL = ([\d.]+) \+/- ([\d.]+)")
@@ -121,11 +70,66 @@ class Theirs:
         return float(self.run(last.search, model, *options)[1]) / 100
 
 
-def check_perplexity(checks, ours, theirs, model, text, context):
+class Ours:
+    """The program, its two models, and a text that the first draws from its whole distribution."""
+
+    def __init__(self, program, option, folder):
+        self.program, self.folder = program, folder
+        self.tokenizer = ["--tokenizer", option("tokenizer")] if option("tokenizer") else []
+        self.model = self.convert(option("model"), "f32.gguf", "f32", *self.tokenizer)
+        self.coarse = self.convert(self.convert(self.model, "q4_0.gguf", "q4_0"), "coarse.gguf", "f32")
+        tokens = option("tokens")
+        text = program("generate", "", "--model", self.model, "--dtype", "f32", "--max-new-tokens", tokens, "--min-new-tokens", tokens,
+                       "--slide", "--top-k", 1_000_000, "--seed", SEED)
+        # A line break inside an item of the six-line format would be another line.
+        self.text = folder / "drawn.txt"
+        self.text.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+
+    def convert(self, model, name, dtype, *options):
+        self.program("convert", model, self.folder / name, "--dtype", dtype, *options)
+        return self.folder / name
+
+    def evaluate(self, protocol, model, data, *options):
+        report = json.loads(self.program("eval", protocol, "--model", model, "--data", data, "--dtype", "f32", "--json", *options))
+        report = report[0] if isinstance(report, list) else report
+        return {metric["name"]: metric for metric in report["metrics"]}
+
+
+@pytest.fixture(scope="module")
+def theirs(option):
+    if not option("llama-perplexity").is_file():
+        pytest.skip("there is no llama-perplexity: scripts/peers.sh, or --llama-perplexity FILE")
+    return Theirs(option("llama-perplexity"), os.cpu_count())
+
+
+@pytest.fixture(scope="module")
+def ours(theirs, program, option, tmp_path_factory):
+    return Ours(program, option, tmp_path_factory.mktemp("llama"))
+
+
+class Checks:
+    """What was compared, and what was not equal."""
+
+    def __init__(self):
+        self.different = []
+
+    def compare(self, what, ours, theirs, tolerance):
+        if abs(ours - theirs) > tolerance:
+            self.different.append(f"{what.strip()}: {ours:.7f} and {theirs:.7f}, within {tolerance:.1e}")
+
+
+@pytest.fixture
+def checks():
+    return Checks()
+
+
+def test_perplexity(checks, ours, theirs, option):
+    model, text, context = ours.model, ours.text, option("context")
     mine = ours.evaluate("wikitext:llama.cpp", model, text, "--context", context)["perplexity"]
     value, error = theirs.perplexity(model, text, context)
     checks.compare("perplexity", mine["value"], value, RELATIVE * value + 5e-5)
     checks.compare("  its standard error", mine["stderr"], error, RELATIVE * error + 5e-6)
+    assert not checks.different
 
 
 def cut_off(log):
@@ -136,8 +140,8 @@ def cut_off(log):
     return sum(below) / len(below), math.sqrt(squares / (len(below) - 1))
 
 
-def check_divergence(checks, ours, theirs, models, text, context):
-    base, other = models
+def test_divergence(checks, ours, theirs, option):
+    base, other, text, context = ours.model, ours.coarse, ours.text, option("context")
     log = ours.folder / "kl.jsonl"
     metrics = ours.evaluate("kl", other, text, "--context", context, "--base", base, "--items", log)
     theirs.perplexity(base, text, context, "--kl-divergence-base", ours.folder / "logits")
@@ -173,10 +177,12 @@ def check_divergence(checks, ours, theirs, models, text, context):
         if kind in ("kl", "dp") and place and place != "rms":
             label = f"{labels.get(place) or f'{float(place):.1f}%'} {'KLD' if kind == 'kl' else 'Δp'}"
             compare(name, label, EXTREMES * abs(metric["value"]) + STEP, percent=kind == "dp", decimals=3 if kind == "dp" else 6)
+    assert not checks.different
 
 
-def check_hellaswag(checks, ours, theirs, model, text, count):
-    words = iter(text.read_text(encoding="utf-8").split())
+def test_hellaswag(checks, ours, theirs):
+    model, count = ours.model, HELLASWAG_ITEMS
+    words = itertools.cycle(ours.text.read_text(encoding="utf-8").split())
     draw = random.Random(SEED)
 
     def passage(shortest, longest):
@@ -196,34 +202,4 @@ def check_hellaswag(checks, ours, theirs, model, text, count):
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     decisions = write("decisions.txt", [line["predicted"]["per_token"] for line in lines])
     checks.compare("hellaswag equal decisions", 1.0, theirs.hellaswag(model, decisions, count), 1e-9)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("program", help="the built gpt2")
-    parser.add_argument("llama_perplexity", help="llama.cpp's tool")
-    parser.add_argument("model", help="what gpt2 convert reads")
-    parser.add_argument("--tokenizer", help="tokenizer of the model, where it has none")
-    parser.add_argument("--context", type=int, default=64, help="tokens of a window")
-    parser.add_argument("--tokens", type=int, default=16384, help="tokens of the drawn text")
-    parser.add_argument("--items", type=int, default=200, help="made-up items of hellaswag")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    arguments = parser.parse_args()
-    checks = Checks()
-    with tempfile.TemporaryDirectory() as folder:
-        ours = Ours(arguments.program, pathlib.Path(folder))
-        theirs = Theirs(arguments.llama_perplexity, arguments.threads)
-        tokenizer = ("--tokenizer", arguments.tokenizer) if arguments.tokenizer else ()
-        model = ours.convert(arguments.model, "f32.gguf", "f32", *tokenizer)
-        coarse = ours.convert(ours.convert(model, "q4_0.gguf", "q4_0"), "coarse.gguf", "f32")
-        text = ours.draw(model, "drawn.txt", arguments.tokens)
-        print(f"{'':<42} {'gpt2 eval':>14} {'llama.cpp':>14}")
-        check_perplexity(checks, ours, theirs, model, text, arguments.context)
-        check_divergence(checks, ours, theirs, (model, coarse), text, arguments.context)
-        check_hellaswag(checks, ours, theirs, model, text, arguments.items)
-    if checks.failed:
-        sys.exit(f"{checks.failed} figures differ")
-
-
-if __name__ == "__main__":
-    main()
+    assert not checks.different

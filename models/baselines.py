@@ -1,6 +1,6 @@
 """What simple character models reach on the held-out text of models/shakespeare: nats for each character.
 
-usage: python scripts/baselines.py TEXT
+usage: python models/baselines.py TEXT
 
 The text is split as `gpt2 train` splits it: the last tenth, from the next line on. Characters are predicted by their own
 frequency, and by 5-grams (four characters before) with Witten-Bell interpolation down to the frequency. Needs Python alone.

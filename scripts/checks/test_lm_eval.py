@@ -1,34 +1,25 @@
-"""Shows that lm-evaluation-harness prints the same figures for `gpt2 serve` as for its own `hf` model of the same checkpoint.
+"""lm-evaluation-harness prints the same figures for `gpt2 serve` as for its own `hf` model of the same checkpoint, --model.
 
-usage: python scripts/check_lm_eval.py --base-url http://127.0.0.1:PORT --checkpoint DIR [--model NAME] [--key KEY]
-         [--tasks FILE.yaml,…] [--items N] [--all] [--output FILE]
-
-DIR is the folder, with tokenizer, that the server serves in float32: transformers reads it. Without --tasks the script makes four
-of its own, of texts that the checkpoint itself writes under a fixed seed: a choice of endings, rolling log-likelihoods of texts
-within and beyond the context, and greedy generation. The harness then asks the server in eight ways (with --all in all sixteen):
-ids or text, batches of 1 and 8, one request or four at a time, tokens by the server's own routes or by transformers. Every figure of
-the harness's table must be the same string, and each log-likelihood the same to 1e-4; where `hf` itself rounds sums in float32 so
-that they are not, they must be so with its softmax_dtype=float64, and the line says it. Needs lm_eval[api], accelerate, torch
-and transformers (scripts/requirements.txt); nothing is fetched. Prints a line for each way; exit code 1 if one differs.
+The server is started here, or is the one of --base-url, which serves that checkpoint in float32. Without --tasks the tasks are four of
+texts that the checkpoint itself writes under a fixed seed: a choice of endings, rolling log-likelihoods of texts within and beyond the
+context, and greedy generation. The harness asks in eight ways (with --all-ways in all sixteen): ids or text, batches of 1 and 8, one
+request or four at a time, tokens by the server's own routes or by transformers. Every figure of its table must be the same string, and
+each log-likelihood the same to 1e-4; where `hf` itself rounds sums in float32 so that they are not, they must be so with its
+softmax_dtype=float64.
 """
 
-import argparse
 import functools
 import itertools
 import json
 import math
 import os
-import pathlib
-import sys
-import tempfile
 
-# Before the imports that read them.
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
-CACHE = tempfile.TemporaryDirectory()
-os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] = CACHE.name
+import pytest
 
+pytest.importorskip("lm_eval")
+
+import harness  # noqa: E402, F401 - keeps lm_eval and its libraries from the network
 import lm_eval  # noqa: E402
-import lm_eval.config.evaluate_config  # noqa: E402
 import lm_eval.utils  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -139,7 +130,7 @@ def write_tasks(folder, items):
 
 
 def evaluate(model, model_args, tasks, batch_size):
-    options = {"batch_size": batch_size, "device": "cpu", "log_samples": True, "bootstrap_iters": 1000}
+    options = {"batch_size": batch_size, "device": "cpu", "log_samples": True, "bootstrap_iters": 0}
     return lm_eval.simple_evaluate(model=model, model_args=model_args, tasks=tasks, **options)
 
 
@@ -170,7 +161,7 @@ def numbers_of(answer):
 
 
 def differences(expected, found):
-    """What is not the same, as sentences; and the largest difference of a log-likelihood."""
+    """What is not the same, as sentences."""
     told, largest = [], 0.0
 
     def asked(answers):
@@ -190,72 +181,61 @@ def differences(expected, found):
             told.append(f"{key}: hf {theirs[key]!r}, server {ours[key]!r}")
     if largest > TOLERANCE:
         told.append(f"a log-likelihood is {largest:.2e} off")
-    return told, largest
+    return told
 
 
-def ways(all_of_them):
+def pytest_generate_tests(metafunc):
     every = itertools.product((True, False), (1, 8), (1, 4), ("remote", "huggingface"))
-    for tokenized, batch_size, concurrent, backend in every:
-        # Half of them: each pair of settings still meets.
-        if all_of_them or (backend == "remote") == (tokenized + (batch_size == 8) + (concurrent == 4)) % 2:
-            yield tokenized, batch_size, concurrent, backend
+    # Half of them: each pair of settings still meets.
+    is_all = metafunc.config.getoption("all_ways")
+    ways = [way for way in every if is_all or (way[3] == "remote") == (way[0] + (way[1] == 8) + (way[2] == 4)) % 2]
+    names = [f"{'ids' if way[0] else 'text'}, batch {way[1]}, {way[2]} at a time, {way[3]} tokenizer" for way in ways]
+    metafunc.parametrize("tokenized, batch_size, concurrent, backend", ways, ids=names)
 
 
-def main():
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--base-url", required=True)
-    words.add_argument("--checkpoint", required=True, type=pathlib.Path)
-    words.add_argument("--model", help="the served name (default: the first of /v1/models)")
-    words.add_argument("--key", default="")
-    words.add_argument("--tasks", help="task files of your own, by commas, instead of the four")
-    words.add_argument("--items", type=int, default=40)
-    words.add_argument("--all", action="store_true")
-    words.add_argument("--output", type=pathlib.Path, help="the tables of all runs")
-    arguments = words.parse_args()
-    root = arguments.base_url.rstrip("/").removesuffix("/v1")
-    os.environ["OPENAI_API_KEY"] = arguments.key
-    model = arguments.model
-    if not model:
-        import requests
+@pytest.fixture(scope="module")
+def root(request, option):
+    if option("base-url"):
+        yield option("base-url").rstrip("/").removesuffix("/v1")
+        return
+    with request.getfixturevalue("program").serving("--model", option("model"), "--dtype", "f32") as address:
+        yield address
 
-        headers = {"Authorization": f"Bearer {arguments.key}"}
-        model = requests.get(f"{root}/v1/models", headers=headers, timeout=60).json()["data"][0]["id"]
-    writer = Writer(arguments.checkpoint)
-    failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        if arguments.tasks:
-            paths = arguments.tasks.split(",")
-        else:
-            paths = write_tasks(pathlib.Path(folder), writer.items(arguments.items))
+
+class Expected:
+    """The tasks, and what `hf` says to them."""
+
+    def __init__(self, option, folder):
+        self.checkpoint, self.folder = str(option("model")), folder
+        writer = Writer(self.checkpoint)
+        self.context = writer.context
+        self.paths = option("tasks").split(",") if option("tasks") else write_tasks(folder, writer.items(option("items")))
+
+    @functools.cache  # noqa: B019 - one for the module
+    def results(self, **options):
         # The harness keeps one place for the token that the route generates and one for the context of a window: so `hf` gets two
         # tokens less, that both cut long texts into the same windows.
-        hf = {"pretrained": str(arguments.checkpoint), "dtype": "float32", "max_length": writer.context - 2}
-        expected = evaluate("hf", hf, paths, 1)
-        output = [lm_eval.utils.make_table(expected)]
-        print(output[0], flush=True)
-        wider = functools.cache(lambda: evaluate("hf", hf | {"softmax_dtype": "float64"}, paths, 1))
-        for tokenized, batch_size, concurrent, backend in ways(arguments.all):
-            local = {"model": model, "base_url": f"{root}/v1/completions", "tokenizer_backend": backend, "max_retries": 1,
-                     "tokenized_requests": tokenized, "max_length": writer.context, "num_concurrent": concurrent}
-            local |= {"tokenizer": str(arguments.checkpoint)} if backend == "huggingface" else {"auth_token": arguments.key}
-            asked = [path for path in paths if tokenized or path != str(pathlib.Path(folder, "windows.yaml"))]
-            found = evaluate("local-completions", local, asked, batch_size)
-            told, largest = differences(expected, found)
-            verdict = "DIFFERENT" if told else "same"
-            if told:
-                # `hf` sums up hundreds of logarithms in float32, whose steps are 1e-4 at a thousand.
-                told, largest = differences(wider(), found)
-                verdict = "DIFFERENT" if told else "same as hf with softmax_dtype=float64, whose float32 rounds"
-                failed |= bool(told)
-            name = f"{'ids' if tokenized else 'text'}, batch {batch_size}, {concurrent} at a time, {backend} tokenizer"
-            print(f"{name}: {verdict}, largest difference of a log-likelihood {largest:.1e}", flush=True)
-            for line in told[:10]:
-                print(f"  {line[:300]}", flush=True)
-            output.append(f"{name}\n\n{lm_eval.utils.make_table(found)}")
-    if arguments.output:
-        arguments.output.write_text("\n\n".join(output))
-    sys.exit(1 if failed else 0)
+        arguments = {"pretrained": self.checkpoint, "dtype": "float32", "max_length": self.context - 2} | options
+        return evaluate("hf", arguments, self.paths, 1)
 
 
-if __name__ == "__main__":
-    main()
+@pytest.fixture(scope="module")
+def expected(option, tmp_path_factory):
+    return Expected(option, tmp_path_factory.mktemp("tasks"))
+
+
+def test_figures_are_those_of_its_own_model(option, root, expected, tokenized, batch_size, concurrent, backend):
+    key = os.environ["OPENAI_API_KEY"] = option("key") or ""
+    import requests
+
+    listed = requests.get(f"{root}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=60).json()
+    local = {"model": listed["data"][0]["id"], "base_url": f"{root}/v1/completions", "tokenizer_backend": backend, "max_retries": 1,
+             "tokenized_requests": tokenized, "max_length": expected.context, "num_concurrent": concurrent}
+    local |= {"tokenizer": expected.checkpoint} if backend == "huggingface" else {"auth_token": key}
+    asked = [path for path in expected.paths if tokenized or path != str(expected.folder / "windows.yaml")]
+    found = evaluate("local-completions", local, asked, batch_size)
+    told = differences(expected.results(), found)
+    if told:
+        # `hf` sums up hundreds of logarithms in float32, whose steps are 1e-4 at a thousand.
+        told = differences(expected.results(softmax_dtype="float64"), found)
+    assert not told, "\n".join(told[:10])

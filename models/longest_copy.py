@@ -1,6 +1,6 @@
 """How much of generated texts stands word for word in the training text: the longest such passage, in words.
 
-usage: python scripts/longest_copy.py TEXT SAMPLE...
+usage: python models/longest_copy.py TEXT SAMPLE...
 
 TEXT is the text of the training, each SAMPLE a file of generated text. Needs Python alone.
 """

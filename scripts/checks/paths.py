@@ -1,0 +1,7 @@
+"""Where things of the repository are."""
+
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "crates" / "testing" / "fixtures"
+BUILT_IN = ROOT / "models" / "shakespeare"
