@@ -1,7 +1,7 @@
 //! What is asked for by a name: a protocol, a task of a file, or two models side by side.
 
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::protocols::harness::HarnessTask;
 use crate::{EvaluationError, ExampleSource, ItemResult, Kl, Metric, Protocol, Published, Totals, named};
@@ -15,7 +15,7 @@ pub(crate) enum Asked {
     /// A protocol, with the number at the end of its name.
     Protocol(&'static Protocol, Option<usize>),
     /// A task of a YAML file.
-    Task(Rc<HarnessTask>),
+    Task(Arc<HarnessTask>),
     /// Two models side by side.
     Kl,
 }
@@ -26,7 +26,7 @@ impl Asked {
             return Ok(Self::Kl);
         }
         if HarnessTask::is_file(name) {
-            return HarnessTask::read(Path::new(name)).map(|task| Self::Task(Rc::new(task)));
+            return HarnessTask::read(Path::new(name)).map(|task| Self::Task(Arc::new(task)));
         }
         named(name).map(|(protocol, number)| Self::Protocol(protocol, number))
     }

@@ -175,6 +175,12 @@ impl Number for usize {
     }
 }
 
+impl Number for u64 {
+    fn read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
+        value.extract()
+    }
+}
+
 impl Number for u32 {
     fn read(value: &Bound<'_, PyAny>) -> PyResult<Self> {
         value.extract()

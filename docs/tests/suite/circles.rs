@@ -12,8 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates that hold to it: the lower house.
-const LOWER: [&str; 7] =
-    ["arithmetic", "kernels", "attention", "gpt2", "weights", "training", "generation"];
+const LOWER: [&str; 7] = ["arithmetic", "kernels", "attention", "gpt2", "weights", "training", "generation"];
 
 /// The place of a module in its crate: the names from the root on.
 type Place = Vec<String>;
