@@ -40,8 +40,9 @@ BENCHMARKS = {
 
 def measure_harness(model, protocol, path, limit, batch, threads):
     """Seconds that the harness' calls of the model take."""
-    import harness
     import torch
+
+    from reference import harness
 
     torch.set_num_threads(threads)
     hf = harness.model(model, batch_size=batch, softmax_dtype=None)

@@ -1,5 +1,5 @@
 //! What lm-evaluation-harness, and for other protocols a script in Python, make of samples in every format: the same figures, the
-//! same decisions and the same log-probabilities here. `scripts/export_evaluation.py` wrote samples and expectations.
+//! same decisions and the same log-probabilities here. `scripts/reference/evaluation.py` wrote samples and expectations.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,34 +1,17 @@
-"""Writes what transformers generates, for the tests of crates/generation.
+"""What transformers generates. Run it twice: in an environment made from scripts/requirements.txt it writes generation.json (logits
+processors, beam search); with transformers 4.49.0 in place of the version there it writes generation_4_49.json (beam search with groups,
+contrastive search), which later versions no longer hold."""
 
-usage: python scripts/export_generation.py
-
-Run it twice: in an environment made from scripts/requirements.txt it writes generation.json (logits processors, beam
-search); with transformers 4.49.0 in place of the version there it writes generation_4_49.json (beam search with groups,
-contrastive search), which later versions no longer hold. Output is deterministic and records its versions.
-"""
-
-import json
-import pathlib
 import warnings
 
 import torch
 import transformers
 from transformers import GenerationConfig, GPT2LMHeadModel
 
-FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "crates" / "testing" / "fixtures"
-VERSIONS = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
+from reference.common import TINY, save_json
+
 VOCAB_SIZE = 300
 PROMPTS = [[5, 71, 200], [299, 12, 12, 80, 14, 250, 3], [42]]
-
-
-def save(name, value):
-    target = FIXTURES / f"{name}.json"
-    target.write_text(json.dumps({"versions": VERSIONS, **value}, indent=None, separators=(",", ":")) + "\n")
-    print(f"{target.relative_to(FIXTURES)}: {target.stat().st_size} bytes")
-
-
-def tiny_model():
-    return GPT2LMHeadModel.from_pretrained(FIXTURES / "tiny-checkpoint").eval()
 
 
 def config_of(options):
@@ -157,6 +140,12 @@ def frequent_tokens(model, count):
     return counts.topk(count).indices.tolist()
 
 
+def searches(model, cases):
+    """Of beams all that they find."""
+    found = [case | ({"num_return_sequences": case["num_beams"]} if "num_beams" in case else {}) for case in cases]
+    return [search(model, prompt, case) for case in found for prompt in PROMPTS]
+
+
 def with_common(cases, common):
     return [{**common, **case} for case in cases]
 
@@ -177,9 +166,7 @@ def export_beams(model):
         {"num_beams": 5, "eos_token_id": eos[8:10], "bad_words_ids": [[eos[0]], [eos[1], eos[2]]]},
         {"num_beams": 4, "eos_token_id": eos[5:6], "renormalize_logits": True, "suppress_tokens": eos[:2]},
     ], {"max_new_tokens": 18})
-    for case in cases:
-        case["num_return_sequences"] = case["num_beams"]
-    return [search(model, prompt, case) for case in cases for prompt in PROMPTS]
+    return searches(model, cases)
 
 
 def export_groups(model):
@@ -194,9 +181,7 @@ def export_groups(model):
         {"num_beams": 4, "num_beam_groups": 4, "diversity_penalty": 2.0, "eos_token_id": eos[6:7],
          "repetition_penalty": 1.2},
     ], {"max_new_tokens": 18})
-    for case in cases:
-        case["num_return_sequences"] = case["num_beams"]
-    return [search(model, prompt, case) for case in cases for prompt in PROMPTS]
+    return searches(model, cases)
 
 
 def export_contrastive(model):
@@ -206,17 +191,12 @@ def export_contrastive(model):
         {"penalty_alpha": 0.6, "top_k": 5, "eos_token_id": [0], "repetition_penalty": 1.2},
         {"penalty_alpha": 0.9, "top_k": 2, "eos_token_id": [0], "no_repeat_ngram_size": 2},
     ], {"max_new_tokens": 24})
-    return [search(model, prompt, case) for case in cases for prompt in PROMPTS]
+    return searches(model, cases)
 
 
-def main():
-    transformers.logging.set_verbosity_error()
-    model = tiny_model()
+def export(_):
+    model = GPT2LMHeadModel.from_pretrained(TINY).eval()
+    name, values = "generation", {"processors": export_processors, "beams": export_beams}
     if transformers.__version__.startswith("4."):
-        save("generation_4_49", {"groups": export_groups(model), "contrastive": export_contrastive(model)})
-    else:
-        save("generation", {"processors": export_processors(model), "beams": export_beams(model)})
-
-
-if __name__ == "__main__":
-    main()
+        name, values = "generation_4_49", {"groups": export_groups, "contrastive": export_contrastive}
+    save_json(name, {key: make(model) for key, make in values.items()}, indent=None, separators=(",", ":"))

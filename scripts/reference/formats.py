@@ -1,34 +1,29 @@
-"""Writes one seeded GPT-2 in every checkpoint format, each by the tool that users have, with the logits to expect.
+"""One seeded GPT-2 in every checkpoint format, each by the tool that users have, with the logits to expect, in `formats`.
 
-usage: python scripts/export_formats.py --llama-cpp DIR
-
-DIR is llama.cpp's source folder (convert_hf_to_gguf.py, conversion/, gguf-py/). Needs scripts/requirements.txt and
-tensorflow, gguf, llama-cpp-python. Writes crates/testing/fixtures/formats. A second run changes nothing but the
-legacy PyTorch file, whose storages PyTorch names by memory addresses.
+Needs --llama-cpp, and tensorflow, gguf and llama-cpp-python. A second run changes nothing but the legacy PyTorch file, whose storages
+PyTorch names by memory addresses.
 """
 
-import argparse
 import json
 import pathlib
 import shutil
-import struct
 import sys
 import tempfile
 
 import numpy as np
 import torch
 import transformers
-from export_reference import FIXTURES, TEXT, checkpoint_tensors, random_gpt2, save, train_tokenizer
-from safetensors.torch import save_file
 
-FORMATS = FIXTURES / "formats"
+from reference import common
+from reference.common import checkpoint_tensors, random_gpt2, save, train_tokenizer
+
 IDS = [5, 299, 0, 17, 130, 42, 42]
 SIZES = dict(vocab_size=300, n_positions=32, n_embd=32, n_layer=2, n_head=4)
 CONV1D = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 def folder(name):
-    path = FORMATS / name
+    path = common.place(f"formats/{name}")
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     return path
@@ -241,12 +236,10 @@ def export_gguf(llama_cpp_source, tokenizer_folder):
     return expected
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-cpp", type=pathlib.Path, required=True, help="llama.cpp's source folder")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    shutil.rmtree(FORMATS, ignore_errors=True)
+def export(arguments):
+    if not arguments.llama_cpp:
+        sys.exit("formats needs --llama-cpp DIR, llama.cpp's source folder")
+    shutil.rmtree(common.place("formats"), ignore_errors=True)
     with tempfile.TemporaryDirectory() as tokenizer_folder, torch.no_grad():
         tokenizer_folder = pathlib.Path(tokenizer_folder)
         train_tokenizer(tokenizer_folder, 300)
@@ -259,7 +252,3 @@ def main():
         expected["nanogpt"], expected["book"] = export_nano_gpt(), export_book()
         expected |= export_gguf(arguments.llama_cpp.resolve(), tokenizer_folder)
     save("formats/expected", expected)
-
-
-if __name__ == "__main__":
-    main()

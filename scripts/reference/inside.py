@@ -1,9 +1,4 @@
-"""Writes what TransformerLens sees inside small GPT-2s, for the tests of our own observation of a run.
-
-usage: python scripts/export_inside.py [--only NAME ...]
-
-Run in an environment made from scripts/requirements.txt; no network is needed. Output goes to
-crates/testing/fixtures/inside/NAME; it is deterministic: a second run changes nothing. Per checkpoint:
+"""What TransformerLens sees inside small GPT-2s, for the tests of our own observation of a run. In `inside`, for each checkpoint:
 
   config.json, model.safetensors   the checkpoint, as transformers saves it
   raw.safetensors                  every hook of the checkpoint's own weights, for the clean prompt
@@ -11,34 +6,24 @@ crates/testing/fixtures/inside/NAME; it is deterministic: a second run changes n
   analyses.safetensors, .json      prompts, attributions, lenses, patching, ablation, head scores, paths
 
 Everything is computed in 64-bit floats and stored in 32, so the stored numbers are right to the last place.
-The script stops where TransformerLens, transformers and the hand-written rules do not agree with each other.
+It stops where TransformerLens, transformers and the hand-written rules do not agree with each other.
 """
 
-import argparse
 import importlib.metadata
 import json
 import math
-import os
-import pathlib
 from unittest import mock
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TQDM_DISABLE", "1")
 
 import tokenizers
 import torch
 import transformers
-from safetensors.torch import save_file
 from transformer_lens import head_detector, patching
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.tools.analysis.attribution_patching import attribution_patch
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "crates" / "testing" / "fixtures" / "inside"
-VERSIONS = {
-    "torch": torch.__version__.split("+")[0],
-    "transformers": transformers.__version__,
-    "transformer_lens": importlib.metadata.version("transformer_lens"),
-}
+from reference import common
+
+VERSIONS = common.VERSIONS | {"transformer_lens": importlib.metadata.version("transformer_lens")}
 
 # Every case has other sizes than the next, so that an axis swapped by mistake fails in some of them.
 # `tokens` is the length of the prompts, `bos` whether they start with id 0, `repeat` the length of the
@@ -97,19 +82,14 @@ NOTES = {
 }
 
 
-def save(path, tensors, **metadata):
-    """Writes float tensors as 32-bit, with one metadata entry (several would be written in changing order)."""
-    tensors = {name: value.detach().to(torch.float32).clone().contiguous() for name, value in tensors.items()}
-    reference = json.dumps({**VERSIONS, "notes": NOTES, **metadata}, sort_keys=True)
-    save_file(tensors, path, metadata={"reference": reference})
-    print(f"  {path.relative_to(FOLDER)}: {len(tensors)} tensors, {path.stat().st_size} bytes")
+def save(case, name, tensors, **metadata):
+    common.save(f"inside/{case.name}/{name}", tensors, VERSIONS, torch.float32, notes=NOTES, **metadata)
 
 
 def save_json(path, values):
     """Writes one entry per line."""
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in values.items())
     path.write_text("{\n" + lines + "\n}\n")
-    print(f"  {path.relative_to(FOLDER)}: {path.stat().st_size} bytes")
 
 
 def difference(actual, expected):
@@ -158,7 +138,7 @@ class Case:
     """One checkpoint: its prompts, the raw bridge and the one in compatibility mode."""
 
     def __init__(self, seed, name, sizes, tokens, bos, repeat, attention_std):
-        self.name, self.bos, self.folder = name, bos, FOLDER / name
+        self.name, self.bos, self.folder = name, bos, common.place(f"inside/{name}")
         self.folder.mkdir(parents=True, exist_ok=True)
         self.model = random_checkpoint(seed, sizes, attention_std)
         self.model.save_pretrained(self.folder)
@@ -298,8 +278,8 @@ def export_hooks(case):
     print(f"  raw to compat by the rules: largest relative difference {worst[0]:.1e} ({worst[1]}) of {len(expected)} values")
     print(f"  mean of the largest weight of a pattern row: {patterns[:, :, 2:].amax(-1).mean():.2f}")
     ids = case.clean[0].tolist()
-    save(case.folder / "raw.safetensors", raw, processing="raw", ids=ids)
-    save(case.folder / "compat.safetensors", compat, processing="transformer_lens", ids=ids)
+    save(case, "raw", raw, processing="raw", ids=ids)
+    save(case, "compat", compat, processing="transformer_lens", ids=ids)
 
 
 def export_attribution(case, cache, tensors, values):
@@ -585,27 +565,16 @@ def export_analyses(case):
     export_attribution_patching(case, clean_cache, corrupted_cache, tensors, values)
     export_paths(case, clean_cache, corrupted_cache, tensors, values)
     values["shapes"] = {name: list(value.shape) for name, value in tensors.items()}
-    save(case.folder / "analyses.safetensors", tensors, processing="transformer_lens")
+    save(case, "analyses", tensors, processing="transformer_lens")
     save_json(case.folder / "analyses.json", values)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), help="these checkpoints")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+def export(arguments):
     # The tables of the patching functions take their type from here.
     torch.set_default_dtype(torch.float64)
-    transformers.utils.logging.set_verbosity_error()
     for seed, (name, settings) in enumerate(CASES.items()):
-        if name in arguments.only:
+        if name in (arguments.only or CASES):
             print(name)
             case = Case(300 + seed, name, **settings)
             export_hooks(case)
             export_analyses(case)
-    total = sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file())
-    print(f"{total} bytes in all")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,15 @@
-"""Writes seeded GPT-2s with a classification head as transformers saves them, and what transformers makes of texts with them.
-
-usage: python scripts/export_heads.py
-
-Needs scripts/requirements.txt. Writes crates/testing/fixtures/heads: a checkpoint folder for each head, and `expected.json` with
-the logits of each text by itself, those of padded batches, and the answers of transformers' pipelines. A second run changes
-nothing.
-"""
+"""Seeded GPT-2s with a classification head as transformers saves them, a folder each in `heads`, and what transformers makes of texts
+with them: in `heads/expected.json` the logits of each text by itself, those of padded batches, and the answers of its pipelines."""
 
 import json
-import math
 import shutil
 
 import torch
 import transformers
-from export_reference import FIXTURES, save_json
 
-HEADS = FIXTURES / "heads"
+from reference import common
+from reference.common import TINY, save_json, seeded
+
 SIZES = dict(
     vocab_size=300, n_positions=40, n_embd=24, n_inner=44, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0,
     tie_word_embeddings=True,
@@ -27,27 +21,12 @@ TEXTS = [
 CHOICES = [[5, 299, 17, 130], [5, 299, 42], [5, 299, 17, 130, 8, 201, 77]]
 
 
-def seeded(model, seed):
-    """Fills a model with weights that are large enough for every term to show in the logits."""
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape)
-            if ".ln_" in name and name.endswith("weight"):
-                parameter.copy_(1 + 0.2 * noise)
-            elif name.endswith("bias"):
-                parameter.copy_(0.1 * noise)
-            else:
-                parameter.copy_(noise / math.sqrt(model.config.n_embd) * 0.9)
-    return model.eval()
-
-
 def save_checkpoint(name, model):
-    folder = HEADS / name
+    folder = common.place(f"heads/{name}")
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    shutil.copy(FIXTURES / "tiny-checkpoint" / "tokenizer.json", folder)
+    shutil.copy(TINY / "tokenizer.json", folder)
     print(f"heads/{name}: {sum(file.stat().st_size for file in folder.iterdir())} bytes")
 
 
@@ -79,12 +58,12 @@ def export_sequence(name, tokenizer, seed, labels, **options):
 
 def export_pytorch_shards():
     """The sequence classifier in half precision as old versions of transformers wrote it: two shards, with masks."""
-    model = transformers.GPT2ForSequenceClassification.from_pretrained(HEADS / "sequence").half()
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(common.place("heads/sequence")).half()
     state = dict(model.state_dict())
     for layer in range(SIZES["n_layer"]):
         mask = torch.tril(torch.ones(40, 40, dtype=torch.uint8)).view(1, 1, 40, 40)
         state |= {f"transformer.h.{layer}.attn.bias": mask, f"transformer.h.{layer}.attn.masked_bias": torch.tensor(-1e4)}
-    folder = HEADS / "pytorch-shards"
+    folder = common.place("heads/pytorch-shards")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     names, places = sorted(state), {}
@@ -125,11 +104,9 @@ def export_double(seed):
             "lm_logits_of_second": lm_logits}
 
 
-def main():
-    transformers.logging.set_verbosity_error()
-    HEADS.mkdir(parents=True, exist_ok=True)
+def export(_):
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(FIXTURES / "tiny-checkpoint" / "tokenizer.json"), pad_token="<|endoftext|>")
+        tokenizer_file=str(TINY / "tokenizer.json"), pad_token="<|endoftext|>")
     colours = ["red", "green", "naïve café", "blue", "LABEL_4"]
     kinds = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-MISC", "I-MISC"]
     expected = {
@@ -141,10 +118,6 @@ def main():
         "double": export_double(44),
     }
     export_pytorch_shards()
-    for file in HEADS.glob("*/*.safetensors"):
+    for file in common.place("heads").glob("*/*.safetensors"):
         file.chmod(0o644)
     save_json("heads/expected", json.loads(json.dumps(expected)))
-
-
-if __name__ == "__main__":
-    main()

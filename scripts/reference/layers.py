@@ -1,53 +1,14 @@
-"""Writes the reference values that the tests compare with, computed by PyTorch and transformers.
+"""The layers beside PyTorch's and the book's, small GPT-2s with every intermediate, the tiny checkpoint, and third-party ones."""
 
-usage: python scripts/export_reference.py [--checkpoints DIR]
-
-Run in an environment made from scripts/requirements.txt. Output goes to crates/testing/fixtures; it is
-deterministic: a second run changes nothing. Every file records the versions that made it.
---checkpoints names a folder with the third-party checkpoints; it adds the expected outputs for the
-real-checkpoint tests (numbers computed from them, never their weights).
-"""
-
-import argparse
-import json
 import math
-import pathlib
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "crates" / "testing" / "fixtures"
-VERSIONS = {"torch": torch.__version__.split("+")[0], "transformers": transformers.__version__}
-
-
-def save(path, tensors, **metadata):
-    """Writes one fixture: contiguous tensors, and one metadata entry with the versions and any further values.
-
-    One entry, because safetensors writes several in an order that changes from run to run.
-    """
-    target = FIXTURES / f"{path}.safetensors"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
-    save_file(tensors, target, metadata={"reference": json.dumps({**VERSIONS, **metadata}, sort_keys=True)})
-    print(f"{target.relative_to(FIXTURES)}: {len(tensors)} tensors, {target.stat().st_size} bytes")
-
-
-def save_json(path, value):
-    """Writes expected outputs as JSON, with the versions."""
-    target = FIXTURES / f"{path}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"versions": VERSIONS, **value}, indent=1) + "\n")
-    print(f"{target.relative_to(FIXTURES)}: {target.stat().st_size} bytes")
-
-
-def pattern(*shape, scale=1.0, offset=0):
-    """A tensor in [-scale/2, scale/2) that Rust can rebuild exactly: bits of a multiplicative hash of the index."""
-    count = math.prod(shape)
-    index = torch.arange(count, dtype=torch.int64) + 1 + offset
-    hashed = ((index * 2654435761) % 2**32) >> 8
-    return ((hashed.to(torch.float64) / 2**24 - 0.5) * scale).to(torch.float32).reshape(shape)
+from reference import common
+from reference.common import TEXT, checkpoint_tensors, pattern, random_gpt2, save, save_json, train_tokenizer
 
 
 def fill_pattern(module, scale):
@@ -192,36 +153,6 @@ GPT2_CASES = {
 }
 
 
-def random_gpt2(seed, **sizes):
-    """A GPT2LMHeadModel whose weights are large enough for every term to show in the logits."""
-    torch.manual_seed(seed)
-    # transformers 5 no longer takes `tie_word_embeddings` for granted in its constructor: state it always.
-    sizes.setdefault("tie_word_embeddings", True)
-    sizes.setdefault("bos_token_id", 0)
-    sizes.setdefault("eos_token_id", 0)
-    config = transformers.GPT2Config(**sizes)
-    config._attn_implementation = "eager"
-    model = transformers.GPT2LMHeadModel(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape)
-            if ".ln_" in name and name.endswith("weight"):
-                parameter.copy_(1 + 0.2 * noise)
-            elif name.endswith("bias"):
-                parameter.copy_(0.1 * noise)
-            else:
-                parameter.copy_(noise / math.sqrt(config.n_embd) * 0.9)
-    return model
-
-
-def checkpoint_tensors(model):
-    """The tensors as save_pretrained writes them: `transformer.` prefix, a tied head left out."""
-    state = model.state_dict()
-    if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight")
-    return state
-
-
 @torch.no_grad()
 def export_gpt2():
     """Seeded small GPT-2s: weights, config, and every intermediate that transformers shows."""
@@ -237,17 +168,10 @@ def export_gpt2():
         save(f"gpt2/{name}", tensors, config=model.config.to_dict())
 
 
-TEXT = """
-The first citizen spoke: we are accounted poor citizens, the patricians good. What authority surfeits on
-would relieve us. Attention asks of every word which of the words before it matter, and by how much.
-naïve café — 日本語 🤗 emoji, £5 and ½ cup.
-"""
-
-
 @torch.no_grad()
 def export_checkpoint():
     """A whole Hugging Face folder with its own byte-level tokenizer, and what transformers makes of it."""
-    folder = FIXTURES / "tiny-checkpoint"
+    folder = common.place("tiny-checkpoint")
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = transformers.GPT2TokenizerFast.from_pretrained(train_tokenizer(folder, 300))
     model = random_gpt2(5, vocab_size=300, n_positions=48, n_embd=28, n_layer=3, n_head=4, n_inner=50)
@@ -267,18 +191,6 @@ def export_checkpoint():
             score(model, tokenizer(long_text)["input_ids"], 48, stride, text=long_text) for stride in (48, 24, 7)
         ],
     })
-
-
-def train_tokenizer(folder, vocab_size):
-    """Trains a byte-level BPE on TEXT; leaves vocab.json and merges.txt in `folder`, which it returns."""
-    from tokenizers import ByteLevelBPETokenizer
-
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        [TEXT], vocab_size=vocab_size, special_tokens=["<|endoftext|>"], min_frequency=1, show_progress=False
-    )
-    tokenizer.save_model(str(folder))
-    return str(folder)
 
 
 def greedy(model, ids, new_tokens, text=None, tokenizer=None):
@@ -341,12 +253,7 @@ def export_real(checkpoints):
     save("gpt2_124m_attention_expected", tensors)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoints", type=pathlib.Path, help="folder with tarotble and gpt2-124m-attention")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mha.set_fastpath_enabled(False)
+def export(arguments):
     export_steps()
     export_operations()
     export_multi_head_attention()
@@ -355,7 +262,3 @@ def main():
     export_checkpoint()
     if arguments.checkpoints:
         export_real(arguments.checkpoints)
-
-
-if __name__ == "__main__":
-    main()

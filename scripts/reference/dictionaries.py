@@ -1,9 +1,4 @@
-"""Writes small dictionaries of features and a tuned lens in the formats that users have, for the tests of their readers.
-
-usage: python scripts/export_dictionaries.py
-
-Run in an environment made from scripts/requirements.txt; no network is needed. Output goes to
-crates/testing/fixtures/dictionaries; a second run changes nothing but the keys of openai-relu.pt, which are addresses in memory.
+"""Small dictionaries of features and a tuned lens in the formats that users have, for the tests of their readers. In `dictionaries`:
 
   saelens-NAME/          cfg.json and sae_weights.safetensors, with the keys of SAELens' versions
   openai-topk.pt         as openai/sparse_autoencoder saves its state, version 5: normalized input, TopK
@@ -14,15 +9,16 @@ crates/testing/fixtures/dictionaries; a second run changes nothing but the keys 
   expected.safetensors   inputs, latents and outputs of all of them
 
 The formulas are written out here once more, in 64-bit floats: latents = act((x - b_dec) W_enc + b_enc), x' = latents W_dec + b_dec.
+A second run changes nothing but the keys of openai-relu.pt, which are addresses in memory.
 """
 
 import json
-import pathlib
 
 import torch
 from safetensors.torch import save_file
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "crates" / "testing" / "fixtures" / "dictionaries"
+from reference import common
+
 WIDTH, LATENTS, KEPT, LAYERS = 6, 10, 3, 2
 SHAPE = (2, 5, WIDTH)
 
@@ -68,6 +64,10 @@ CONFIGS = {
 }
 
 
+def placed(name):
+    return common.place(f"dictionaries/{name}")
+
+
 def randoms(*shape):
     """Numbers that f32 holds exactly."""
     return torch.randn(*shape).double().float().double()
@@ -86,7 +86,7 @@ def largest(before):
 
 def saelens(expected):
     for name, config in CONFIGS.items():
-        folder = FOLDER / f"saelens-{name}"
+        folder = placed(f"saelens-{name}")
         folder.mkdir(parents=True, exist_ok=True)
         w_enc, b_enc = randoms(WIDTH, LATENTS), randoms(LATENTS)
         w_dec, b_dec = randoms(LATENTS, WIDTH), randoms(WIDTH)
@@ -132,12 +132,12 @@ def openai(expected):
         }
         if name == "topk":
             state |= {"activation": "TopK", "activation_state_dict": {"k": KEPT, "postact_fn": "ReLU"}}
-        torch.save(state, FOLDER / f"openai-{name}.pt", _use_new_zipfile_serialization=name == "topk")
+        torch.save(state, placed(f"openai-{name}.pt"), _use_new_zipfile_serialization=name == "topk")
         expected |= {f"openai-{name}.input": x, f"openai-{name}.latents": latents, f"openai-{name}.output": output}
 
 
 def tuned_lens(expected):
-    folder = FOLDER / "tuned-lens"
+    folder = placed("tuned-lens")
     folder.mkdir(parents=True, exist_ok=True)
     translators = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
     h = randoms(*SHAPE)
@@ -160,24 +160,19 @@ def tuned_lens(expected):
 
 def hostile():
     cycle = {"tensor": torch.arange(3.0), "inner": {"tensor": torch.arange(2.0), "flag": True, "rate": 0.5}}
-    torch.save(cycle, FOLDER / "nested.pt")
+    torch.save(cycle, placed("nested.pt"))
     cycle["inner"]["outer"] = cycle
-    torch.save(cycle, FOLDER / "cycle.pt")
+    torch.save(cycle, placed("cycle.pt"))
     one = torch.arange(1000.0)
-    torch.save({f"copy{index}": one for index in range(20)}, FOLDER / "repeated.pt")
+    torch.save({f"copy{index}": one for index in range(20)}, placed("repeated.pt"))
 
 
-def main():
+def export(_):
     torch.manual_seed(0)
-    FOLDER.mkdir(parents=True, exist_ok=True)
     expected = {}
     saelens(expected)
     openai(expected)
     tuned_lens(expected)
     hostile()
     tensors = {name: value.float().contiguous() for name, value in sorted(expected.items())}
-    save_file(tensors, FOLDER / "expected.safetensors", {"torch": torch.__version__.split("+")[0]})
-
-
-if __name__ == "__main__":
-    main()
+    save_file(tensors, placed("expected.safetensors"), {"torch": common.VERSIONS["torch"]})

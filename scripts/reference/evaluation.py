@@ -1,24 +1,19 @@
-"""Writes samples of every benchmark's format, and what lm-evaluation-harness and an oracle in Python make of them.
+"""Samples of every benchmark's format, and what lm-evaluation-harness and an oracle in Python make of them, in `evaluation`.
 
-usage: python scripts/export_evaluation.py [--checkpoints DIR] [--samples-only DIR]
-
-The texts are invented, the formats are the published ones. Output goes to crates/testing/fixtures/evaluation: the samples, and in
-expected.json the figures and what the model said to each item, of the built-in model, of the tiny checkpoint and, with
---checkpoints, of the third-party checkpoint tarotble in that folder. For protocols of lm-evaluation-harness its `hf` model with one
-text at a time says so, in float32 with logarithms in float64; for the others scripts/oracle_evaluation.py. --samples-only writes
-nothing but the samples, into DIR. Deterministic; run in an environment made from scripts/requirements.txt. Takes some minutes.
+The texts are invented, the formats are the published ones. expected.json has the figures and what the model said to each item, of the
+built-in model, of the tiny checkpoint and, with --checkpoints, of tarotble. For protocols of lm-evaluation-harness its `hf` model with
+one text at a time says so, in float32 with logarithms in float64; for the others oracle.py. Takes some minutes.
 """
 
-import argparse
 import csv
+import importlib.metadata
 import io
 import json
 import pathlib
 import shutil
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-FIXTURES = ROOT / "crates" / "testing" / "fixtures"
+from reference import common, harness, oracle
 
 LONG = (
     "The ferry had stopped running at dusk, and the boys on the landing counted lanterns on the other shore until they lost the "
@@ -272,9 +267,6 @@ def six_lines(prepared):
 
 def samples():
     """File names and their contents."""
-    import harness
-    import oracle_evaluation
-
     # Not those of one word, nor the one that is longer than a small context.
     split = [text.rpartition(" ") for text in LAMBADA if " " in text and LONG not in text]
     obqa = [{"id": f"own-{number}", "question_stem": stem, "choices": {"text": texts, "label": list("ABCD")}, "answerKey": answer}
@@ -288,8 +280,8 @@ def samples():
     yield "wiki.raw", wiki_text
     yield "wiki_pages.jsonl", jsonl({"page": page} for page in harness.pages_of(wiki_text))
     yield "hellaswag.jsonl", jsonl(hellaswag())
-    yield "hellaswag_prepared.jsonl", jsonl(prepared_hellaswag(oracle_evaluation.prepared))
-    yield "hellaswag.txt", six_lines(oracle_evaluation.prepared)
+    yield "hellaswag_prepared.jsonl", jsonl(prepared_hellaswag(oracle.prepared))
+    yield "hellaswag.txt", six_lines(oracle.prepared)
     yield "arc.jsonl", jsonl(questions(upstream=False))
     yield "arc_upstream.jsonl", jsonl(questions(upstream=True))
     yield "piqa.jsonl", jsonl(dict(zip(("goal", "sol1", "sol2", "label"), item, strict=True)) for item in PIQA)
@@ -385,37 +377,25 @@ def with_other_config(folder, into):
 
 def expectations(name, folder):
     """What is expected of a model, a case at a time."""
-    import harness
-    import oracle_evaluation as oracle
-
     hf, model = harness.model(folder), oracle.Model(folder)
     with tempfile.TemporaryDirectory() as other:
         with_other_config(folder, pathlib.Path(other))
         changed = oracle.Model(other)
         for protocol, data, context in cases(model.context):
-            path = FIXTURES / "evaluation" / data
+            path = common.place("evaluation") / data
             if protocol in harness.TASKS:
                 yield {"model": name, "data": data, "by": "lm-evaluation-harness", **harness.evaluate(hf, protocol, path)}
                 continue
             asked, base = (changed, model) if protocol == "kl" else (model, None)
             found = oracle.evaluate(protocol, asked, path, context=context, base=base)
             extra = {"context": context} if context else {}
-            yield {"model": name, "data": data, "by": "oracle_evaluation.py", **extra, **found}
+            yield {"model": name, "data": data, "by": "oracle.py", **extra, **found}
 
 
-def main():
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("--checkpoints", type=pathlib.Path, help="a folder with third-party checkpoints")
-    words.add_argument("--samples-only", type=pathlib.Path, metavar="DIR", help="write the samples alone, into DIR")
-    arguments = words.parse_args()
-    if arguments.samples_only:
-        return write_samples(arguments.samples_only)
-    target = FIXTURES / "evaluation"
+def export(arguments):
+    target = common.place("evaluation")
     write_samples(target)
-
-    import importlib.metadata
-
-    models = {"built-in": ROOT / "models" / "shakespeare", "tiny-checkpoint": FIXTURES / "tiny-checkpoint"}
+    models = {"built-in": common.ROOT / "models" / "shakespeare", "tiny-checkpoint": common.TINY}
     if arguments.checkpoints:
         models["tarotble"] = arguments.checkpoints / "tarotble"
     packages = ("lm_eval", "torch", "transformers", "tokenizers")
@@ -427,7 +407,3 @@ def main():
     (target / "expected.json").write_text(f"{{{head},\n\"cases\": [\n{lines}\n]}}\n", encoding="utf-8")
     for case in cases:
         print(case["model"], case["protocol"], case["data"], case["metrics"])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,5 @@
-"""Writes the reference values of training, computed by PyTorch: gradients of whole models, ten steps of AdamW, and ten steps of
-each kind of fine-tuning on labels and on answers (adapters: by PEFT).
-
-usage: python scripts/export_training.py
-
-Run in an environment made from scripts/requirements.txt. Output goes to crates/testing/fixtures/training; it is
-deterministic, and every file records the versions that made it.
-"""
+"""Training by PyTorch: gradients of whole models, ten steps of AdamW, and ten steps of each kind of fine-tuning on labels and on answers
+(adapters: by PEFT). Written to `training`."""
 
 import math
 
@@ -14,10 +8,8 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
 
-from export_heads import seeded
-from export_reference import random_gpt2, save
+from reference.common import WITHOUT_DROPOUT, named_parameters, random_gpt2, save, seeded
 
 CASES = {
     "tied": dict(vocab_size=61, n_positions=19, n_embd=24, n_layer=2, n_head=3),
@@ -48,14 +40,6 @@ TASKS = {
 ROWS, BATCH_SIZE, ACCUMULATE, LORA_RANK, LORA_ALPHA = 11, 3, 2, 2, 5
 
 
-def named_parameters(model):
-    """Every parameter under the name that the Rust model has for it, linear weights as (out, in)."""
-    conv1d = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
-    for name, parameter in model.named_parameters():
-        turn = (lambda tensor: tensor.t()) if name in conv1d else (lambda tensor: tensor)
-        yield name.removeprefix("transformer."), parameter, turn
-
-
 def loss_of(model, ids):
     """Mean cross-entropy of predicting `ids[:, 1:]` from `ids[:, :-1]`."""
     logits = model(ids[:, :-1]).logits
@@ -63,7 +47,7 @@ def loss_of(model, ids):
 
 
 def model_and_ids(seed, sizes):
-    model = random_gpt2(seed, **sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    model = random_gpt2(seed, **sizes, **WITHOUT_DROPOUT)
     rows = 3
     ids = torch.randint(0, sizes["vocab_size"], (rows, sizes["n_positions"]))
     return model, ids
@@ -148,8 +132,7 @@ def export_tasks():
     for seed, (name, (task, trained, weights, sizes)) in enumerate(TASKS.items()):
         is_classifier = task == "classify"
         kind = transformers.GPT2ForSequenceClassification if is_classifier else transformers.GPT2LMHeadModel
-        config = transformers.GPT2Config(**{"tie_word_embeddings": True, **sizes}, resid_pdrop=0.0, embd_pdrop=0.0,
-                                         attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
+        config = transformers.GPT2Config(**{"tie_word_embeddings": True, **sizes}, **WITHOUT_DROPOUT, bos_token_id=0, eos_token_id=0)
         model = seeded(kind(config), 330 + seed)
         context = sizes["n_positions"]
         lengths = torch.randint(1 if is_classifier else 2, context + (1 if is_classifier else 2), (ROWS,)).tolist()
@@ -188,8 +171,7 @@ def export_tasks():
              accumulate=ACCUMULATE, **recorded)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def export(_):
     export_gradients()
     export_optimizer()
     export_tasks()

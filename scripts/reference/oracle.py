@@ -1,16 +1,9 @@
 """Benchmarks of GPT-2 by the arithmetic of published scripts that are no tasks of lm-evaluation-harness: an oracle for `gpt2 eval`.
 
-usage: python scripts/oracle_evaluation.py PROTOCOL --model DIR --data FILE [--context N] [--base DIR] [--dtype TYPE]
-         [--base-dtype TYPE] [--limit N]
-
-PROTOCOL is wikitext:hf-N, wikitext:megatron[-N], wikitext:llama.cpp, lambada:last-token, lambada:megatron-strict,
-lambada:stop-words, hellaswag:llm.c, hellaswag:llama.cpp, text:bits[-N] or kl. DIR is a folder with config.json, weights and
-tokenizer.json. Prints a JSON object: the figures (`metrics`) and what the model said to each item (`items`: sums of
-log-probabilities and whether each token was the most probable one). Computes in float32, sums in float64. Needs torch, transformers
-and tokenizers (scripts/requirements.txt); nothing is fetched.
+Protocols are wikitext:hf-N, wikitext:megatron[-N], wikitext:llama.cpp, lambada:last-token, lambada:megatron-strict,
+lambada:stop-words, hellaswag:llm.c, hellaswag:llama.cpp, text:bits[-N] and kl. Computes in float32, sums in float64.
 """
 
-import argparse
 import functools
 import json
 import math
@@ -37,9 +30,9 @@ PERCENTILES = {"99.9": 0.999, "99": 0.99, "95": 0.95, "90": 0.9, "75": 0.75, "25
 
 
 class Model:
-    def __init__(self, folder, dtype="float32"):
+    def __init__(self, folder):
         folder = pathlib.Path(folder)
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.context = self.model.config.n_positions
         ends = self.model.config.bos_token_id, self.model.config.eos_token_id
         self.start = next(end for end in ends if end is not None)
@@ -373,23 +366,3 @@ def evaluate(protocol, model, path, context=None, limit=None, base=None):
     # An item of one text is as one of a single choice.
     items = [item if "choices" in item or "words" in item else {"choices": [item]} for item in items]
     return {"protocol": protocol, "metrics": metrics, "items": items}
-
-
-def main():
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    words.add_argument("protocol")
-    words.add_argument("--model", required=True, type=pathlib.Path)
-    words.add_argument("--data", required=True, type=pathlib.Path)
-    words.add_argument("--context", type=int, help="length of the chunks of wikitext:llama.cpp and kl")
-    words.add_argument("--limit", type=int, help="take the first so many items")
-    words.add_argument("--dtype", default="float32")
-    words.add_argument("--base", type=pathlib.Path, help="what kl compares with (default: the same model)")
-    words.add_argument("--base-dtype", default="float32")
-    arguments = words.parse_args()
-    model = Model(arguments.model, arguments.dtype)
-    base = Model(arguments.base or arguments.model, arguments.base_dtype) if arguments.protocol == "kl" else None
-    print(json.dumps(evaluate(arguments.protocol, model, arguments.data, arguments.context, arguments.limit, base), indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,6 @@
-"""Writes logits and gradients of GPT-2s with the rarer heads and with cross-attention, computed by PyTorch and transformers.
-
-usage: python scripts/export_gradients.py
-
-Run in an environment made from scripts/requirements.txt. Output goes to crates/testing/fixtures: `gradients` (small models whose
-sizes all differ, with the gradient of every parameter) and `cross-attention` (a checkpoint folder, an encoder's states, and what
-transformers scores and generates with them). It is deterministic, and every file records the versions that made it.
-"""
+"""Logits and gradients of GPT-2s with the rarer heads and with cross-attention: `gradients` (small models whose sizes all differ, with
+the gradient of every parameter) and `cross-attention` (a checkpoint folder, an encoder's states, and what transformers scores and
+generates with them)."""
 
 import shutil
 
@@ -13,11 +8,9 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from export_heads import seeded
-from export_reference import FIXTURES, pattern, save, save_json
-from export_training import named_parameters
+from reference import common
+from reference.common import TINY, WITHOUT_DROPOUT, named_parameters, pattern, save, save_json, seeded
 
-WITHOUT_DROPOUT = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
 # No two have the same sizes; rows have any lengths, from one token to the whole context.
 HEADS = {
     "sequence": (transformers.GPT2ForSequenceClassification, [7, 1, 19, 12], dict(
@@ -68,7 +61,7 @@ def finish(name, model, tensors, loss, **leaves):
 
 
 def config_of(sizes):
-    config = transformers.GPT2Config(**{"tie_word_embeddings": True, **WITHOUT_DROPOUT, **sizes})
+    config = transformers.GPT2Config(**{"tie_word_embeddings": True, "bos_token_id": 0, "eos_token_id": 0, **WITHOUT_DROPOUT, **sizes})
     config._attn_implementation = "eager"
     return config
 
@@ -122,12 +115,12 @@ def export_cross_attention():
 @torch.no_grad()
 def export_checkpoint():
     """A folder with cross-attention, and what transformers makes of texts that attend to some states."""
-    folder = FIXTURES / "cross-attention"
+    folder = common.place("cross-attention")
     shutil.rmtree(folder, ignore_errors=True)
     model = seeded(transformers.GPT2LMHeadModel(config_of(dict(CHECKPOINT, add_cross_attention=True))), 530)
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
     model.save_pretrained(folder)
-    shutil.copy(FIXTURES / "tiny-checkpoint" / "tokenizer.json", folder)
+    shutil.copy(TINY / "tokenizer.json", folder)
     states = torch.randn(1, 9, CHECKPOINT["n_embd"])
     save_file({"encoder_hidden_states": states}, folder / "states.safetensors")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
@@ -154,9 +147,7 @@ def export_checkpoint():
         file.chmod(0o644)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
+def export(_):
     export_heads()
     export_cross_attention()
     export_checkpoint()

@@ -1,19 +1,16 @@
-"""Draws tokens from the tiny checkpoint the way the program's sampler documents it, in plain Python.
+"""Draws tokens from the tiny checkpoint the way the program's sampler documents it, in plain Python, into sampled_expected.json.
 
-usage: python scripts/sample_reference.py
-
-An implementation of its own: ChaCha8 from its specification, seeded as rand_core's `seed_from_u64` (PCG32 steps),
-uniform numbers of 53 bits, temperature, top-k, and the inverse of the cumulative distribution. Writes
-crates/testing/fixtures/sampled_expected.json, which a test compares with the program.
+An implementation of its own: ChaCha8 from its specification, seeded as rand_core's `seed_from_u64` (PCG32 steps), uniform numbers of 53
+bits, temperature, top-k, and the inverse of the cumulative distribution.
 """
 
-import json
 import math
 import struct
 
 import torch
 import transformers
-from export_reference import FIXTURES, save_json
+
+from reference.common import TINY, save_json
 
 MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 
@@ -74,8 +71,8 @@ def draw(logits, temperature, top_k, uniform):
 
 
 @torch.no_grad()
-def main():
-    model = transformers.GPT2LMHeadModel.from_pretrained(FIXTURES / "tiny-checkpoint", dtype=torch.float32).eval()
+def export(_):
+    model = transformers.GPT2LMHeadModel.from_pretrained(TINY, dtype=torch.float32).eval()
     prompt, ids, random = [289, 221, 299], [], uniforms(42)
     temperature = struct.unpack("f", struct.pack("f", 0.8))[0]
     for _ in range(12):
@@ -84,7 +81,3 @@ def main():
         if ids[-1] == 0:
             break
     save_json("sampled_expected", {"prompt_ids": prompt, "seed": 42, "temperature": 0.8, "top_k": 20, "ids": ids})
-
-
-if __name__ == "__main__":
-    main()
