@@ -1,29 +1,25 @@
 """Speed of the Python package beside the program, transformers (PyTorch) and CTranslate2: GPT-2 124M on one machine, in turns.
 
-usage: python scripts/bench_python.py [PEERS] [--program target/release/gpt2] [--rounds 5] [--threads 2] [--isa avx2] [--markdown]
-       python scripts/bench_python.py measure FOLDER        the package in this process, as a JSON line
+usage: python -m bench python [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--isa avx2] [--markdown]
 
-PEERS is the folder that scripts/peers.sh makes, by default target/peers; `WITHOUT_LLAMA_CPP=1 scripts/peers.sh` is enough. The Python
+Of the peers what `WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` makes is enough. The Python
 that runs this has the package, built in release; the peers run in that folder's own. The program and the package are asked for the
 same texts, always the most probable token, each time in a process of its own: a prompt of 128, 512 and 1,023 tokens up to the first
 token, and 128 tokens after 8, and 64 after 896. The program tells its own times, the package's are taken around its calls: so what
-Python adds is the difference. The peers' rows are those of scripts/bench_peers.py; `8 texts` counts the tokens of all.
+Python adds is the difference. The peers' rows are those of `cpu`; `8 texts` counts the tokens of all.
 """
 
 import argparse
 import json
 import os
-import pathlib
 import statistics
-import subprocess
-import sys
 import time
 
-import bench_peers
+from bench import common, cpu
 
 PREFILL_TOKENS = (128, 512, 1023)  # the context of 1,024 has room for the one that follows
-DECODE = bench_peers.DECODE
-TEXTS, (TEXT_TOKENS, TEXT_NEW_TOKENS) = 8, bench_peers.BATCH_TOKENS
+DECODE = cpu.DECODE
+TEXTS, (TEXT_TOKENS, TEXT_NEW_TOKENS) = 8, cpu.BATCH_TOKENS
 
 
 def measure(folder):
@@ -44,10 +40,10 @@ def measure(folder):
     rows = {}
     for tokens in PREFILL_TOKENS:
         # As in a process of the program the first one counts.
-        rows[f"prefill {tokens}"] = tokens / seconds(bench_peers.prompt(tokens), 1)
+        rows[f"prefill {tokens}"] = tokens / seconds(common.prompt(tokens), 1)
     for row, (tokens, new_tokens) in DECODE.items():
-        rows[row] = decode(bench_peers.prompt(tokens), new_tokens, 1)
-    rows[f"{TEXTS} texts"] = decode([bench_peers.prompt(TEXT_TOKENS)] * TEXTS, TEXT_NEW_TOKENS, TEXTS)
+        rows[row] = decode(common.prompt(tokens), new_tokens, 1)
+    rows[f"{TEXTS} texts"] = decode([common.prompt(TEXT_TOKENS)] * TEXTS, TEXT_NEW_TOKENS, TEXTS)
     return rows
 
 
@@ -55,10 +51,10 @@ def measure_program(program, folder, threads):
     """The same texts by the program: what it says of its own speed."""
 
     def seconds(tokens, new_tokens):
-        ids = ",".join(map(str, bench_peers.prompt(tokens)))
+        ids = ",".join(map(str, common.prompt(tokens)))
         numbers = ["--max-new-tokens", str(new_tokens), "--min-new-tokens", str(new_tokens), "--threads", str(threads)]
         command = [program, "generate", "--model", folder, "--dtype", "f32", "--ids", ids, *numbers, "--greedy", "--json"]
-        report = bench_peers.json_of(command)
+        report = common.json_of(command)
         first = report["time_to_first_token_s"]
         return first, new_tokens / report["tokens_per_s"] - first
 
@@ -71,29 +67,20 @@ def measure_program(program, folder, threads):
 
 
 def compare(arguments):
-    peers = pathlib.Path(arguments.peers).resolve()
-    folder, environment = peers / "gpt2-124m", os.environ | {"OMP_NUM_THREADS": str(arguments.threads)}
-    if arguments.isa:
-        environment |= bench_peers.ONLY_AVX2
-        os.environ.update(bench_peers.ONLY_AVX2)
-
-    def of_process(*command):
-        run = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
-        if run.returncode:
-            sys.exit(run.stderr[-2000:])
-        return json.loads(run.stdout)
+    peers = arguments.peers.resolve()
+    folder = peers / "gpt2-124m"
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    common.hold_to(arguments.isa)
 
     def of_peer(engine, folder):
-        script = pathlib.Path(bench_peers.__file__)
-        rows = of_process(
-            peers / "venv/bin/python", script, "measure", engine, peers / folder, "--threads", arguments.threads
-        )
+        options = ("--worker", engine, peers / folder, "--threads", arguments.threads)
+        rows = common.json_of(common.worker("cpu", *options, python=peers / "venv/bin/python"))
         rows["prefill 1023"] = rows["prefill 1024"]
         return rows
 
     engines = {
         "program": lambda: measure_program(arguments.program, folder, arguments.threads),
-        "candle-gpt2": lambda: of_process(sys.executable, __file__, "measure", folder),
+        "candle-gpt2": lambda: common.json_of(common.worker("python", "--worker", folder)),
         "transformers": lambda: of_peer("torch", "gpt2-124m"),
         "CTranslate2": lambda: of_peer("ctranslate2", "ctranslate2-float32"),
     }
@@ -116,20 +103,10 @@ def compare(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="?", default="target/peers")
-    parser.add_argument("folder", nargs="?", help="after `measure`: a checkpoint folder")
-    parser.add_argument("--program", default="target/release/gpt2")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", choices=["avx2"])
-    parser.add_argument("--markdown", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.peers == "measure":
-        print(json.dumps(measure(arguments.folder)))
+    words = common.parser(__doc__, "rounds", "threads", "isa", "program", "peers", "markdown")
+    words.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
+    arguments = words.parse_args()
+    if arguments.worker:
+        print(json.dumps(measure(arguments.worker)))
     else:
         compare(arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Speed and memory of a training step beside PyTorch: forward, backward, clipping, AdamW, in f32 on the same threads.
 
-usage: python scripts/bench_training.py [--case small|gpt2|gpt2-1024]... [--rounds N] [--threads N] [--dropout RATE] [--isa avx2]
+usage: python -m bench training [--case small|gpt2|gpt2-1024]... [--rounds N] [--threads N] [--dropout RATE] [--isa avx2]
            [--device cpu|cuda:N] [--compute-dtype f32|bf16] [--ours PROGRAM] [--lines]
 
 Runs `cargo bench -p candle-gpt2-training --bench step` and transformers' GPT2LMHeadModel with torch's AdamW in turns, each round in
@@ -11,12 +11,10 @@ f32; `--ours` names the compiled bench, and `--lines` prints each figure as a JS
 
 import argparse
 import json
-import os
-import pathlib
 import statistics
-import subprocess
-import sys
 import time
+
+from bench import common
 
 CASES = {
     "small": {"vocab_size": 2048, "n_positions": 256, "n_embd": 256, "n_layer": 6, "n_head": 8, "batch": 8, "context": 256},
@@ -25,11 +23,6 @@ CASES = {
 }
 WARM_UP_STEPS = 2
 SHORTEST_STEPS, SHORTEST_S = 5, 5.0
-
-
-def peak_mib():
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) >> 10
 
 
 def torch_step(case, threads, dropout, device, compute_dtype):
@@ -69,20 +62,13 @@ def torch_step(case, threads, dropout, device, compute_dtype):
         step()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds)
-    print(json.dumps({"case": case, "seconds_per_step": median, "tokens_per_s": batch * context / median, "peak_mib": peak_mib()}))
-
-
-def run(command):
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    print(json.dumps({"case": case, "seconds_per_step": median, "tokens_per_s": batch * context / median, "peak_mib": common.peak_mib()}))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "rounds", "threads", "isa")
     parser.add_argument("--case", action="append", choices=list(CASES))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--isa", choices=["avx2"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compute-dtype", choices=["f32", "bf16"], default="f32")
     parser.add_argument("--ours", help="the compiled bench [default: cargo bench]")
@@ -95,20 +81,15 @@ def main():
     if arguments.worker:
         torch_step(cases[0], arguments.threads, arguments.dropout, arguments.device, arguments.compute_dtype)
         return
-    ours = ["cargo", "bench", "--quiet", "-p", "candle-gpt2-training", "--bench", "step", "--"]
-    if arguments.ours:
-        ours = [arguments.ours]
-    theirs = [sys.executable, __file__, "--worker", "--case"]
+    ours = [arguments.ours] if arguments.ours else common.cargo_bench("candle-gpt2-training", "step", None)
+    theirs = common.worker("training", "--worker", "--case")
     instructions = ["--instructions", arguments.isa] if arguments.isa else []
-    if arguments.isa:
-        import bench_peers
-
-        os.environ.update(bench_peers.ONLY_AVX2)
+    common.hold_to(arguments.isa)
     for case in cases:
         results = {"ours": [], "PyTorch": []}
         for _ in range(arguments.rounds):
-            results["ours"].append(run(ours + [case] + options + instructions))
-            results["PyTorch"].append(run(theirs + [case] + options))
+            results["ours"].append(common.json_of(ours + [case] + options + instructions))
+            results["PyTorch"].append(common.json_of(theirs + [case] + options))
             if arguments.lines:
                 for name, found in results.items():
                     print(json.dumps({"engine": name} | found[-1] | {"compute_dtype": arguments.compute_dtype}), flush=True)
@@ -119,7 +100,3 @@ def main():
             tokens = statistics.median(result["tokens_per_s"] for result in rounds)
             print(f"{case:6} {name:8} {medians[name]:8.3f} s a step {tokens:8.0f} tokens/s {peak:6} MiB")
         print(f"{case:6} PyTorch's seconds over ours: {medians['PyTorch'] / medians['ours']:.2f}")
-
-
-if __name__ == "__main__":
-    main()

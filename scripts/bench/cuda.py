@@ -1,6 +1,6 @@
 """`gpt2 bench` against transformers on PyTorch, eager and compiled, in turn on the same GPU; prints the ratios.
 
-usage: python scripts/bench_cuda.py --model DIR [--ours "target/release/gpt2 bench --device cuda --json"]
+usage: python -m bench cuda --model DIR [--ours "target/release/gpt2 bench --device cuda --json"]
            [--dtype f32,f16,bf16] [--engines ours,eager,compiled] [--device cuda] [--rounds 3] [--tokens-scale 1]
            [--limit SECONDS] [--engine-limit SECONDS] [--lines]
 
@@ -18,9 +18,10 @@ import shlex
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
+
+from bench import common
 
 DECODES = {"decode": (8, 128), "decode_at_896": (896, 64)}
 PREFILLS = (128, 512, 1024)
@@ -140,7 +141,7 @@ def measured(engine, dtype, args, limit):
     if engine == "ours":
         command = [*shlex.split(args.ours), "--model", args.model, "--dtype", dtype]
     else:
-        command = [sys.executable, __file__, "--model", args.model, "--dtype", dtype, "--device", args.device]
+        command = common.worker("cuda", "--model", args.model, "--dtype", dtype, "--device", args.device)
         command += ["--engine", engine, "--tokens-scale", str(args.tokens_scale)]
     for line in lines_of(command, limit):
         if line.startswith("{"):
@@ -158,13 +159,12 @@ def print_table(samples):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = common.parser(__doc__, "rounds")
     parser.add_argument("--model", required=True, help="checkpoint folder")
-    parser.add_argument("--ours", default="target/release/gpt2 bench --device cuda --json")
+    parser.add_argument("--ours", default=f"{common.ROOT}/target/release/gpt2 bench --device cuda --json")
     parser.add_argument("--dtype", default="f32,f16,bf16")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--device", default="cuda", help="PyTorch's device")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens-scale", type=float, default=1.0, help="for a trial: shorter texts, in PyTorch only")
     parser.add_argument("--limit", type=float, help="seconds for everything")
     parser.add_argument("--engine-limit", type=float, help="seconds for one process")
@@ -174,7 +174,7 @@ def main():
     if args.engine:
         for row, speed in measure_torch(args.model, args.dtype, args.device, args.engine == "compiled", args.tokens_scale):
             print(json.dumps({row: speed}), flush=True)
-        return
+        return 0
 
     end = time.monotonic() + args.limit if args.limit else None
     samples, missing = {}, []
@@ -197,8 +197,4 @@ def main():
     print_table(samples)
     for engine, dtype, reason in missing:
         print(f"missing, {engine} in {dtype}: {reason}")
-    sys.exit(1 if missing else 0)
-
-
-if __name__ == "__main__":
-    main()
+    return 1 if missing else 0

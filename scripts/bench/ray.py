@@ -1,6 +1,6 @@
 """What a bulk job on Ray costs beside the program's own prompts file, on the same cores; and how many actors of how many threads.
 
-usage: python scripts/bench_ray.py [--program target/release/gpt2] [--model DIR] [--rows 512] [--new-tokens 32]
+usage: python -m bench ray [--program target/release/gpt2] [--model DIR] [--rows 512] [--new-tokens 32]
          [--shapes 1x2,2x1] [--threads 2] [--rounds 3] [--rows-per-block N] [--json]
 
 A shape is actors x threads, all on this machine; the program takes --threads. Rounds alternate between all of them, and medians are
@@ -9,7 +9,6 @@ whole time of `gpt2 generate --prompts-file`, its start with it. Ray itself, whi
 counted. Texts of both are compared: every row draws with the same seed. Needs `pip install '.[ray]'` in a clone, built in release.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -21,6 +20,8 @@ from pathlib import Path
 
 import ray
 from candle_gpt2.ray import generate_dataset
+
+from bench import common
 
 SEED, TEMPERATURE = 7, 0.8
 
@@ -50,16 +51,11 @@ def texts(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="target/release/gpt2")
-    parser.add_argument("--model")
+    parser = common.parser(__doc__, "program", "model", "threads", "rounds", "json")
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--shapes", default="1x2,2x1")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows-per-block", type=int)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
     seconds = {"program": []} | {f"{actors} x {threads}": [] for actors, threads in shapes}
@@ -90,7 +86,3 @@ def main():
             print(json.dumps(cell))
         else:
             print(f"{name:>10} {median:9.2f} s {cell['tokens_per_s']:10.1f} tokens/s {over:+7.1f} %")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,22 @@
 """Speed of inference beside llama.cpp, CTranslate2 and PyTorch: GPT-2 124M on one machine, every engine in turn.
 
-usage: python scripts/bench_peers.py checkpoint FOLDER                  a random checkpoint of GPT-2 124M's shape
-       python scripts/bench_peers.py measure torch|ctranslate2 FOLDER   one engine in this process, as a JSON line
-       python scripts/bench_peers.py compare PEERS [--ours COMMAND] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
+usage: python -m bench cpu [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
 
-`compare` prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds. PEERS
-is the folder that scripts/peers.sh makes; what it has no engine for is left out. COMMAND is ours, with {model}, {dtype} and
-{threads} in it, and prints what `gpt2 bench --json` does. Speed does not depend on the values of the weights.
+Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds. The folder of the peers
+is what peers.sh makes; what it has no engine for is left out. Speed does not depend on the values of the weights.
 
 Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
 after 896; and of 32 tokens after 8 in batches of 8 and 32 texts. `--isa avx2` holds every engine to AVX2 where the processor has
-AVX-512. Needs the packages that scripts/peers.sh installs.
+AVX-512. Needs the packages that peers.sh installs.
 """
 
 import argparse
 import json
-import os
 import pathlib
-import shlex
 import statistics
-import subprocess
-import sys
 import time
+
+from bench.common import END_OF_TEXT, hold_to, json_of, output_of, parser, prompt, worker
 
 PREFILL_TOKENS = (128, 512, 1024)
 DECODE = {"decode": (8, 128), "decode_at_896": (896, 64)}
@@ -30,15 +25,7 @@ ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE) + [f"{t
 # The peers' precisions that are nearest to each of ours.
 GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
 CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
-# Holds ours, oneDNN, MKL, PyTorch and CTranslate2 to AVX2; llama.cpp is compiled for it.
-ONLY_AVX2 = {
-    "GPT2_INSTRUCTION_SET": "avx2",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",
-    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    "ATEN_CPU_CAPABILITY": "avx2",
-    "CT2_FORCE_CPU_ISA": "AVX2",
-}
-VOCAB_SIZE, END_OF_TEXT = 50257, "<|endoftext|>"
+VOCAB_SIZE = 50257
 
 
 def write_checkpoint(folder):
@@ -60,10 +47,6 @@ def write_checkpoint(folder):
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     special = {name: END_OF_TEXT for name in ("bos_token", "eos_token", "unk_token")}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-
-
-def prompt(tokens):
-    return [place * 37 % 50000 for place in range(tokens)]
 
 
 def measure_torch(folder, threads):
@@ -141,17 +124,6 @@ def speeds(read, decode):
     return rows
 
 
-def output_of(command):
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        sys.exit(f"{shlex.join(map(str, command))}: {run.stderr[-2000:]}")
-    return run.stdout
-
-
-def json_of(command):
-    return json.loads(output_of(command))
-
-
 def measure_ours(command):
     report = json_of(command)
     rows = {f"prefill {tokens}": report["prefill"][str(tokens)] for tokens in PREFILL_TOKENS}
@@ -167,7 +139,7 @@ def measure_llama_cpp(programs, model, threads):
     depth, new_tokens = DECODE["decode_at_896"]
     runs.append(["-p", "0", "-n", str(new_tokens), "-d", str(depth)])
     for arguments in runs:
-        for test in json_of([program, "-m", model, "-t", str(threads), "-r", "2", "-o", "json", *arguments]):
+        for test in json.loads(output_of([program, "-m", model, "-t", str(threads), "-r", "2", "-o", "json", *arguments])):
             row = "decode_at_896" if test["n_depth"] else "decode"
             rows[f"prefill {test['n_prompt']}" if test["n_prompt"] else row] = test["avg_ts"]
     tokens, new_tokens = BATCH_TOKENS
@@ -185,7 +157,7 @@ def engines(peers, dtype, ours, threads, isa):
     """The engines that are there for a precision: their names, and functions that measure them."""
     python, model = peers / "venv/bin/python", peers / "gpt2-124m"
     if ours:
-        command = shlex.split(ours.format(model=model, dtype=dtype, threads=threads))
+        command = [ours, "bench", "--model", model, "--dtype", dtype, "--threads", threads, "--json"]
         yield "ours", lambda: measure_ours(command)
     for type in GGUF_TYPES[dtype]:
         file = peers / f"gpt2-{type}.gguf"
@@ -199,18 +171,17 @@ def engines(peers, dtype, ours, threads, isa):
         folders.append(("ctranslate2", peers / f"ctranslate2-{CTRANSLATE2_TYPES[dtype]}"))
     for engine, folder in folders:
         if folder.exists():
-            command = [python, __file__, "measure", engine, folder, "--threads", str(threads)]
+            command = worker("cpu", "--worker", engine, folder, "--threads", threads, python=python)
             yield engine, lambda command=command: json_of(command)
 
 
 def compare(arguments):
-    peers = pathlib.Path(arguments.peers).resolve()
-    if arguments.isa:
-        os.environ.update(ONLY_AVX2)
+    peers = arguments.peers.resolve()
+    hold_to(arguments.isa)
     samples = {}
     for _ in range(arguments.rounds):
         for dtype in arguments.only.split(","):
-            for engine, measure in engines(peers, dtype, arguments.ours, arguments.threads, arguments.isa):
+            for engine, measure in engines(peers, dtype, arguments.program.exists() and arguments.program, arguments.threads, arguments.isa):
                 for row, speed in measure().items():
                     samples.setdefault((dtype, row), {}).setdefault(engine, []).append(speed)
     for dtype in arguments.only.split(","):
@@ -224,30 +195,16 @@ def compare(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("checkpoint").add_argument("folder")
-    measure = commands.add_parser("measure")
-    measure.add_argument("engine", choices=["torch", "ctranslate2"])
-    measure.add_argument("folder")
-    measure.add_argument("--threads", type=int, default=2)
-    comparison = commands.add_parser("compare")
-    comparison.add_argument("peers")
-    comparison.add_argument("--ours")
-    comparison.add_argument("--rounds", type=int, default=3)
-    comparison.add_argument("--threads", type=int, default=2)
-    comparison.add_argument("--only", default="f32,f16,q8,q4")
-    comparison.add_argument("--isa", choices=["avx2"])
-    arguments = parser.parse_args()
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    if arguments.command == "checkpoint":
-        write_checkpoint(arguments.folder)
-    elif arguments.command == "measure":
-        function = {"torch": measure_torch, "ctranslate2": measure_ctranslate2}[arguments.engine]
-        print(json.dumps(function(arguments.folder, arguments.threads)))
+    words = parser(__doc__, "rounds", "threads", "isa", "program", "peers")
+    words.add_argument("--only", default="f32,f16,q8,q4", help="precisions")
+    words.add_argument("--checkpoint", metavar="FOLDER", help="write a random checkpoint of GPT-2 124M's shape, and nothing else")
+    words.add_argument("--worker", nargs=2, metavar=("ENGINE", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = words.parse_args()
+    if arguments.checkpoint:
+        write_checkpoint(arguments.checkpoint)
+    elif arguments.worker:
+        engine, folder = arguments.worker
+        measure = {"torch": measure_torch, "ctranslate2": measure_ctranslate2}[engine]
+        print(json.dumps(measure(folder, arguments.threads)))
     else:
         compare(arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Speed of the attention family beside PyTorch: forward, and forward with backward, in f32 on the same threads.
 
-usage: python scripts/bench_attention.py [--rounds N] [--threads N] [--isa avx2] [--only TEXT]
+usage: python -m bench attention [--rounds N] [--threads N] [--isa avx2] [--only TEXT]
 
 Runs `cargo bench -p candle-gpt2-attention --bench family` and the same layers in PyTorch in turns, each round in a process of its own, and
 prints the medians in milliseconds, and PyTorch's time over ours: above 1, ours is faster. PyTorch's attention is a fused or three
@@ -12,13 +12,10 @@ a forward pass and the gradients of input and weights. Needs the packages of scr
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
 import time
 
-import bench_peers
+from bench import common
 
 SIZES = [(1, 1024), (8, 128), (1, 1)]
 MASKS = ["causal", "bidirectional", "window", "cross", "additive"]
@@ -113,28 +110,18 @@ def torch_family(threads, only):
     print(json.dumps(found))
 
 
-def run(command):
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", choices=["avx2"])
-    parser.add_argument("--only", default="", help="cases whose names hold this text")
+    parser = common.parser(__doc__, "rounds", "threads", "isa", "only")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         torch_family(arguments.threads, arguments.only)
         return
     options = ["--threads", str(arguments.threads), "--only", arguments.only]
-    if arguments.isa:
-        os.environ.update(bench_peers.ONLY_AVX2)
-    ours = ["cargo", "bench", "--quiet", "-p", "candle-gpt2-attention", "--bench", "family", "--"]
-    theirs = [sys.executable, __file__, "--worker"]
-    instructions = ["--instructions", arguments.isa] if arguments.isa else []
-    rounds = [(run(ours + options + instructions), run(theirs + options)) for _ in range(arguments.rounds)]
+    common.hold_to(arguments.isa)
+    ours = common.cargo_bench("candle-gpt2-attention", "family", arguments.isa)
+    theirs = common.worker("attention", "--worker")
+    rounds = [(common.json_of(ours + options), common.json_of(theirs + options)) for _ in range(arguments.rounds)]
     ratios = []
     print(f"{'':44} {'ours':>9} {'PyTorch':>9} {'PyTorch/ours':>13}")
     for case in rounds[0][0]:
@@ -147,7 +134,3 @@ def main():
     if ratios:
         mean = math.exp(statistics.mean(map(math.log, ratios)))
         print(f"PyTorch's time over ours, geometric mean of {len(ratios)} cases: {mean:.2f}; lowest: {min(ratios):.2f}")
-
-
-if __name__ == "__main__":
-    main()

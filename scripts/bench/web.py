@@ -1,11 +1,11 @@
 """Speed of the engine in a browser beside transformers.js (onnxruntime-web), wllama (llama.cpp) and our own program: GPT-2 124M, one
 thread each, on one machine, in turns.
 
-usage: python scripts/bench_web.py [PEERS] [--dist web/dist] [--program target/release/gpt2] [--rounds 3] [--only f32,f16,q8,q4]
+usage: python -m bench web [--peers DIR] [--dist web/dist] [--program target/release/gpt2] [--rounds 3] [--only f32,f16,q8,q4]
          [--engines ours,transformers,wllama,program] [--prefill 128] [--decode 128] [--markdown]
-       python scripts/bench_web.py --first-word [--dist web/dist] [--rounds 5]      from opening the page to its first words
+       python -m bench web --first-word [--dist web/dist] [--rounds 5]      from opening the page to its first words
 
-PEERS is the folder that scripts/peers_web.sh makes from that of scripts/peers.sh, by default target/peers; `scripts/build_web.sh` makes
+scripts/bench/peers_web.sh adds to the folder that peers.sh makes; `scripts/build_web.sh` makes
 web/dist. Each measurement is a headless Chromium of its own, which opens a page of a server on this machine (isolated from other
 origins, as threads would want it), and runs the engine in a worker: once as a warm-up, then a prompt, greedily. The program runs the
 same prompt with `--threads 1`. Printed are medians over the rounds: tokens per second of reading the prompt and of the tokens after
@@ -14,7 +14,6 @@ code to download, gzip, beside the model's file. The texts that engines write fr
 which an engine has no file are left out. Standard library alone; needs chromium and chromedriver.
 """
 
-import argparse
 import functools
 import gzip
 import http.server
@@ -30,6 +29,8 @@ import time
 import urllib.parse
 import urllib.request
 
+from bench import common
+
 HERE = pathlib.Path(__file__).resolve().parent
 ENGINES = {
     "ours": ("f32", "f16", "q8", "q4"),
@@ -41,7 +42,7 @@ NAMES = {"ours": "ours", "transformers": "transformers.js", "wllama": "wllama", 
 ROWS = ("prefill", "decode")
 MODEL_FILES = (".safetensors", ".gguf", ".onnx")
 PATIENCE = 600
-# What the prompt consists of, as scripts/bench_web/worker.js has it.
+# What the prompt consists of, as browser/worker.js has it.
 LETTER = "k"
 
 
@@ -54,7 +55,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def translate_path(self, path):
         first, _, rest = urllib.parse.unquote(urllib.parse.urlparse(path).path).lstrip("/").partition("/")
         folder = self.server.folders.get(first)
-        file = pathlib.Path(folder, rest) if folder else HERE / "bench_web" / first
+        file = pathlib.Path(folder, rest) if folder else HERE / "browser" / first
         self.server.asked.add(file)
         return str(file)
 
@@ -183,7 +184,7 @@ def measure_program(dtype, checkpoint, arguments):
 
 
 def compare(arguments):
-    peers = pathlib.Path(arguments.peers).resolve()
+    peers = arguments.peers.resolve()
     checkpoint = peers / "gpt2-124m"
     server = Server({"ours": pathlib.Path(arguments.dist, "npm").resolve(), "peers": peers / "web", "checkpoint": checkpoint})
     samples = {}
@@ -265,21 +266,13 @@ def first_word(arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peers", nargs="?", default="target/peers")
+    parser = common.parser(__doc__, "rounds", "peers", "program", "markdown")
     parser.add_argument("--dist", default="web/dist")
-    parser.add_argument("--program", default="target/release/gpt2")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="f32,f16,q8,q4")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--prefill", type=int, default=128)
     parser.add_argument("--decode", type=int, default=128)
-    parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--first-word", action="store_true")
     arguments = parser.parse_args()
-    os.chdir(HERE.parent)
+    os.chdir(common.ROOT)
     (first_word if arguments.first_word else compare)(arguments)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,31 +1,30 @@
 """Load on `gpt2 serve` and, beside it, on llama.cpp's `llama-server`: clients in closed loops, each engine in turn on one machine.
 
-usage: python scripts/bench_serving.py --program target/release/gpt2 --model DIR [--dtype f16] [--isa avx2]
+usage: python -m bench serving --program target/release/gpt2 --model DIR [--dtype f16] [--isa avx2]
          [--llama-server PROGRAM --gguf FILE] [--clients 1,2,4,8,16,32] [--prompts 32,512] [--rounds N] [--json]
-       python scripts/bench_serving.py … --health          time of GET /health while prompts of 1,000 tokens are computed
-       python scripts/bench_serving.py … --gap             a running text's worst gap while prompts of 1,000 tokens come in
-       python scripts/bench_serving.py … --overload        twice as many clients as the queue holds (ours alone)
-       python scripts/bench_serving.py … --soak 100000     memory of the server's process over so many requests (ours alone)
+       python -m bench serving … --health          time of GET /health while prompts of 1,000 tokens are computed
+       python -m bench serving … --gap             a running text's worst gap while prompts of 1,000 tokens come in
+       python -m bench serving … --overload        twice as many clients as the queue holds (ours alone)
+       python -m bench serving … --soak 100000     memory of the server's process over so many requests (ours alone)
 
 Every request of the first table is a prompt of token ids that no other request begins like, decoded greedily for 64 tokens without
 an end, streamed; a bias makes every token the letter a, for a server holds back what is half a character, and the checkpoint's
 weights are random. TTFT is the time to the first event with text; a gap lies between two such events. With --json each cell is a
 line of its own. The last three modes end with exit code 1 where they see what must not be. Standard library alone;
-scripts/peers.sh builds llama-server and makes the checkpoint (target/peers/gpt2-124m and its .gguf files).
+peers.sh builds llama-server and makes the checkpoint (target/peers/gpt2-124m and its .gguf files).
 """
 
-import argparse
 import collections
 import itertools
 import json
 import math
 import random
 import statistics
-import sys
 import threading
 import time
 
-from serving import NEW_TOKENS, Client, milliseconds, quantile, request, start_llama_server, start_ours, together
+from bench.clients import NEW_TOKENS, Client, milliseconds, quantile, request, start_llama_server, start_ours, together
+from bench.common import parser
 
 LONG_PROMPT = 1000
 # What `--health` and `--soak` must hold.
@@ -244,9 +243,8 @@ def soak(arguments, _):
 
 
 def main():
-    words = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    words = parser(__doc__, "program", "json")
     numbers_of = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    words.add_argument("--program", required=True, help="the built gpt2")
     words.add_argument("--model", required=True, help="what its --model takes")
     words.add_argument("--dtype", default="f16")
     words.add_argument("--isa", help="holds ours to an instruction set, as GPT2_INSTRUCTION_SET does")
@@ -261,7 +259,6 @@ def main():
     words.add_argument("--seconds", type=float, default=20, help="of --health")
     words.add_argument("--queue", type=int, default=64, help="of --overload")
     words.add_argument("--prefill-chunk", type=int, default=128, help="of --gap: the server's")
-    words.add_argument("--json", action="store_true")
     words.add_argument("--health", action="store_true")
     words.add_argument("--gap", action="store_true")
     words.add_argument("--overload", action="store_true")
@@ -274,8 +271,4 @@ def main():
         engines["llama-server"] = lambda: start_llama_server(arguments)
     modes = [(arguments.health, health), (arguments.gap, gap), (arguments.overload, overload), (arguments.soak, soak), (True, load)]
     mode = next(mode for asked, mode in modes if asked)
-    sys.exit(1 if mode(arguments, engines) else 0)
-
-
-if __name__ == "__main__":
-    main()
+    return 1 if mode(arguments, engines) else 0

@@ -1,6 +1,6 @@
 """Speed of looking inside beside TransformerLens on PyTorch: grids of GPT-2 124M in f32 on the same threads.
 
-usage: python scripts/bench_inside.py [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--program FILE --model FOLDER]
+usage: python -m bench inside [--rounds N] [--threads N] [--isa avx2] [--only TEXT] [--program FILE --model FOLDER]
 
 Runs `cargo bench -p candle-gpt2-interpret --bench inside` and the same grids with TransformerLens in turns, each round in a process of its
 own, and prints the medians in seconds, and TransformerLens' time over ours, of the medians and of the fastest rounds: above 1, ours is
@@ -11,8 +11,8 @@ faster. Where other programs run besides, the fastest say more. The grids, of 15
 
 TransformerLens is a bridge in compatibility mode without gradients; its ablation is a `run_with_hooks` for each head, its patching
 `transformer_lens.patching.get_act_patch_resid_pre`. Both models have random weights: speed does not depend on their values.
-Then the memory of a record of 512 tokens, of ours alone. With PROGRAM, a built `gpt2`, and MODEL, the folder of a checkpoint of
-124M, also the time from start to end of `gpt2 look attention` with 64 tokens and a page, of which files are read once before.
+Then the memory of a record of 512 tokens, of ours alone. With MODEL, the folder of a checkpoint of 124M,
+also the time from start to end of `gpt2 look attention` with 64 tokens and a page, of which files are read once before.
 `--isa avx2` holds both to AVX2 where the processor has AVX-512. Needs the packages of scripts/requirements.txt.
 """
 
@@ -22,11 +22,10 @@ import os
 import pathlib
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
-import bench_peers
+from bench import common
 
 GRIDS = ("ablation", "patching")
 MEMORY = "memory"
@@ -57,7 +56,7 @@ def lens_grid(case, threads):
         bridge = TransformerBridge.boot_transformers(folder, hf_model=model, tokenizer=tokenizer, device="cpu", dtype=torch.float32)
     bridge.enable_compatibility_mode()
 
-    clean = torch.tensor([bench_peers.prompt(GRID_TOKENS)])
+    clean = torch.tensor([common.prompt(GRID_TOKENS)])
     corrupted = clean.clone()
     corrupted[0, 4] += 1
 
@@ -98,59 +97,42 @@ def look_attention(program, model, threads):
     """Seconds of the whole process, and the bytes of the page."""
     with tempfile.TemporaryDirectory() as folder:
         page = pathlib.Path(folder, "attention.html")
-        ids = ",".join(map(str, bench_peers.prompt(ATTENTION_TOKENS)))
+        ids = ",".join(map(str, common.prompt(ATTENTION_TOKENS)))
         command = [program, "look", "attention", "--ids", ids, "--model", model, "--threads", str(threads), "--html", page]
         start = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return time.perf_counter() - start, page.stat().st_size
 
 
-def run(command):
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--isa", choices=["avx2"])
-    parser.add_argument("--only", default="", help="cases whose names hold this text")
-    parser.add_argument("--program", help="a built gpt2")
-    parser.add_argument("--model", help="the folder of a checkpoint of 124M")
+    parser = common.parser(__doc__, "rounds", "threads", "isa", "only", "program", "model")
     parser.add_argument("--worker", choices=GRIDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if bool(arguments.program) != bool(arguments.model):
-        parser.error("--program and --model go together")
     if arguments.worker:
         lens_grid(arguments.worker, arguments.threads)
         return
-    if arguments.isa:
-        os.environ.update(bench_peers.ONLY_AVX2)
-    bench = ["cargo", "bench", "--quiet", "-p", "candle-gpt2-interpret", "--bench", "inside", "--"]
+    common.hold_to(arguments.isa)
+    bench = common.cargo_bench("candle-gpt2-interpret", "inside", None)
     options = ["--threads", str(arguments.threads)]
     instructions = ["--instructions", arguments.isa] if arguments.isa else []
 
     def ours(case):
-        return run([*bench, case, *options, *instructions])
+        return common.json_of([*bench, case, *options, *instructions])
 
     def is_wanted(case):
         return arguments.only in case
 
     print(f"{'':16} {'ours':>9} {'TransformerLens':>16} {'theirs/ours':>12} {'of fastest':>11}")
     for case in filter(is_wanted, GRIDS):
-        theirs = [sys.executable, __file__, "--worker", case, *options]
-        rounds = [(ours(case)["seconds"], run(theirs)["seconds"]) for _ in range(arguments.rounds)]
+        theirs = common.worker("inside", "--worker", case, *options)
+        rounds = [(ours(case)["seconds"], common.json_of(theirs)["seconds"]) for _ in range(arguments.rounds)]
         mine, its = (statistics.median(seconds) for seconds in zip(*rounds))
         fastest, their_fastest = (min(seconds) for seconds in zip(*rounds))
         print(f"{case:16} {mine:9.3f} {its:16.3f} {its / mine:12.2f} {their_fastest / fastest:11.2f}", flush=True)
     if is_wanted(MEMORY):
         found = ours(MEMORY)
         print(f"{MEMORY:16} kept {found['kept_MB']:.1f} MB, at most {found['more_MB']:.1f} MB more", flush=True)
-    if arguments.program and is_wanted(ATTENTION):
+    if arguments.model and is_wanted(ATTENTION):
         rounds = [look_attention(arguments.program, arguments.model, arguments.threads) for _ in range(arguments.rounds + 1)][1:]
         seconds, size = (statistics.median(values) for values in zip(*rounds))
         print(f"{ATTENTION:16} {seconds:.3f} s from start to end, a page of {size / 1e6:.2f} MB")
-
-
-if __name__ == "__main__":
-    main()

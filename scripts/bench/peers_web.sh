@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What scripts/bench_web.py compares the page's engine with: transformers.js (onnxruntime-web) and wllama (llama.cpp) from npm, and
-# the checkpoint of scripts/peers.sh, GPT-2 124M with random weights, in their formats.
-# usage: scripts/peers_web.sh [DIR]   (default: target/peers; about 3 GB more; safe to run twice)
-# Needs what `WITHOUT_LLAMA_CPP=1 scripts/peers.sh` makes, the `gpt2` program's release build, and npm.
+# What `python -m bench web` compares the page's engine with: transformers.js (onnxruntime-web) and wllama (llama.cpp) from npm, and
+# the checkpoint of scripts/bench/peers.sh, GPT-2 124M with random weights, in their formats.
+# usage: scripts/bench/peers_web.sh [DIR]   (default: target/peers; about 3 GB more; safe to run twice)
+# Needs what `WITHOUT_LLAMA_CPP=1 scripts/bench/peers.sh` makes, the `gpt2` program's release build, and npm.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 scripts=$PWD/scripts
 gpt2=$PWD/target/release/gpt2
 cd "${1:-target/peers}"
@@ -25,7 +25,7 @@ if [ ! -d onnx ]; then
   venv/bin/python -m pip install --quiet --disable-pip-version-check \
     optimum-onnx==0.1.0 transformers==4.57.6 accelerate==1.15.0 onnx==1.23.2 onnxruntime==1.32.0
   rm -rf unfinished
-  venv/bin/python "$scripts/bench_web/export_onnx.py" "$checkpoint" unfinished
+  venv/bin/python "$scripts/bench/browser/export_onnx.py" "$checkpoint" unfinished
   mv unfinished onnx
 fi
 

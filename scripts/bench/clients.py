@@ -1,4 +1,4 @@
-"""Servers and clients of scripts/bench_serving.py: processes of `gpt2 serve` and `llama-server`, and connections that measure.
+"""Servers and clients of `serving`: processes of `gpt2 serve` and `llama-server`, and connections that measure.
 
 Standard library alone.
 """

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the engines that scripts/bench.sh and scripts/bench_serving.py compare with, and makes the checkpoint that all of them
+# Installs the engines that scripts/bench compares with, and makes the checkpoint that all of them
 # run: GPT-2 124M with random weights. The check of `llama_perplexity` takes llama.cpp's tool from here.
-# usage: scripts/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
+# usage: scripts/bench/peers.sh [DIR]   (default: target/peers; about 8 GB; safe to run twice; WITHOUT_LLAMA_CPP=1 saves its compilation)
 # Needs Python, the `gpt2` program's release build, and for llama.cpp a C++ compiler and about half an hour of two cores (an hour
 # where the processor has AVX-512).
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 scripts=$PWD/scripts
 gpt2=$PWD/target/release/gpt2
 mkdir -p "${1:-target/peers}"
@@ -24,7 +24,7 @@ finished() {
   mv "unfinished-$1" "$1"
 }
 
-finished gpt2-124m "$python" "$scripts/bench_peers.py" checkpoint
+finished gpt2-124m env PYTHONPATH="$scripts" "$python" -m bench cpu --checkpoint
 for type in float32 int8; do
   finished "ctranslate2-$type" venv/bin/ct2-transformers-converter --model gpt2-124m --quantization "$type" --output_dir
 done

@@ -1,10 +1,8 @@
 """Speed of `gpt2 eval` beside lm-evaluation-harness with its `hf` model on PyTorch: one machine, both in turns, float32.
 
-usage: python scripts/bench_evaluation.py compare PROGRAM MODEL --data DIR [--tokenizer DIR] [--only NAME,…] [--rounds N]
-         [--threads N] [--share X] [--isa avx2]
-       python scripts/bench_evaluation.py harness MODEL PROTOCOL FILE --limit N --batch N --threads N
+usage: python -m bench evaluation --model MODEL --data DIR [--tokenizer DIR] [--only NAME,…] [--rounds N] [--share X] [--isa avx2]
 
-PROGRAM is the built gpt2, MODEL a checkpoint folder, such as the one of random weights that scripts/peers.sh makes: speed does not
+MODEL is a checkpoint folder, such as the one of random weights that peers.sh makes: speed does not
 depend on their values, but on how long the texts are in tokens, so --tokenizer may name a folder with GPT-2's vocab.json and
 merges.txt in place of the checkpoint's own. DIR holds the data: lambada_openai.jsonl (or lambada_test.jsonl), hellaswag_val.jsonl
 (or 1,000 prepared items, hellaswag_val_olmes1000.jsonl) and wiki.test.raw; a protocol whose file is not there is left out.
@@ -12,22 +10,20 @@ merges.txt in place of the checkpoint's own. DIR holds the data: lambada_openai.
 The harness gets the batch size that is its best on a smaller number of items, found first. Then both are timed in turns, each in a
 process of its own, and the medians of --rounds are compared. --share takes as much of the items, for a quick look. Neither
 loading nor reading the data counts: of the harness its calls of the model, tokenization included, of ours `seconds` of the report.
-`--isa avx2` holds both to AVX2 where the processor has AVX-512. `compare` prints a JSON line for each protocol; `harness` measures
-one run in this process. Needs lm_eval, torch and transformers (scripts/requirements.txt); nothing is fetched.
+`--isa avx2` holds both to AVX2 where the processor has AVX-512. Prints a JSON line for each protocol.
+Needs lm_eval, torch and transformers (scripts/requirements.txt); nothing is fetched.
 """
 
 import argparse
 import contextlib
 import json
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 
-from bench_peers import END_OF_TEXT, ONLY_AVX2
+from bench.common import END_OF_TEXT, hold_to, json_of, parser, worker
 
 # Files, the first that is there; items of a round and of the search for a batch size; sizes. Pages of WikiText are many windows of the
 # whole context, whose logits take 200 MB each.
@@ -62,14 +58,6 @@ def measure_harness(model, protocol, path, limit, batch, threads):
     return {"seconds": sum(seconds), "items": len(found["items"]), "metrics": found["metrics"]}
 
 
-def report_of(command):
-    run = subprocess.run([str(part) for part in command], capture_output=True, text=True)
-    if run.returncode:
-        sys.exit(f"{' '.join(map(str, command))}: {run.stderr[-2000:]}")
-    # Libraries may print before.
-    return json.loads(run.stdout.splitlines()[-1])
-
-
 @contextlib.contextmanager
 def with_tokenizer(model, tokenizer):
     """The checkpoint with another tokenizer, in a folder of links."""
@@ -101,12 +89,11 @@ def compare_protocol(arguments, model, protocol):
     items, few = (max(1, round(count * arguments.share)) for count in (items, few))
 
     def theirs(limit, batch):
-        command = [sys.executable, __file__, "harness", model, protocol, data, "--limit", limit, "--batch", batch, "--threads", threads]
-        return report_of(command)
+        return json_of(worker("evaluation", "--worker", protocol, limit, batch, "--model", model, "--data", data, "--threads", threads))
 
     def ours():
         command = [arguments.program, "eval", protocol, "--model", model, "--data", data, "--limit", items, "--json"]
-        return report_of([*command, "--dtype", "f32", "--device", "cpu", "--threads", threads])
+        return json_of([*command, "--dtype", "f32", "--device", "cpu", "--threads", threads])
 
     searched = {batch: few / theirs(few, batch)["seconds"] for batch in batches}
     batch = max(searched, key=searched.get)
@@ -136,40 +123,24 @@ def compare_protocol(arguments, model, protocol):
 
 
 def compare(arguments):
-    if arguments.isa:
-        os.environ.update(ONLY_AVX2)
+    hold_to(arguments.isa)
     with with_tokenizer(arguments.model, arguments.tokenizer) as model:
         for protocol in arguments.only.split(",") if arguments.only else BENCHMARKS:
             compare_protocol(arguments, model, protocol)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    comparison = commands.add_parser("compare")
-    comparison.add_argument("program", type=pathlib.Path)
-    comparison.add_argument("model", type=pathlib.Path)
-    comparison.add_argument("--data", type=pathlib.Path, required=True)
-    comparison.add_argument("--tokenizer", type=pathlib.Path)
-    comparison.add_argument("--only", help=f"protocols, by commas: {', '.join(BENCHMARKS)}")
-    comparison.add_argument("--rounds", type=int, default=3)
-    comparison.add_argument("--threads", type=int, default=2)
-    comparison.add_argument("--share", type=float, default=1.0)
-    comparison.add_argument("--isa", choices=["avx2"])
-    measure = commands.add_parser("harness")
-    measure.add_argument("model", type=pathlib.Path)
-    measure.add_argument("protocol")
-    measure.add_argument("file", type=pathlib.Path)
-    for name in ("limit", "batch", "threads"):
-        measure.add_argument(f"--{name}", type=int, required=True)
-    arguments = parser.parse_args()
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    if arguments.command == "compare":
-        compare(arguments)
+    words = parser(__doc__, "rounds", "threads", "isa", "program", "model")
+    words.add_argument("--data", type=pathlib.Path, required=True, help="the folder with the data")
+    words.add_argument("--tokenizer", type=pathlib.Path, help="folder with vocab.json and merges.txt")
+    words.add_argument("--only", help=f"protocols, by commas: {', '.join(BENCHMARKS)}")
+    words.add_argument("--share", type=float, default=1.0)
+    words.add_argument("--worker", nargs=3, metavar=("PROTOCOL", "LIMIT", "BATCH"), help=argparse.SUPPRESS)
+    arguments = words.parse_args()
+    if not arguments.model:
+        words.error("--model is missing")
+    if arguments.worker:
+        protocol, limit, batch = arguments.worker
+        print(json.dumps(measure_harness(arguments.model, protocol, arguments.data, int(limit), int(batch), arguments.threads)))
     else:
-        given = arguments.model, arguments.protocol, arguments.file, arguments.limit, arguments.batch, arguments.threads
-        print(json.dumps(measure_harness(*given)))
-
-
-if __name__ == "__main__":
-    main()
+        compare(arguments)

@@ -1,6 +1,6 @@
 """Writes a GPT-2 checkpoint as transformers.js reads it: ONNX in f32, and with weights of 8 bits.
 
-usage: python scripts/bench_web/export_onnx.py CHECKPOINT FOLDER     (in the environment that scripts/peers_web.sh makes)
+usage: python scripts/bench/browser/export_onnx.py CHECKPOINT FOLDER     (in the environment that peers_web.sh makes)
 
 The exporter is optimum's, with keys and values as inputs; the 8 bits are onnxruntime's `quantize_dynamic` with the settings of
 transformers.js's own conversion.

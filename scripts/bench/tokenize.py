@@ -1,6 +1,6 @@
 """Speed and memory of `gpt2 tokenize` beside Python's `tokenizers`, and whether both give the same tokens.
 
-usage: python scripts/bench_tokenize.py TEXT... --tokenizer FILE [--bytes N] [--rounds N] [--threads N] [--ours PROGRAM] [--work DIR]
+usage: python -m bench tokenize TEXT... --tokenizer FILE [--bytes N] [--rounds N] [--threads N] [--program PROGRAM] [--work DIR]
 
 Documents are made of the lines of the texts in an order of their own, every second line with a word that is changed, so that words
 go on coming that were not met before; JSONL files hold one a line. `tokenizers` encodes them in batches by all threads
@@ -24,7 +24,9 @@ import time
 
 import numpy as np
 
-END_OF_TEXT = "<|endoftext|>"
+from bench import common
+from bench.common import END_OF_TEXT
+
 BATCH = 1000
 # llm.c's header: 256 numbers of 32 bits, of which three are used.
 HEADER_BYTES = 1024
@@ -50,10 +52,6 @@ def documents(texts, size):
         yield document
 
 
-def peak_mib(status):
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM:")).split()[1]) >> 10
-
-
 def library(tokenizer, data, out):
     """One process's work with Python's library."""
     import tokenizers
@@ -73,7 +71,7 @@ def library(tokenizer, data, out):
             if len(batch) == BATCH:
                 write()
         write()
-    print(peak_mib(pathlib.Path("/proc/self/status").read_text()))
+    print(common.peak_mib())
 
 
 def run(command, environment):
@@ -83,7 +81,7 @@ def run(command, environment):
     peak = 0
     while process.poll() is None:
         try:
-            peak = max(peak, peak_mib(pathlib.Path(f"/proc/{process.pid}/status").read_text()))
+            peak = max(peak, common.peak_mib(process.pid))
         except (OSError, StopIteration):
             pass  # It has just ended.
         time.sleep(0.005)
@@ -103,13 +101,12 @@ def read_llm_c(path):
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = common.parser(__doc__, "program")
     parser.add_argument("texts", nargs="*", type=pathlib.Path)
     parser.add_argument("--tokenizer", required=True, help="a tokenizer.json")
     parser.add_argument("--bytes", type=float, default=1e9)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--ours", default="target/release/gpt2")
     parser.add_argument("--work", type=pathlib.Path)
     parser.add_argument("--library", nargs=2, metavar=("DATA", "OUT"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -123,9 +120,9 @@ def main():
             file.write(json.dumps({"text": document}, ensure_ascii=False) + "\n")
     size = data.stat().st_size
     environment = os.environ | {"RAYON_NUM_THREADS": str(arguments.threads), "TOKENIZERS_PARALLELISM": "true"}
-    common = ["--tokenizer", arguments.tokenizer, "--held-out", "0", "--threads", str(arguments.threads), "--json"]
-    ours = [arguments.ours, "tokenize", str(data), *common]
-    theirs = [sys.executable, __file__, "--tokenizer", arguments.tokenizer, "--library", str(data), str(tokens)]
+    shared = ["--tokenizer", arguments.tokenizer, "--held-out", "0", "--threads", str(arguments.threads), "--json"]
+    ours = [str(arguments.program), "tokenize", str(data), *shared]
+    theirs = common.worker("tokenize", "--tokenizer", arguments.tokenizer, "--library", str(data), str(tokens))
     results = {"ours": [], "tokenizers": []}
     for _ in range(arguments.rounds):
         shutil.rmtree(work / "ours", ignore_errors=True)
@@ -146,7 +143,3 @@ def main():
         assert np.array_equal(expected, found), f"{name} format: other tokens than the library's"
     print(f"{len(expected)} tokens are the library's, in both formats")
     shutil.rmtree(work)
-
-
-if __name__ == "__main__":
-    main()
