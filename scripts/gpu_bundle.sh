@@ -57,7 +57,9 @@ for line in sys.stdin:
 cp -r crates/testing/fixtures "$bundle/crates/testing/"
 rm -r "$bundle"/crates/testing/fixtures/formats # no test of these reads them
 cp -r models/shakespeare "$bundle/models/"
-cp scripts/gpu_run.sh scripts/gpu_run.py scripts/bench_cuda.py scripts/bench_training.py "$bundle/"
+cp scripts/gpu_run.sh scripts/gpu_run.py "$bundle/"
+mkdir "$bundle/bench"
+cp scripts/bench/{__init__,__main__,common,cuda,training}.py "$bundle/bench/"
 echo "$compiled_at" >"$bundle/compiled_at"
 {
   echo "gpt2 of commit $(git describe --always --dirty), $(rustc --version)"

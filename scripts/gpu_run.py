@@ -8,8 +8,8 @@ Steps, each with a time limit of its own; one that fails or hangs costs the othe
   texts        greedy text and log-probabilities beside transformers, on random weights of every preset up to XL, which
                transformers makes here under seed 0, and on the trained model of the repository
   training     losses of whole trainings beside the CPU's and PyTorch's; the speed of a step beside PyTorch's, in f32, and in bf16 with
-               weights in f32 (bench_training.py)
-  speed        tokens per second beside PyTorch, eager and compiled (bench_cuda.py), and of the largest preset if time is left
+               weights in f32 (bench/training.py)
+  speed        tokens per second beside PyTorch, eager and compiled (bench/cuda.py), and of the largest preset if time is left
 
 A text may leave that of transformers only where transformers' own two best logits lie within the tolerance of the type. While
 the tests run, the references are made and PyTorch's compiler fills its cache; nothing else runs beside the measurements.
@@ -30,6 +30,8 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+# Of `bench`, beside this file.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 DTYPES = ("f32", "f16", "bf16")
 # Modules of a crate's tests and the types they are for: the greedy texts are those of f32.
 TESTS = {
@@ -374,7 +376,7 @@ def speed(run, name, options):
     if not found.exists():
         raise Skipped(f"there is no checkpoint {name}")
     ours = shlex.join([str(HERE / "bin" / "gpt2"), "bench", "--device", run.device, "--json"])
-    command = [sys.executable, HERE / "bench_cuda.py", "--model", found, "--ours", ours, "--device", run.device, "--lines",
+    command = [sys.executable, "-m", "bench", "cuda", "--model", found, "--ours", ours, "--device", run.device, "--lines",
                "--rounds", "1", "--tokens-scale", run.scale.tokens_scale, "--limit", max(1, run.left() - 3), *options]
     code, output, errors = run.outcome(command)
     figures = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -395,7 +397,7 @@ def speed(run, name, options):
 def training(run, dtype):
     if not run.has_torch:
         raise Skipped("there is no PyTorch")
-    command = [sys.executable, HERE / "bench_training.py", "--case", run.scale.trained, "--rounds", "1", "--device", run.device,
+    command = [sys.executable, "-m", "bench", "training", "--case", run.scale.trained, "--rounds", "1", "--device", run.device,
                "--compute-dtype", dtype, "--ours", HERE / "bin" / "bench-step", "--lines"]
     output = run.call(command)
     figures = {found["engine"]: found for found in map(json.loads, (line for line in output.splitlines() if line[0] == "{"))}
@@ -470,7 +472,7 @@ def warm_compiler(run):
     checkpoint = run.folder / "gpt2"
     command = f"while [ ! -e {shlex.quote(str(checkpoint))} ]; do sleep 0.2; done; exec "
     for dtype in run.scale.dtypes:
-        engine = [sys.executable, str(HERE / "bench_cuda.py"), "--model", str(checkpoint), "--dtype", dtype, "--device", run.device]
+        engine = [sys.executable, "-m", "bench", "cuda", "--model", str(checkpoint), "--dtype", dtype, "--device", run.device]
         engine += ["--engine", "compiled", "--tokens-scale", str(run.scale.tokens_scale)]
         run.start(["bash", "-c", command + shlex.join(engine)], run.folder / f"compiler-{dtype}.txt")
 

@@ -12,8 +12,7 @@ from paths import FIXTURES
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from export_heads import seeded  # noqa: E402
-from export_reference import random_gpt2  # noqa: E402
+from reference.common import random_gpt2, seeded  # noqa: E402
 
 FORMATS = ["pytorch-legacy", "tensorflow", "llmc/gpt2.bin", "gguf/q4_0.gguf", "safetensors-shards"]
 HEADS = ["double", "multi_label", "pytorch-shards", "sequence", "token"]

@@ -11,9 +11,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-import export_evaluation as export  # noqa: E402
-import harness  # noqa: E402
-import oracle_evaluation as oracle  # noqa: E402
+from reference import evaluation, harness, oracle  # noqa: E402
 
 FIGURE_TOLERANCE = 1e-5
 # Divergences near 0 are differences of what float32 rounds to about 1e-7.
@@ -23,14 +21,14 @@ SMALL_FIGURE_TOLERANCE = 1e-6
 def pytest_generate_tests(metafunc):
     option = metafunc.config.getoption
     config = json.loads((option("model") / "config.json").read_text())
-    cases = [(option("protocol"), option("data"), None)] if option("protocol") else export.cases(config["n_positions"])
+    cases = [(option("protocol"), option("data"), None)] if option("protocol") else evaluation.cases(config["n_positions"])
     metafunc.parametrize("protocol, data, context", cases, ids=[f"{case[0]} {case[1]} {case[2] or ''}".strip() for case in cases])
 
 
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samples")
-    export.write_samples(folder)
+    evaluation.write_samples(folder)
     return folder
 
 
@@ -86,7 +84,7 @@ def test_figures_and_decisions(program, option, tmp_path, samples, hf, model, pr
         if protocol == "kl":
             folder, base = tmp_path / "changed", folder
             folder.mkdir()
-            export.with_other_config(base, folder)
+            evaluation.with_other_config(base, folder)
             asked = oracle.Model(folder)
         theirs = oracle.evaluate(protocol, asked, data, context, limit, base=base and model)
     report, log = evaluate(program, folder, protocol, data, tmp_path / "items.jsonl", context=context, limit=limit, base=base)

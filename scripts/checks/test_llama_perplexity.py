@@ -1,6 +1,6 @@
 """`gpt2 eval` measures what llama.cpp's llama-perplexity does, on the same weights and texts, both in f32.
 
-scripts/peers.sh builds the tool. Both get GGUF files of --model, one with the numbers as they are and one with numbers that were
+scripts/bench/peers.sh builds the tool. Both get GGUF files of --model, one with the numbers as they are and one with numbers that were
 rounded to 4 bits and stored in f32, so that both programs compute in f32 and only the weights are coarse. The text is drawn from the
 model itself. The figures are the digits that the tool prints. It keeps the base's log-probabilities of a divergence in 16 bits, over a
 range of 16 below the largest: what that can change is the tolerance, and what is below the range is computed from our log and allowed
@@ -98,7 +98,7 @@ class Ours:
 @pytest.fixture(scope="module")
 def theirs(option):
     if not option("llama-perplexity").is_file():
-        pytest.skip("there is no llama-perplexity: scripts/peers.sh, or --llama-perplexity FILE")
+        pytest.skip("there is no llama-perplexity: scripts/bench/peers.sh, or --llama-perplexity FILE")
     return Theirs(option("llama-perplexity"), os.cpu_count())
 
 

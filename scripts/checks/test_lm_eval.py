@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-import harness  # noqa: E402, F401 - keeps lm_eval and its libraries from the network
+from reference import harness  # noqa: E402, F401 - keeps lm_eval and its libraries from the network
 import lm_eval  # noqa: E402
 import lm_eval.utils  # noqa: E402
 import torch  # noqa: E402

@@ -1,7 +1,7 @@
 //! The attention family as a library uses it: milliseconds of a forward pass, and of one with its way back.
 //!
 //! Run: `cargo bench -p candle-gpt2-attention --bench family -- [--threads N] [--instructions SET] [--only TEXT]`. Prints one JSON line, case by case in the
-//! names and sizes of `scripts/bench_attention.py`, which runs it beside PyTorch. `plain` weights are tensors, `trained` ones
+//! names and sizes of `python -m bench attention`, which runs it beside PyTorch. `plain` weights are tensors, `trained` ones
 //! variables; `backward` is a forward pass and the gradients of input and weights by `gradients`, `candle_backward` the same by
 //! candle's own way back.
 

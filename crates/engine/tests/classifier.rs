@@ -1,4 +1,4 @@
-//! Classifiers against transformers: `scripts/export_heads.py` made the checkpoints and what is expected of them.
+//! Classifiers against transformers: `scripts/reference/heads.py` made the checkpoints and what is expected of them.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

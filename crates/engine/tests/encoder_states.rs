@@ -1,5 +1,5 @@
 //! A model with cross-attention that attends to the states of a file: in scoring, in generation of every kind, in every type of
-//! weights; against transformers (`scripts/export_gradients.py`).
+//! weights; against transformers (`scripts/reference/gradients.py`).
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 

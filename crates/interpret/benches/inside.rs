@@ -1,7 +1,7 @@
 //! Grids over GPT-2 124M and the memory of a record, with made-up weights in f32: speed does not depend on the values.
 //!
 //! Run: `cargo bench -p candle-gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. Prints one JSON line.
-//! `scripts/bench_inside.py` runs it beside TransformerLens. Cases:
+//! `python -m bench inside` runs it beside TransformerLens. Cases:
 //!
 //! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position, one at a time
 //! - `patching`: the residual stream before each block at each position of a 15-token prompt as in another one, 180 cells

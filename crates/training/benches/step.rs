@@ -4,7 +4,7 @@
 //! [--device DEVICE] [--compute-dtype TYPE]`, CASE one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256), `gpt2`
 //! (124M, 4 windows of 64) and `gpt2-1024` (124M, 8 windows of 1,024, for GPUs). With a rank, adapters of all linear layers are trained
 //! in place of the weights. Prints one JSON line, in the form of
-//! `scripts/bench_training.py`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
+//! `python -m bench training`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
 
 #![expect(clippy::print_stdout, reason = "a bench prints")]
 

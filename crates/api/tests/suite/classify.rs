@@ -1,4 +1,4 @@
-//! `/v1/classify` against transformers: `scripts/export_heads.py` made the checkpoints and what is expected of them.
+//! `/v1/classify` against transformers: `scripts/reference/heads.py` made the checkpoints and what is expected of them.
 
 use candle_gpt2_api::{ApiError, ClassifyCall, ServedModel};
 use candle_gpt2_engine::{Classifier, ModelOptions, Silent};

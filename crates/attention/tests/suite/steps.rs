@@ -1,5 +1,5 @@
 //! The printed numbers of chapter 3 of "Build a Large Language Model (From Scratch)", in its order. Weights that it draws from PyTorch's generator come
-//! from a fixture (`scripts/export_reference.py`, `export_steps`); every expected matrix is the book's.
+//! from a fixture (`scripts/reference/layers.py`, `export_steps`); every expected matrix is the book's.
 
 use candle_core::{Device, IndexOp, Result, Tensor};
 use candle_gpt2_attention::steps::{

@@ -1,4 +1,4 @@
-//! `gpt2 classify`, and what the other commands make of classifiers. `scripts/export_heads.py` made the checkpoints and what is
+//! `gpt2 classify`, and what the other commands make of classifiers. `scripts/reference/heads.py` made the checkpoints and what is
 //! expected of them.
 
 use std::fs;

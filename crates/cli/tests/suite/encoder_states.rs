@@ -1,4 +1,4 @@
-//! `--encoder-states` of `score` and `generate`, against transformers (`scripts/export_gradients.py`).
+//! `--encoder-states` of `score` and `generate`, against transformers (`scripts/reference/gradients.py`).
 
 use candle_gpt2_testing::{fixture_path, json_fixture, temporary_folder};
 use serde_json::Value;

@@ -1,5 +1,5 @@
 //! `gpt2 look`, `gpt2 cache` and `gpt2 generate --steer` as their users call them: numbers against those of TransformerLens
-//! (`scripts/export_inside.py`), wrong calls, files.
+//! (`scripts/reference/inside.py`), wrong calls, files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};

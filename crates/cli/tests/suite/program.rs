@@ -86,7 +86,7 @@ fn sampling_repeats_under_its_seed() {
 }
 
 /// The generator is ChaCha8 and the arithmetic is fixed, so these ids hold on every machine. They were computed
-/// independently from the model's logits by `scripts/sample_reference.py`.
+/// independently from the model's logits by `scripts/reference/sampling.py`.
 #[test]
 fn a_seed_means_the_same_tokens_everywhere() {
     let folder = CheckpointFolder::tiny();

@@ -95,7 +95,7 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
     }
 }
 
-/// The tokens are those of `scripts/export_heads.py`.
+/// The tokens are those of `scripts/reference/heads.py`.
 #[test]
 fn a_classifier_is_served_too() {
     let model = candle_gpt2_testing::fixture_path("heads/sequence");

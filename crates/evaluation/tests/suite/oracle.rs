@@ -1,5 +1,6 @@
 //! What lm-evaluation-harness, and for other protocols a script in Python, make of samples in every format: the same figures, the
-//! same decisions and the same log-probabilities here. `scripts/export_evaluation.py` and `scripts/export_few_shot.py` wrote samples and expectations.
+//! same decisions and the same log-probabilities here. `scripts/reference/evaluation.py` and `few_shot.py` wrote samples and
+//! expectations.
 
 use std::collections::BTreeMap;
 use std::fs;

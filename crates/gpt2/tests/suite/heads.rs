@@ -1,4 +1,4 @@
-//! Heads and cross-attention against transformers: logits, and the gradient of every parameter (`scripts/export_gradients.py`).
+//! Heads and cross-attention against transformers: logits, and the gradient of every parameter (`scripts/reference/gradients.py`).
 //! The sizes of all cases differ.
 
 use std::collections::HashMap;

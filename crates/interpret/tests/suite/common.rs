@@ -7,7 +7,7 @@ use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use candle_gpt2_weights::{Checkpoint, LoadOptions};
 use serde_json::Value;
 
-/// Seven checkpoints of different sizes; `scripts/export_inside.py` says what is special about each.
+/// Seven checkpoints of different sizes; `scripts/reference/inside.py` says what is special about each.
 pub(crate) const CASES: [&str; 7] =
     ["plain", "inverse_layer", "untied", "gelu", "relu_inner", "unscaled", "epsilon"];
 

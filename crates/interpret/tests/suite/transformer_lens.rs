@@ -1,4 +1,4 @@
-//! Numbers of TransformerLens 4.3.0, computed by it in f64 (`scripts/export_inside.py`).
+//! Numbers of TransformerLens 4.3.0, computed by it in f64 (`scripts/reference/inside.py`).
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{LogitsFor, Site, SiteKind};

@@ -1,4 +1,4 @@
-//! Every operation against PyTorch, values and gradients (`scripts/export_reference.py`, `export_operations`).
+//! Every operation against PyTorch, values and gradients (`scripts/reference/layers.py`, `export_operations`).
 
 use candle_core::{Result, Tensor, Var};
 use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout};

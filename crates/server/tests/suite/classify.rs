@@ -1,4 +1,4 @@
-//! A server of a classifier. `scripts/export_heads.py` made the checkpoints and what transformers says.
+//! A server of a classifier. `scripts/reference/heads.py` made the checkpoints and what transformers says.
 
 use std::thread;
 use std::time::Instant;

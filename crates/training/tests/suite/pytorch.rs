@@ -1,4 +1,4 @@
-//! Gradients and optimizer against PyTorch (`scripts/export_training.py`), on the device that `GPT2_TEST_DEVICE` names.
+//! Gradients and optimizer against PyTorch (`scripts/reference/training.py`), on the device that `GPT2_TEST_DEVICE` names.
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Pass};

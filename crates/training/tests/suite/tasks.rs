@@ -1,4 +1,4 @@
-//! Fine-tuning on labels and on answers against PyTorch and PEFT (`scripts/export_training.py`).
+//! Fine-tuning on labels and on answers against PyTorch and PEFT (`scripts/reference/training.py`).
 
 use std::collections::HashMap;
 

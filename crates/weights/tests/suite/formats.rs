@@ -1,4 +1,4 @@
-//! One seeded model in every format, written by the tools that users have (`scripts/export_formats.py`): a model built
+//! One seeded model in every format, written by the tools that users have (`scripts/reference/formats.py`): a model built
 //! from any of them is the same model.
 
 use std::collections::HashMap;

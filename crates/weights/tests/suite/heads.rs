@@ -1,4 +1,4 @@
-//! Checkpoints with a head over labels or choices: told apart, compared, converted. `scripts/export_heads.py` made them.
+//! Checkpoints with a head over labels or choices: told apart, compared, converted. `scripts/reference/heads.py` made them.
 
 use std::collections::HashMap;
 use std::path::Path;

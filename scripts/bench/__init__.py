@@ -1,0 +1,1 @@
+"""Speed beside other programs, on one machine and in turns."""

@@ -1,0 +1,210 @@
+"""Speed of inference beside llama.cpp, CTranslate2 and PyTorch: GPT-2 124M on one machine, every engine in turn.
+
+usage: python -m bench cpu [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
+
+Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds. The folder of the peers
+is what peers.sh makes; what it has no engine for is left out. Speed does not depend on the values of the weights.
+
+Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
+after 896; and of 32 tokens after 8 in batches of 8 and 32 texts. `--isa avx2` holds every engine to AVX2 where the processor has
+AVX-512. Needs the packages that peers.sh installs.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+
+from bench.common import END_OF_TEXT, hold_to, json_of, output_of, parser, prompt, worker
+
+PREFILL_TOKENS = (128, 512, 1024)
+DECODE = {"decode": (8, 128), "decode_at_896": (896, 64)}
+BATCH_TOKENS, BATCHES = (8, 32), (8, 32)
+ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE) + [f"{texts} texts" for texts in BATCHES]
+# The peers' precisions that are nearest to each of ours.
+GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
+CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
+VOCAB_SIZE = 50257
+
+
+def write_checkpoint(folder):
+    """GPT-2 124M as transformers makes it anew, under a fixed seed, with a tokenizer of as many tokens."""
+    import tokenizers
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(transformers.GPT2Config()).save_pretrained(folder)
+    # A byte-level BPE: every byte, then pairs of bytes.
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [(first, second) for first in alphabet for second in alphabet][: VOCAB_SIZE - 1 - len(alphabet)]
+    tokens = alphabet + [first + second for first, second in merges] + [END_OF_TEXT]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={token: id for id, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    special = {name: END_OF_TEXT for name in ("bos_token", "eos_token", "unk_token")}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+
+
+def measure_torch(folder, threads):
+    import torch
+    import transformers
+
+    torch.set_num_threads(threads)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def read(tokens):
+        model(torch.tensor([prompt(tokens)]), logits_to_keep=1)
+        return tokens
+
+    def decode(tokens, new_tokens):
+        cache = transformers.DynamicCache(config=model.config)
+        ids = torch.tensor([prompt(tokens)])
+        seconds = []
+        for _ in range(new_tokens + 1):
+            start = time.perf_counter()
+            logits = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            ids = logits[:, -1:].argmax(-1)
+            seconds.append(time.perf_counter() - start)
+        return sum(seconds[1:])  # The first reads the prompt.
+
+    with torch.inference_mode():
+        return speeds(read, decode)
+
+
+def measure_ctranslate2(folder, threads):
+    import ctranslate2
+
+    generator = ctranslate2.Generator(folder, device="cpu", compute_type="default", inter_threads=1, intra_threads=threads)
+    vocabulary = json.loads(pathlib.Path(folder, "vocabulary.json").read_text())
+
+    def generate(tokens, new_tokens, texts=1):
+        words = [vocabulary[id] for id in prompt(tokens)]
+        start = time.perf_counter()
+        generator.generate_batch([words] * texts, max_length=new_tokens, min_length=new_tokens, include_prompt_in_result=False)
+        return time.perf_counter() - start
+
+    def read(tokens):
+        # It generates at least one token, for which the context must have room.
+        tokens = min(tokens, 1023)
+        generate(tokens, 1)
+        return tokens
+
+    def decode(tokens, new_tokens):
+        alone = min(generate(tokens, 1) for _ in range(2))
+        return generate(tokens, new_tokens + 1) - alone
+
+    rows = speeds(read, decode)
+    tokens, new_tokens = BATCH_TOKENS
+    for texts in BATCHES:
+        generate(tokens, 2, texts)
+        alone = min(generate(tokens, 1, texts) for _ in range(2))
+        seconds = min(generate(tokens, new_tokens + 1, texts) for _ in range(2)) - alone
+        rows[f"{texts} texts"] = texts * new_tokens / seconds
+    return rows
+
+
+def speeds(read, decode):
+    """Tokens per second of every row: `read` says how many tokens it has read, `decode` how long it took; each once before."""
+    rows = {}
+    for tokens in PREFILL_TOKENS:
+        read(tokens)
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            count = read(tokens)
+            seconds.append(time.perf_counter() - start)
+        rows[f"prefill {tokens}"] = count / min(seconds)
+    decode(8, 8)
+    for row, (tokens, new_tokens) in DECODE.items():
+        rows[row] = new_tokens / decode(tokens, new_tokens)
+    return rows
+
+
+def measure_ours(command):
+    report = json_of(command)
+    rows = {f"prefill {tokens}": report["prefill"][str(tokens)] for tokens in PREFILL_TOKENS}
+    rows |= {row: report[row] for row in DECODE}
+    return rows | {f"{texts} texts": report["decode_batch"][str(texts)] for texts in BATCHES}
+
+
+def measure_llama_cpp(programs, model, threads):
+    program = programs / "llama-bench"
+    rows = {}
+    lengths = ",".join(map(str, PREFILL_TOKENS))
+    runs = [["-p", lengths, "-n", str(DECODE["decode"][1])]]
+    depth, new_tokens = DECODE["decode_at_896"]
+    runs.append(["-p", "0", "-n", str(new_tokens), "-d", str(depth)])
+    for arguments in runs:
+        for test in json.loads(output_of([program, "-m", model, "-t", str(threads), "-r", "2", "-o", "json", *arguments])):
+            row = "decode_at_896" if test["n_depth"] else "decode"
+            rows[f"prefill {test['n_prompt']}" if test["n_prompt"] else row] = test["avg_ts"]
+    tokens, new_tokens = BATCH_TOKENS
+    sizes = ["-c", str(max(BATCHES) * sum(BATCH_TOKENS)), "-npp", str(tokens), "-ntg", str(new_tokens)]
+    counts = ["-npl", ",".join(map(str, BATCHES)), "-t", str(threads), "--output-format", "jsonl"]
+    batches = [programs / "llama-batched-bench", "-m", model, *sizes, *counts]
+    for line in output_of(batches).splitlines():
+        if line.startswith("{"):
+            test = json.loads(line)
+            rows[f"{test['pl']} texts"] = test["speed_tg"]
+    return rows
+
+
+def engines(peers, dtype, ours, threads, isa):
+    """The engines that are there for a precision: their names, and functions that measure them."""
+    python, model = peers / "venv/bin/python", peers / "gpt2-124m"
+    if ours:
+        command = [ours, "bench", "--model", model, "--dtype", dtype, "--threads", threads, "--json"]
+        yield "ours", lambda: measure_ours(command)
+    for type in GGUF_TYPES[dtype]:
+        file = peers / f"gpt2-{type}.gguf"
+        own, avx2 = (peers / folder / "bin" for folder in ("llama.cpp", "llama.cpp-avx2"))
+        # Where the processor has AVX2 alone, there is no second one.
+        programs = avx2 if isa and avx2.exists() else own
+        if programs.exists() and file.exists():
+            yield f"llama.cpp {type}", lambda programs=programs, file=file: measure_llama_cpp(programs, file, threads)
+    folders = [("torch", model)] if dtype == "f32" else []
+    if dtype in CTRANSLATE2_TYPES:
+        folders.append(("ctranslate2", peers / f"ctranslate2-{CTRANSLATE2_TYPES[dtype]}"))
+    for engine, folder in folders:
+        if folder.exists():
+            command = worker("cpu", "--worker", engine, folder, "--threads", threads, python=python)
+            yield engine, lambda command=command: json_of(command)
+
+
+def compare(arguments):
+    peers = arguments.peers.resolve()
+    hold_to(arguments.isa)
+    samples = {}
+    for _ in range(arguments.rounds):
+        for dtype in arguments.only.split(","):
+            for engine, measure in engines(peers, dtype, arguments.program.exists() and arguments.program, arguments.threads, arguments.isa):
+                for row, speed in measure().items():
+                    samples.setdefault((dtype, row), {}).setdefault(engine, []).append(speed)
+    for dtype in arguments.only.split(","):
+        for row in ROWS:
+            medians = {engine: statistics.median(speeds) for engine, speeds in samples.get((dtype, row), {}).items()}
+            others = [engine for engine in medians if engine != "ours"]
+            line = {"dtype": dtype, "row": row, "tokens_per_s": medians}
+            if others:
+                line["best_peer"] = max(others, key=medians.get)
+            print(json.dumps(line), flush=True)
+
+
+def main():
+    words = parser(__doc__, "rounds", "threads", "isa", "program", "peers")
+    words.add_argument("--only", default="f32,f16,q8,q4", help="precisions")
+    words.add_argument("--checkpoint", metavar="FOLDER", help="write a random checkpoint of GPT-2 124M's shape, and nothing else")
+    words.add_argument("--worker", nargs=2, metavar=("ENGINE", "FOLDER"), help=argparse.SUPPRESS)
+    arguments = words.parse_args()
+    if arguments.checkpoint:
+        write_checkpoint(arguments.checkpoint)
+    elif arguments.worker:
+        engine, folder = arguments.worker
+        measure = {"torch": measure_torch, "ctranslate2": measure_ctranslate2}[engine]
+        print(json.dumps(measure(folder, arguments.threads)))
+    else:
+        compare(arguments)
