@@ -1,5 +1,5 @@
-// What pages that write with a model share, as further functions of `parts`: which token stands where in a text, how surprising it is,
-// what else could stand there, settings with sliders, and the small things around them.
+// What a page that writes with a model draws with, as further functions of `parts`: where each token of a text is and how surprising, its
+// alternatives, settings with sliders, and the small things around them.
 //
 // The model counts characters (code points), a string here counts UTF-16 units. Tokens that hold a part of a character come as
 // `bytes:\xe9\x80` and share the offset of that character: together they are one piece.
@@ -21,12 +21,9 @@ Object.assign(parts, (() => {
     return bytes ? bytes[1] : token.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥");
   }
 
-  const ranked = map => Object.entries(map ?? {}).map(([token, logprob]) => ({ token, logprob }))
-    .sort((a, b) => b.logprob - a.logprob);
-
   // The lists of `logprobs`, which grow while chunks arrive.
   class Tokens {
-    lists = { tokens: [], token_logprobs: [], top_logprobs: [], text_offset: [] };
+    lists = { tokens: [], token_logprobs: [], text_offset: [] };
 
     take(logprobs) {
       for (const name in this.lists) this.lists[name].push(...logprobs?.[name] ?? []);
@@ -43,16 +40,16 @@ Object.assign(parts, (() => {
     }
 
     // The pieces of `text`, whose first character has the offset `first` in the model's text and the place `place` here:
-    // { start, end, tokens: [{ token, logprob, alternatives: [{ token, logprob }] }] }.
+    // { start, end, tokens: [{ token, logprob }] }.
     pieces(text, first, place) {
-      const { tokens, token_logprobs, top_logprobs, text_offset } = this.lists;
+      const { tokens, token_logprobs, text_offset } = this.lists;
       const units = [place];
       for (const character of text) units.push(units.at(-1) + character.length);
       const at = offset => units[Math.max(0, Math.min(offset - first, units.length - 1))];
       const pieces = [];
       tokens.forEach((token, n) => {
         const [start, end] = [at(text_offset[n]), at(text_offset[n + 1] ?? Infinity)];
-        const one = { token, logprob: token_logprobs[n], alternatives: ranked(top_logprobs[n]) };
+        const one = { token, logprob: token_logprobs[n] };
         const last = pieces.at(-1);
         const joins = last && last.start === start && last.offset === text_offset[n] && textOf(token) === null;
         if (joins) {
@@ -99,7 +96,7 @@ Object.assign(parts, (() => {
     place.append(element("span", {}, "bits of surprise: 0 is a certain token, 1 a toss of a coin, 12 one in 4,096"));
   }
 
-  // ---- What else could stand there
+  // ---- Alternatives of a token
 
   // A list of tokens to choose one from. ones: [{ token, share, text }], share is the length of the bar, text stands behind its number;
   // `chosen` is the place of the present one, or -1. Where the list has the focus it keeps it when it is drawn anew. Calls onTake(one).
@@ -122,7 +119,7 @@ Object.assign(parts, (() => {
   function popup(box, back) {
     let owner = null;
 
-    // Shows `contents`, and gives what takes the focus, if anything does.
+    // Shows `contents`.
     function show(node, ...contents) {
       hide();
       owner = node;
@@ -130,7 +127,6 @@ Object.assign(parts, (() => {
       box.replaceChildren(...contents);
       box.hidden = false;
       place();
-      return box.querySelector("[tabindex='0']");
     }
 
     // Under the token, or above it where there is no room.
@@ -155,7 +151,7 @@ Object.assign(parts, (() => {
       hide();
       back(node);
     });
-    return { show, place, hide, get owner() { return owner; } };
+    return { show, place, hide };
   }
 
   // ---- Settings
@@ -260,7 +256,7 @@ Object.assign(parts, (() => {
   }
 
   return {
-    Clock, END, Tokens, alternatives, announce, bits, copies, layers, logprobOf, newSeed, numbers, percent, popup, seedOf, settings, shown,
-    surpriseScale, textOf, tint, told,
+    Clock, END, Tokens, alternatives, announce, bits, copies, layers, newSeed, numbers, percent, popup, seedOf, settings, shown, surpriseScale,
+    tint, told,
   };
 })());
