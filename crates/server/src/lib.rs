@@ -27,6 +27,7 @@ use classify::Classifying;
 use engine::{Engine, EngineOptions};
 pub use error::ServerError;
 use http::{Listener, Shared, Work};
+pub use log::LogFormat;
 use metrics::Metrics;
 pub use options::{ServerOptions, Timeouts};
 

@@ -72,7 +72,7 @@ pub struct ServerOptions {
     pub max_time: Option<Duration>,
     /// How long is waited for what.
     pub timeouts: Timeouts,
-    /// Whether a line on standard error tells of every request: who, what, how long, never a text.
+    /// Whether an event of the log tells of every request: who, what, how long, never a text. See [`LogFormat`](crate::LogFormat).
     pub log_requests: bool,
     /// Whether SIGTERM and SIGINT end the server.
     pub signals: bool,

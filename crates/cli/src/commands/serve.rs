@@ -11,7 +11,7 @@ use candle_gpt2_engine::process::allow_open_files;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
 use candle_gpt2_grammar::GrammarReader;
 use candle_gpt2_server::{
-    ChatTemplateChoice, Limits, Listening, Model, SecretString, ServerOptions, Timeouts,
+    ChatTemplateChoice, Limits, Listening, LogFormat, Model, SecretString, ServerOptions, Timeouts,
 };
 use clap::Args;
 
@@ -65,6 +65,9 @@ pub(crate) struct ServeArguments {
     /// Write a line on standard error for every request: its number, route, code, counts of tokens and time, never a text
     #[arg(long)]
     log_requests: bool,
+    /// What the lines of the log look like: text, or json, an object on each line
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = ["text", "json"], hide_possible_values = true)]
+    log_format: String,
 }
 
 /// Where the server listens.
@@ -170,6 +173,8 @@ struct TimeArguments {
 /// Serves until a signal ends it.
 pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCode> {
     let options = options(arguments)?;
+    let log = if arguments.log_format == "json" { LogFormat::Json } else { LogFormat::Text };
+    log.write_to_stderr();
     // What the system does not allow is refused with the options.
     allow_open_files(options.open_files());
     // What can be refused is refused before the model is read, which may take long.
