@@ -1,4 +1,5 @@
-//! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text.
+//! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text. tower-http's layer for traces does not hear of
+//! an answer that is given up while it is sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};

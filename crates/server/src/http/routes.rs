@@ -239,7 +239,8 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     Ok(response)
 }
 
-/// What pages of an allowed origin may send: everything that the routes take.
+/// What pages of an allowed origin may send: everything that the routes take. (tower-http's layer for CORS answers every `OPTIONS`, of
+/// any path, and refuses no page.)
 fn preflight(asked: &HeaderMap) -> Response<Content> {
     let mut response = reply::empty(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
@@ -271,7 +272,8 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one.
+/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one. (tower-http's layer takes
+/// what the client sends.)
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
     let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);
