@@ -20,6 +20,7 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 /// LogFormat::Text.write_to_stderr();
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
 pub enum LogFormat {
     /// The number of the request, and what there is to tell of it.
     #[default]
