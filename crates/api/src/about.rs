@@ -8,16 +8,7 @@ use crate::options::sampling;
 use crate::{ApiError, ServedModel};
 
 /// `/v1/models`: the model under each of its names.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, models};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// assert!(models(&served).contains(r#""id":"built-in""#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn models(served: &ServedModel) -> String {
+pub(crate) fn models(served: &ServedModel) -> String {
     let names = std::iter::once(&served.options.name).chain(&served.options.aliases);
     let data: Vec<Value> = names.map(|name| described(name, served)).collect();
     json!({ "object": "list", "data": data }).to_string()
@@ -64,25 +55,12 @@ fn described(name: &str, served: &ServedModel) -> Value {
 }
 
 /// `/version`.
-///
-/// ```
-/// assert!(candle_gpt2_api::version().starts_with(r#"{"version":""#));
-/// ```
-pub fn version() -> String {
+pub(crate) fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
 /// `/props`: what a request gets that says nothing else, in llama.cpp's words.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, props};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// assert!(props(&served).contains(r#""total_slots""#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn props(served: &ServedModel) -> String {
+pub(crate) fn props(served: &ServedModel) -> String {
     let config = sampling(GenerationOptions::default(), served);
     let params = json!({
         "n_predict": config.max_new_tokens,
@@ -106,10 +84,6 @@ pub fn props(served: &ServedModel) -> String {
 }
 
 /// `/health` of a server that serves; one that does not answers with an error.
-///
-/// ```
-/// assert_eq!(candle_gpt2_api::health(), r#"{"status":"ok"}"#);
-/// ```
-pub fn health() -> String {
+pub(crate) fn health() -> String {
     json!({ "status": "ok" }).to_string()
 }

@@ -25,6 +25,7 @@ pub mod process;
 mod reporter;
 #[cfg(feature = "terminal")]
 pub mod terminal;
+mod texts;
 mod verify;
 mod vocabulary;
 mod watched;
@@ -59,6 +60,7 @@ pub use reporter::{Progress, Reporter, Silent, Unit};
 pub use secrecy::SecretString;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;
+pub use texts::{CallId, Happened, Texts};
 pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
 pub use watched::Watched;

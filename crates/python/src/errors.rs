@@ -168,7 +168,11 @@ impl From<LookError> for Failure {
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
-        of(&error, error.status() < 500)
+        // Callers own the model, and may know what went wrong inside.
+        match error.cause() {
+            Some(cause) => failed(cause),
+            None => of(&error, error.status() < 500),
+        }
     }
 }
 

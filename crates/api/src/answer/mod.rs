@@ -15,7 +15,7 @@ use write::{Choice, Response, Usage};
 pub(crate) use write::{List, json};
 
 use crate::pieces::Pieces;
-use crate::{ApiError, Warnings};
+use crate::{ApiError, Reply, Warnings};
 
 /// The shape of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -170,6 +170,12 @@ impl Answer {
             }
         }
         self.warnings.added_to(json(&self.response(&choices, Some(Some(self.usage())))))
+    }
+
+    /// The same, with its warnings beside it.
+    pub(crate) fn into_reply(self) -> Reply {
+        let warnings = self.warnings.clone();
+        Reply { json: self.into_response(), warnings }
     }
 
     /// The texts of a prompt that are told, by their sequence.
