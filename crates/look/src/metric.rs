@@ -2,8 +2,12 @@
 
 use candle_gpt2::LogitsFor;
 use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
+use serde::Deserialize;
 
 use crate::error::{Result, wrong};
+use crate::named::choice;
+#[cfg(feature = "clap")]
+use crate::named::choices;
 use crate::{Reader, Text, TokenChoice};
 
 /// What is asked of a prediction.
@@ -21,15 +25,22 @@ use crate::{Reader, Text, TokenChoice};
 /// assert!(asked.name.contains("not"), "{}", asked.name);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct MetricOptions {
-    /// The token whose prediction is looked at (`answer`); the most probable one if none is given.
+    /// The token whose prediction is looked at: a text of one token, or #ID [default: the most probable one]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub answer: Option<TokenChoice>,
-    /// The token that it is compared with (`against`).
+    /// The token that it is compared with
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT", requires = "answer"))]
     pub against: Option<TokenChoice>,
-    /// After which token it is predicted, counted from 0, or from −1 at the end (`position`).
+    /// After which token it is predicted: counted from 0, or from -1 at the end
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = MetricOptions::default().position, allow_negative_numbers = true))]
     pub position: i64,
-    /// The number that is looked at (`measure`).
+    /// The number that is looked at; with --against the difference of two
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MEASURE", default_value = "logit", value_parser = choices::<Measure>()))]
     pub measure: Measure,
 }
 

@@ -19,7 +19,7 @@ impl Case {
 
     fn texts(&self) -> ComparedTexts {
         let [clean, corrupt] = ["clean_ids", "corrupted_ids"].map(|name| self.text(name));
-        ComparedTexts { clean, corrupt, metric: self.metric() }
+        ComparedTexts { clean, corrupt }
     }
 }
 
@@ -28,7 +28,11 @@ fn grids_are_those_of_transformer_lens() {
     let case = Case::open("untied");
     let shares = |name: &str, site: &str, by| {
         let patched = Patched { site: site.into(), by };
-        let found = look(&case.loaded, &Patch { texts: case.texts(), patched: patched.clone() }).unwrap();
+        let found = look(
+            &case.loaded,
+            &Patch { texts: case.texts(), metric: case.metric(), patched: patched.clone() },
+        )
+        .unwrap();
         assert_close(&grid(&found), &case.analyses.tensor(&format!("patch.{name}")), GRIDS, name);
         let metric = found.report.metric.as_ref().unwrap();
         assert!((metric.before - case.logit_difference("corrupted")).abs() < GRIDS);
@@ -42,11 +46,12 @@ fn grids_are_those_of_transformer_lens() {
     assert_eq!((&details["site"], found.report.axes[1].name.as_str()), (&json!("z"), "head"));
     assert_eq!(details["corrupted_tokens"][1]["id"], case.recorded["corrupted_ids"][1]);
 
-    let estimated = look(&case.loaded, &Estimate { texts: case.texts(), patched }).unwrap();
+    let estimated =
+        look(&case.loaded, &Estimate { texts: case.texts(), metric: case.metric(), patched }).unwrap();
     assert_close(&grid(&estimated), &case.analyses.tensor("attribution.z"), GRIDS, "estimate");
 
     let clean = case.logit_difference("clean");
-    let path = PathPatching { texts: case.texts(), from: None, to: "final".into() };
+    let path = PathPatching { texts: case.texts(), metric: case.metric(), from: None, to: "final".into() };
     let expected = case.analyses.tensor("path.to_final").to_dtype(DType::F64).unwrap();
     let expected = ((clean - expected).unwrap() / (clean - case.logit_difference("corrupted"))).unwrap();
     assert_close(&grid(&look(&case.loaded, &path).unwrap()), &expected, GRIDS, "path");
@@ -143,7 +148,7 @@ fn what_is_left_out_may_come_from_texts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lines.txt");
     std::fs::write(&file, "The cat sat\n \nMy dog\n").unwrap();
-    let read = Instead::read(&format!("mean:{}", file.display())).unwrap();
+    let read = format!("mean:{}", file.display()).parse().unwrap();
     let given = Instead::mean(vec![words("The cat sat"), words("My dog")]);
     let [of_file, of_texts] =
         [read, given].map(|with| look(&loaded, &Ablate { with, ..Ablate::new(words("The dog")) }).unwrap());
@@ -164,9 +169,13 @@ fn long_looks_tell_how_far_they_are() {
     let told = Told::default();
     Ablate::new(words("The dog")).at(&subject, &told).unwrap();
     let [clean, corrupt] = ["The dog", "My dog"].map(words);
-    let texts = ComparedTexts { clean, corrupt, metric: MetricOptions::default() };
-    Patch { texts: texts.clone(), patched: Patched::default() }.at(&subject, &told).unwrap();
-    PathPatching { texts, from: None, to: "2.0.k".into() }.at(&subject, &told).unwrap();
+    let texts = ComparedTexts { clean, corrupt };
+    Patch { texts: texts.clone(), metric: MetricOptions::default(), patched: Patched::default() }
+        .at(&subject, &told)
+        .unwrap();
+    PathPatching { texts, metric: MetricOptions::default(), from: None, to: "2.0.k".into() }
+        .at(&subject, &told)
+        .unwrap();
     let neuron = Neuron { layer: 0, neuron: 0 };
     Neurons { text: words("The dog"), neuron, top: 1 }.at(&subject, &told).unwrap();
     let expected = [("ablating", 4), ("patching", 4), ("patching", 16), ("reading", 3)];

@@ -11,7 +11,11 @@ use crate::common::{built_in, reader, words};
 
 fn dogs() -> ComparedTexts {
     let [clean, corrupt] = ["The dog", "My dog"].map(words);
-    ComparedTexts { clean, corrupt, metric: MetricOptions::default() }
+    ComparedTexts { clean, corrupt }
+}
+
+fn usual() -> MetricOptions {
+    MetricOptions::default()
 }
 
 fn attention(text: Text) -> Attention {
@@ -67,7 +71,8 @@ fn wrong_questions_are_refused_and_options_named() {
     refused(&reader, &neuron, "`neuron` 4.0: this model has 4 layers");
 
     let corrupt = words("The");
-    let patch = Patch { texts: ComparedTexts { corrupt, ..dogs() }, patched: Patched::default() };
+    let patch =
+        Patch { texts: ComparedTexts { corrupt, ..dogs() }, metric: usual(), patched: Patched::default() };
     refused(&reader, &patch, "`clean` has 3 tokens and `corrupt` 1");
     for (site, told) in [
         ("resid_prr", "the nearest name is `resid_pre`"),
@@ -75,14 +80,19 @@ fn wrong_questions_are_refused_and_options_named() {
         ("1.z", "the grid has a row for every layer; write z"),
     ] {
         let patched = Patched { site: site.into(), by: None };
-        refused(&reader, &Estimate { texts: dogs(), patched }, told);
+        refused(&reader, &Estimate { texts: dogs(), metric: usual(), patched }, told);
     }
-    let late = PathPatching { texts: dogs(), from: Some("2.0".parse().unwrap()), to: "1.0.q".into() };
+    let late = PathPatching {
+        texts: dogs(),
+        metric: usual(),
+        from: Some("2.0".parse().unwrap()),
+        to: "1.0.q".into(),
+    };
     refused(&reader, &late, "`from` 2.0: it is not before `to` 1.0.q");
     for (to, told) in
         [("there", "expected final"), ("1.0.x", "LAYER.HEAD.q"), ("0.0.q", "no head is before layer 0")]
     {
-        refused(&reader, &PathPatching { texts: dogs(), from: None, to: to.into() }, told);
+        refused(&reader, &PathPatching { texts: dogs(), metric: usual(), from: None, to: to.into() }, told);
     }
     let sae = Features { text: text(), sae: PathBuf::from("nowhere.pt"), site: Some("z".into()), top: 1 };
     refused(&reader, &sae, "`site` z: expected one place");
@@ -97,7 +107,8 @@ fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
     let features = Features { text: words("The dog"), sae: nowhere(), site, top: 1 };
     let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The dog")) };
     let found = [features.check(&reader).map(drop), lens.check(&reader).map(drop)];
-    let mean = candle_gpt2_look::Instead::read("mean:/nowhere/file.safetensors").map(drop);
+    let with = "mean:/nowhere/file.safetensors".parse().unwrap();
+    let mean = Ablate { with, ..Ablate::new(words("The dog")) }.check(&reader).map(drop);
     for error in found.into_iter().chain([mean]).map(Result::unwrap_err) {
         assert!(error.to_string().contains("/nowhere/file.safetensors"), "{error}");
         assert!(!error.is_usage());
