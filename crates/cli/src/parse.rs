@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, CommandFactory, Error, FromArgMatches};
+use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 
 use crate::arguments::Arguments;
 use crate::exit::{self, EXIT_FAILURE, EXIT_USAGE};
@@ -25,7 +25,17 @@ fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
     flags::remember(called(&program, &words));
     let matches = program.try_get_matches_from_mut(given).map_err(|error| with_advice(error, given))?;
-    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))
+    let mut arguments = Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))?;
+    arguments.threads = threads(&matches).map(usize::from);
+    Ok(arguments)
+}
+
+/// The threads of the command that is called.
+fn threads(matches: &ArgMatches) -> Option<u16> {
+    match matches.subcommand() {
+        Some((_, matches)) => threads(matches),
+        None => matches.try_get_one("threads").ok().flatten().copied(),
+    }
 }
 
 /// Prints a help text on standard output or an error on standard error, and says how the program ends.

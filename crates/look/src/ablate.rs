@@ -258,9 +258,9 @@ impl Look for Ablate {
     }
 
     fn look(&self, checked: CheckedAblate, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
-        let CheckedAblate { metric: CheckedMetric { ids, asked }, heads, at, ablation } = checked;
+        let CheckedAblate { metric: CheckedMetric { ids, prediction }, heads, at, ablation } = checked;
         let run = subject.run(&ids)?;
-        let metric = asked.metric(&run)?;
+        let metric = prediction.metric(&run)?;
         let before = metric.of_run(&run, &mut Chain(Vec::new()))?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report("ablate", format!("{name} without each head"), &ids);

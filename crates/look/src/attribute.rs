@@ -78,9 +78,9 @@ impl Look for Attribute {
     }
 
     fn look(&self, checked: CheckedMetric, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
-        let CheckedMetric { ids, asked } = checked;
+        let CheckedMetric { ids, prediction } = checked;
         let run = subject.run(&ids)?;
-        let metric = asked.metric(&run)?;
+        let metric = prediction.metric(&run)?;
         let unit = match self.unit {
             Parts::Component => Unit::Component,
             Parts::Layer => Unit::Layer,

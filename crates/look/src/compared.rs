@@ -5,7 +5,7 @@ use candle_gpt2_pictures::{Metric as Shown, Report};
 use serde::Deserialize;
 
 use crate::error::{Result, wrong};
-use crate::metric::Asked;
+use crate::metric::Prediction;
 use crate::{MetricOptions, Reader, Subject, Text};
 
 /// Two texts of as many tokens.
@@ -33,7 +33,7 @@ pub struct ComparedTexts {
 pub(crate) struct CheckedTexts {
     pub(crate) clean: Vec<u32>,
     pub(crate) corrupted: Vec<u32>,
-    asked: Asked,
+    prediction: Prediction,
 }
 
 /// Both runs, and a report that begins with what they say.
@@ -59,15 +59,15 @@ impl ComparedTexts {
                 row(&corrupted)
             )));
         }
-        let asked = metric.read(reader, clean.len())?;
-        Ok(CheckedTexts { clean, corrupted, asked })
+        let prediction = metric.read(reader, clean.len())?;
+        Ok(CheckedTexts { clean, corrupted, prediction })
     }
 }
 
 impl CheckedTexts {
     pub(crate) fn compare<'a>(&'a self, subject: &'a Subject, what: &str) -> Result<Compared<'a>> {
         let clean = subject.run(&self.clean)?;
-        let metric = self.asked.metric(&clean)?;
+        let metric = self.prediction.metric(&clean)?;
         let patching = Patching::new(clean, subject.run(&self.corrupted)?, metric)?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report(what, name.clone(), &self.clean);

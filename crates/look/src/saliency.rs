@@ -95,12 +95,12 @@ impl Look for Saliency {
 
     fn look(
         &self,
-        (CheckedMetric { ids, asked }, weighing): Self::Checked,
+        (CheckedMetric { ids, prediction }, weighing): Self::Checked,
         subject: &Subject,
         _: &dyn Reporter,
     ) -> Result<Found> {
         let run = subject.run(&ids)?;
-        let metric = asked.metric(&run)?;
+        let metric = prediction.metric(&run)?;
         let found = token_weights(&run, &metric, weighing)?;
         let name = subject.metric_name(&metric);
         let mut report =

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::called;
+use crate::keywords::unknown_keyword;
 use crate::raised::Raised;
 use crate::values::{Values, id_or_ids, is_mapping, json_of};
 
@@ -55,7 +56,7 @@ impl Asked {
         raised: &Raised,
     ) -> Result<Self> {
         let defaults = loaded.defaults()?;
-        let mut given = Given::read(options, others)?;
+        let mut given = Keywords::read(options, others)?;
         let seeds = given.seeds()?;
         let grammar = given.grammar()?;
         let functions = std::mem::take(&mut given.functions);
@@ -93,7 +94,7 @@ impl Asked {
 }
 
 /// The keywords that are given, those that are None left out.
-struct Given {
+struct Keywords {
     /// Fields of the configuration.
     fields: Map<String, Value>,
     own: Map<String, Value>,
@@ -104,7 +105,7 @@ struct Given {
     functions: Vec<Py<PyAny>>,
 }
 
-impl Given {
+impl Keywords {
     fn read(options: Option<&Bound<'_, PyDict>>, others: &[&str]) -> Result<Self> {
         let known = || OPTIONS.iter().map(|option| option.name).chain(OWN);
         let mut given = Self {
@@ -239,13 +240,6 @@ impl Given {
             )),
         }
     }
-}
-
-/// A keyword that there is not, with the one that is most like it.
-pub(crate) fn unknown_keyword<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> crate::errors::Failure {
-    let nearest =
-        known.max_by(|a, b| strsim::jaro(key, a).total_cmp(&strsim::jaro(key, b))).unwrap_or_default();
-    wrong_type(format!("there is no option `{key}`; the nearest name is `{nearest}`"))
 }
 
 /// A function, or a list of them.

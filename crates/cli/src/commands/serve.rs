@@ -191,7 +191,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     let ServeArguments { model, address, capacity, access, names, times, .. } = arguments;
     let defaults = ServerOptions::default();
     let mut api = defaults.api;
-    api.name = names.served_model_name.clone().unwrap_or_else(|| name_of(&model.model));
+    api.name = names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options.model));
     api.aliases.clone_from(&names.alias);
     api.grammar_reader = grammar_reader();
     api.prompt_tokens_details = arguments.enable_prompt_tokens_details;

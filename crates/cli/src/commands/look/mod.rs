@@ -12,7 +12,6 @@ use candle_gpt2_look::{
 use clap::{Args, Subcommand};
 
 use crate::input::InputArguments;
-use crate::model_arguments::CommonArguments;
 use view::{LookArguments, OptionalInput, TextsArguments};
 
 #[derive(Debug, Args)]
@@ -134,26 +133,6 @@ Examples:
 
 --sae takes a folder of SAELens (cfg.json and sae_weights.safetensors) or a file of OpenAI's (with --site).")]
     Features(LookArguments<InputArguments, Features>),
-}
-
-impl Look {
-    pub(crate) fn common(&self) -> &CommonArguments {
-        &match self {
-            Self::Attention(arguments) => &arguments.opening,
-            Self::Lens(arguments) => &arguments.opening,
-            Self::Attribute(arguments) => &arguments.opening,
-            Self::Heads(arguments) => &arguments.opening,
-            Self::Ablate(arguments) => &arguments.opening,
-            Self::Patch(arguments) => &arguments.opening,
-            Self::Path(arguments) => &arguments.opening,
-            Self::Estimate(arguments) => &arguments.opening,
-            Self::Saliency(arguments) => &arguments.opening,
-            Self::Neurons(arguments) => &arguments.opening,
-            Self::Features(arguments) => &arguments.opening,
-        }
-        .model
-        .common
-    }
 }
 
 pub(crate) fn run(arguments: &LookCommandArguments, hub: &HubOptions) -> Result<ExitCode> {

@@ -21,7 +21,7 @@ pub(crate) struct LookArguments<I: Args, L: Args> {
     #[command(flatten)]
     input: I,
     #[command(flatten)]
-    pub(crate) opening: OpeningArguments,
+    opening: OpeningArguments,
     #[command(flatten)]
     view: ViewArguments,
     #[command(flatten)]
@@ -116,7 +116,7 @@ impl OpeningArguments {
 
     /// The model as it is looked into.
     pub(crate) fn subject<'a>(&self, loaded: &'a LoadedModel, reader: &'a Reader) -> Subject<'a> {
-        Subject::new(loaded, self.model.model.display().to_string(), reader)
+        Subject::new(loaded, self.model.options.model.display().to_string(), reader)
     }
 }
 
