@@ -56,7 +56,7 @@ impl Asked {
         raised: &Raised,
     ) -> Result<Self> {
         let defaults = loaded.defaults()?;
-        let mut given = Keywords::read(options, others)?;
+        let mut given = Given::read(options, others)?;
         let seeds = given.seeds()?;
         let grammar = given.grammar()?;
         let functions = std::mem::take(&mut given.functions);
@@ -94,7 +94,7 @@ impl Asked {
 }
 
 /// The keywords that are given, those that are None left out.
-struct Keywords {
+struct Given {
     /// Fields of the configuration.
     fields: Map<String, Value>,
     own: Map<String, Value>,
@@ -105,7 +105,7 @@ struct Keywords {
     functions: Vec<Py<PyAny>>,
 }
 
-impl Keywords {
+impl Given {
     fn read(options: Option<&Bound<'_, PyDict>>, others: &[&str]) -> Result<Self> {
         let known = || OPTIONS.iter().map(|option| option.name).chain(OWN);
         let mut given = Self {

@@ -67,8 +67,23 @@ fn wrong_questions_are_refused_and_options_named() {
     refused(&reader, &rows, "`rows`: expected from 1");
     let from = HeadKinds { from: Some(20), below: Some(20), ..HeadKinds::default() };
     refused(&reader, &from, "`from` 20 `below` 20: expected a range");
-    let neuron = Neurons { text: text(), neuron: Neuron { layer: 4, neuron: 0 }, top: 1 };
-    refused(&reader, &neuron, "`neuron` 4.0: this model has 4 layers");
+    let below = HeadKinds { below: Some(1025), ..HeadKinds::default() };
+    refused(&reader, &below, "expected a range within the vocabulary of 1024");
+    for length in [0, 129] {
+        let length = HeadKinds { length: Some(length), ..HeadKinds::default() };
+        refused(&reader, &length, "1 to 128 tokens can be read twice by this model");
+    }
+    for (layer, neuron) in [(4, 0), (0, 1024)] {
+        let neurons = Neurons { text: text(), neuron: Neuron { layer, neuron }, top: 1 };
+        refused(
+            &reader,
+            &neurons,
+            &format!("`neuron` {layer}.{neuron}: this model has 4 layers of 1024 neurons"),
+        );
+    }
+    for top in [0, 1001] {
+        refused(&reader, &Lens { top, ..Lens::new(text()) }, "`top`: expected from 1 to 1000");
+    }
 
     let corrupt = words("The");
     let patch =
@@ -76,7 +91,11 @@ fn wrong_questions_are_refused_and_options_named() {
     refused(&reader, &patch, "`clean` has 3 tokens and `corrupt` 1");
     for (site, told) in [
         ("resid_prr", "the nearest name is `resid_pre`"),
+        ("9.z", "the model's 4 blocks are counted from 0"),
         ("logits", "expected one kind of place"),
+        ("embed", "expected one kind of place"),
+        ("final_norm", "expected one kind of place"),
+        ("*", "expected one kind of place"),
         ("1.z", "the grid has a row for every layer; write z"),
     ] {
         let patched = Patched { site: site.into(), by: None };
@@ -89,9 +108,12 @@ fn wrong_questions_are_refused_and_options_named() {
         to: "1.0.q".into(),
     };
     refused(&reader, &late, "`from` 2.0: it is not before `to` 1.0.q");
-    for (to, told) in
-        [("there", "expected final"), ("1.0.x", "LAYER.HEAD.q"), ("0.0.q", "no head is before layer 0")]
-    {
+    for (to, told) in [
+        ("9.0.q", "there is no head 9.0"),
+        ("there", "expected final"),
+        ("1.0.x", "LAYER.HEAD.q"),
+        ("0.0.q", "no head is before layer 0"),
+    ] {
         refused(&reader, &PathPatching { texts: dogs(), metric: usual(), from: None, to: to.into() }, told);
     }
     let sae = Features { text: text(), sae: PathBuf::from("nowhere.pt"), site: Some("z".into()), top: 1 };
