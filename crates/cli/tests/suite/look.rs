@@ -144,9 +144,7 @@ fn flags_choose_what_is_reported() {
         let report = run(&[&["look", what], texts, more].concat()).json();
         let found: Vec<(&str, usize)> =
             axis_names(&report).into_iter().zip((0..).map(|axis| labels(&report, axis).len())).collect();
-        // A residual stream on its way has more places than layers.
-        let is_stream = more == ["--unit", "layer"];
-        assert!(found == axes || is_stream && found.len() == 1, "{what} {more:?}: {found:?}");
+        assert_eq!(found, axes, "{what} {more:?}");
     }
     let look = |what: &str, more: &[&str]| run(&[&["look", what], &ids[..], &metric, more].concat()).json();
     let name = |report: &Value| report["metric"]["name"].as_str().unwrap().to_owned();
