@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     /// What is said of a call that is wrong, or of one that asks for help.
-    fn told(words: &str) -> String {
+    fn message_of(words: &str) -> String {
         let given: Vec<OsString> =
             std::iter::once("gpt2").chain(words.split_whitespace()).map(Into::into).collect();
         parsed(&given)
@@ -198,7 +198,7 @@ mod tests {
             ("--n-predict 5 generate x", "use `--max-new-tokens`"),
             ("run x", "`gpt2 generate`"),
         ] {
-            let told = told(words);
+            let told = message_of(words);
             assert!(told.contains(expected) && told.contains("tip: "), "{words}: {told}");
             assert!(!told.contains("a similar") && !told.contains("exists"), "{words}: {told}");
         }
@@ -212,10 +212,10 @@ mod tests {
             ("generate x --modle y", "a similar argument exists: '--model'"),
             ("genrate x", "a similar subcommand exists: 'generate'"),
         ] {
-            assert!(told(words).contains(expected), "{words}: {}", told(words));
+            assert!(message_of(words).contains(expected), "{words}: {}", message_of(words));
         }
         for words in ["generate x --colour", "generate x --strum", "dance", "look dance"] {
-            let told = told(words);
+            let told = message_of(words);
             assert!(told.starts_with("error: un") && !told.contains("a similar"), "{words}: {told}");
         }
     }
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn examples_keep_their_spaces_and_other_lines_are_wrapped() {
-        let help = told("generate --help");
+        let help = message_of("generate --help");
         assert!(help.contains("\n  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2    # the same text, sooner\n"), "{help}");
     }
 

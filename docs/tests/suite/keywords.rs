@@ -170,6 +170,24 @@ fn stubs_of_looks_have_their_options() {
     expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, STUB, &lines));
 }
 
+/// Its types are written by hand: clap does not list what a text may be.
+#[test]
+fn the_stub_of_training_names_its_options() {
+    expect_file("python/candle_gpt2/_native.pyi", |found| {
+        let (_, rest) = found.split_once("class _TrainOptions(TypedDict, total=False):\n").unwrap();
+        let lines = rest.lines().take_while(|line| !line.is_empty());
+        let mut names: Vec<_> = lines.map(|line| line.trim().split(':').next().unwrap()).collect();
+        let command = command::<TrainOptions>();
+        // A keyword of the method, and an option that the program has of every checkpoint.
+        let mut expected: Vec<_> =
+            options(&command, &["resume"]).map(name).chain(["n_head".into()]).collect();
+        names.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(names, expected);
+        found.to_owned()
+    });
+}
+
 /// A title and a table.
 fn section(title: &str, command: &Command) -> String {
     let mut text = format!("\n## {title}\n\n| option | default | |\n|---|---|---|\n");
