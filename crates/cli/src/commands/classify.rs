@@ -197,6 +197,7 @@ fn alone(
 /// What must be the same when a run goes on.
 fn settings(arguments: &ClassifyArguments, opened: &Opened) -> Value {
     let ClassifyArguments { model, choice, keep_last, .. } = arguments;
+    let model = &model.options;
     json!({
         "command": "classify",
         "model": model.model,
@@ -204,7 +205,7 @@ fn settings(arguments: &ClassifyArguments, opened: &Opened) -> Value {
         "dtype": model.dtype.map(WeightDType::name),
         "device": device_name(opened.device()),
         "tf32": model.tf32,
-        "n_head": model.common.n_head,
+        "n_head": model.n_head,
         "labels": opened.config().id2label,
         "choice": choice,
         "keep_last": keep_last,

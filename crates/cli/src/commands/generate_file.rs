@@ -145,6 +145,7 @@ impl FileJob<'_> {
 /// What must be the same when a run goes on.
 fn settings(arguments: &Arguments, config: &GenerationConfig, device: &Device) -> Result<Value> {
     let Arguments { model, generation, encoder, .. } = arguments;
+    let model = &model.options;
     let steering = &generation.steering;
     Ok(json!({
         "model": model.model,
@@ -154,7 +155,7 @@ fn settings(arguments: &Arguments, config: &GenerationConfig, device: &Device) -
         "kv_dtype": model.kv_dtype.map(KvDType::name),
         "device": device_name(device),
         "tf32": model.tf32,
-        "n_head": model.common.n_head,
+        "n_head": model.n_head,
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
         "steer": steering.steer.as_ref().map(|steer| json!([steer, steering.layer, steering.scale, steering.everywhere])),

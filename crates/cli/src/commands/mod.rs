@@ -24,7 +24,7 @@ pub(crate) mod score;
 #[cfg(feature = "serve")]
 pub(crate) mod serve;
 mod steering;
-mod text_tokens;
+pub(crate) mod text_tokens;
 mod texts;
 pub(crate) mod tokenize;
 pub(crate) mod train;

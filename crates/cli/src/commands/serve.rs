@@ -121,7 +121,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     let ServeArguments { model, options, names, .. } = arguments;
     let LimitArguments { max_n, max_total_tokens, max_logprobs, max_prompts } = arguments.limits;
     let api = ApiOptions {
-        name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.model)),
+        name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options.model)),
         aliases: names.alias.clone(),
         chat_template: chat_template(names.chat_template.as_deref())?,
         grammar_reader: grammar_reader(),
