@@ -376,11 +376,16 @@ def _parquet_bytes(table: pyarrow.Table) -> bytes:
 
 def write_complete(system: fs.FileSystem, path: str, content: bytes) -> None:
     """Writes a file that is complete once it is there."""
-    folder, name = posixpath.split(path)
-    partial = posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
+    partial = _beside(path)
     with system.open_output_stream(partial) as stream:
         stream.write(content)
     system.move(partial, path)
+
+
+def _beside(path: str) -> str:
+    """A name for the file while it is written, which no other writer has."""
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
 @dataclasses.dataclass
@@ -415,25 +420,32 @@ class Job:
         system, place = resolve(self.parts)
         paths = [posixpath.join(place, name) for name in names]
         target, output = resolve(self.output)
+        is_parquet = self.output_format == "parquet"
+        rows = errors = 0
+
+        def contents() -> Iterator[bytes]:
+            nonlocal rows, errors
+            for path in paths:
+                with system.open_input_file(path) as file:
+                    content = file.read()
+                counted = (_count_parquet if is_parquet else _count_lines)(content, self.error_column)
+                rows, errors = rows + counted[0], errors + counted[1]
+                yield content
+
         if self.is_one_file:
-            folder, name = posixpath.split(output)
-            partial = posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
-            join = _join_parquet if self.output_format == "parquet" else _join_lines
-            counts = join(system, paths, target, partial, self.error_column)
+            partial = _beside(output)
+            with target.open_output_stream(partial) as stream:
+                if is_parquet:
+                    _join_parquet(stream, _schema(system, paths), contents())
+                else:
+                    stream.writelines(contents())
             target.move(partial, output)
         else:
             target.create_dir(output, recursive=True)
-            count = _count_parquet if self.output_format == "parquet" else _count_lines
-            rows = errors = 0
-            for name, path in zip(names, paths):
-                with system.open_input_file(path) as file:
-                    content = file.read()
-                of_part = count(content, self.error_column)
-                rows, errors = rows + of_part[0], errors + of_part[1]
+            for name, content in zip(names, contents()):
                 write_complete(target, posixpath.join(output, name), content)
-            counts = rows, errors
         self._remove()
-        return counts
+        return rows, errors
 
     def drop_if_empty(self) -> None:
         """Removes the folder of a job that has done nothing."""
@@ -459,41 +471,23 @@ def _count_parquet(content: bytes, error_column: str) -> tuple[int, int]:
     return len(errors), len(errors) - errors.null_count
 
 
-def _join_lines(
-    system: fs.FileSystem, paths: list[str], target: fs.FileSystem, output: str, error_column: str
-) -> tuple[int, int]:
-    rows = errors = 0
-    with target.open_output_stream(output) as stream:
-        for path in paths:
-            with system.open_input_file(path) as file:
-                content = file.read()
-            of_part = _count_lines(content, error_column)
-            rows, errors = rows + of_part[0], errors + of_part[1]
-            stream.write(content)
-    return rows, errors
-
-
-def _join_parquet(
-    system: fs.FileSystem, paths: list[str], target: fs.FileSystem, output: str, error_column: str
-) -> tuple[int, int]:
-    rows = errors = 0
-    tables = []
+def _schema(system: fs.FileSystem, paths: list[str]) -> pyarrow.Schema:
+    """All columns of the files, each of a type that holds those of all."""
+    schemas = []
     for path in paths:
         with system.open_input_file(path) as file:
-            tables.append(_parquet(path, file).schema_arrow)
-    schema = pyarrow.unify_schemas(tables, promote_options="permissive") if tables else pyarrow.schema([])
-    with target.open_output_stream(output) as stream, pyarrow.parquet.ParquetWriter(stream, schema) as writer:
-        for path in paths:
-            with system.open_input_file(path) as file:
-                content = file.read()
-            of_part = _count_parquet(content, error_column)
-            rows, errors = rows + of_part[0], errors + of_part[1]
+            schemas.append(_parquet(path, file).schema_arrow)
+    return pyarrow.unify_schemas(schemas, promote_options="permissive") if schemas else pyarrow.schema([])
+
+
+def _join_parquet(stream: Any, schema: pyarrow.Schema, contents: Iterator[bytes]) -> None:
+    with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
+        for content in contents:
             table = pyarrow.parquet.read_table(io.BytesIO(content))
             for field in schema:
                 if field.name not in table.column_names:
                     table = table.append_column(field, pyarrow.nulls(len(table), field.type))
             writer.write_table(table.select(schema.names).cast(schema))
-    return rows, errors
 
 
 def prepare(

@@ -8,6 +8,8 @@ import logging
 import sys
 from typing import Any
 
+from ._native import _number_options
+
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
 DESCRIPTION = """\
@@ -23,22 +25,11 @@ examples:
 After an interruption the same command with the same --checkpoint goes on. Exit codes: 0 success; 1 the job failed, or rows have
 an error; 2 the call is wrong."""
 
-# Options of generation: name, type, what it does.
-GENERATION: list[tuple[str, Any, str]] = [
-    ("max-new-tokens", int, "tokens of a text, at most"),
-    ("min-new-tokens", int, "tokens of a text, at least"),
-    ("temperature", float, "how random: below 1 the probable tokens become more so"),
-    ("top-k", int, "draw from the K most probable tokens"),
-    ("top-p", float, "draw from the fewest tokens with this probability together"),
-    ("min-p", float, "leave out tokens below this share of the most probable one's probability"),
-    ("typical-p", float, "draw from the most typical tokens with this probability together"),
-    ("repetition-penalty", float, "above 1: tokens that are there become less probable"),
-    ("no-repeat-ngram-size", int, "no run of so many tokens twice"),
-    ("num-beams", int, "search with so many beams"),
-    ("num-return-sequences", int, "texts of each prompt"),
-    ("max-time", float, "seconds for a text"),
-    ("keep-last", int, "of a prompt beyond the context keep the last N tokens"),
-    ("batch-size", int, "texts that an actor makes at once"),
+# Options of generation that have a flag, beside those with a flag of another name: name, type, what it does.
+GENERATION: list[tuple[str, type, str]] = [
+    *((name, int if is_whole else float, what) for name, is_whole, what in _number_options() if name != "seed"),
+    ("keep_last", int, "of a prompt beyond the context keep the last N tokens"),
+    ("batch_size", int, "texts that an actor makes at once"),
 ]
 
 
@@ -112,14 +103,14 @@ def _add_generation(group: Any) -> None:
     group.add_argument("--greedy", action="store_true", help="always the most probable token")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end a text here; give it for each")
     for name, kind, what in GENERATION:
-        group.add_argument(f"--{name}", type=kind, metavar="N", help=what)
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=what.replace("%", "%%"))
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `Rows` and of the model's method."""
     options: dict[str, Any] = {}
     if arguments.task == "generate":
-        for name in [name.replace("-", "_") for name, _, _ in GENERATION] + ["stop"]:
+        for name in [name for name, _, _ in GENERATION] + ["stop"]:
             if getattr(arguments, name) is not None:
                 options[name] = getattr(arguments, name)
         if arguments.greedy:

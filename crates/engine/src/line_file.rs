@@ -87,9 +87,16 @@ impl LineFile {
     /// # Errors
     /// When it cannot be written.
     pub fn append(&mut self, value: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(value)?;
-        line.push(b'\n');
-        self.file.write_all(&line)
+        self.append_line(&serde_json::to_string(value)?)
+    }
+
+    /// Adds a line that is JSON already.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn append_line(&mut self, json: &str) -> io::Result<()> {
+        // In one piece, so that a full disk leaves at most half of this line.
+        self.file.write_all(format!("{json}\n").as_bytes())
     }
 
     /// The file itself.
