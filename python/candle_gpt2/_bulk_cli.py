@@ -25,6 +25,11 @@ examples:
 After an interruption the same command with the same --checkpoint goes on. Exit codes: 0 success; 1 the job failed, or rows have
 an error; 2 the call is wrong."""
 
+# Options of a job, and of `Model.from_pretrained`.
+JOB = (
+    "checkpoint", "address", "actors", "threads", "gpus_per_actor", "rows_per_block", "output_format", "overwrite",
+)  # fmt: skip
+MODEL = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
 # Options of generation that have a flag, beside those with a flag of another name: name, type, what it does.
 GENERATION: list[tuple[str, type, str]] = [
     *((name, int if is_whole else float, what) for name, is_whole, what in _number_options() if name != "seed"),
@@ -86,8 +91,9 @@ def _add_job(group: Any) -> None:
 
 def _add_model(group: Any) -> None:
     group.add_argument("--model", metavar="NAME", help="a folder, a file or a name of the hub [default: the built-in model]")
-    for name in ("dtype", "kv-dtype", "device", "tokenizer", "revision"):
-        group.add_argument(f"--{name}", metavar="VALUE", help=f"as with Model.from_pretrained({name.replace('-', '_')}=…)")
+    for name in MODEL[:-1]:
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, metavar="VALUE", help=f"as with Model.from_pretrained({name}=…)")
     group.add_argument("--offline", action="store_true", default=None, help="never use the network")
 
 
@@ -125,8 +131,7 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
             options[name.replace("-", "_")] = json.loads(value)
         except ValueError:
             options[name.replace("-", "_")] = value
-    names = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
-    model_options = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    model_options = {name: getattr(arguments, name) for name in MODEL if getattr(arguments, name) is not None}
     options.update(prompt_column=arguments.prompt_column, seed=arguments.seed, model_options=model_options)
     options["seed_column"] = arguments.seed_column
     options["id_column"] = None if arguments.one_seed else arguments.id_column
@@ -150,21 +155,9 @@ def main(argv: list[str] | None = None) -> int:
             if isinstance(handler, logging.StreamHandler):
                 handler.setLevel(logging.ERROR)
         run = bulk.generate_dataset if arguments.task == "generate" else bulk.score_dataset
-        summary = run(
-            arguments.input,
-            arguments.output,
-            arguments.model,
-            checkpoint=arguments.checkpoint,
-            actors=arguments.actors,
-            threads=arguments.threads,
-            gpus_per_actor=arguments.gpus_per_actor,
-            rows_per_block=arguments.rows_per_block,
-            output_format=arguments.output_format,
-            overwrite=arguments.overwrite,
-            address=arguments.address,
-            progress=_told if is_told else None,
-            **options_of(arguments),
-        )
+        options = {name: getattr(arguments, name) for name in JOB} | options_of(arguments)
+        progress = _told if is_told else None
+        summary = run(arguments.input, arguments.output, arguments.model, progress=progress, **options)
     except KeyboardInterrupt:
         print(f"\ninterrupted{_way_on(arguments)}", file=sys.stderr)
         return EXIT_FAILURE

@@ -189,22 +189,6 @@ impl Question {
         Ok(Self { rows: vec![row], has_choices: false })
     }
 
-    /// A text, or which of `choices` follows it if there are any.
-    ///
-    /// # Errors
-    /// Those of [`Question::of_text`] and [`Question::of_choices`].
-    pub fn of_prompt(
-        vocabulary: &Vocabulary,
-        text: &str,
-        choices: &[String],
-        keep_last: Option<usize>,
-    ) -> Result<Self, EngineError> {
-        match choices {
-            [] => Self::of_text(vocabulary, text, keep_last),
-            choices => Self::of_choices(vocabulary, text, choices, keep_last),
-        }
-    }
-
     /// Which of these texts follows a prompt.
     ///
     /// # Errors

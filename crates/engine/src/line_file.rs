@@ -21,7 +21,7 @@ use serde::Serialize;
 ///
 /// let mut lines = Vec::new();
 /// let mut file = LineFile::open(&path)?;
-/// let half = file.for_each_line(|line| std::io::Result::Ok(lines.push(line.to_vec())))?;
+/// let half = file.for_each_line(|line| Ok(lines.push(line.to_vec())))?;
 /// assert_eq!((lines, &half.bytes), (vec![b"\"first\"\n".to_vec()], &b"\"sec".to_vec()));
 /// file.drop_half_line(&half)?;
 /// file.append(&"second")?;
@@ -59,10 +59,7 @@ impl LineFile {
     ///
     /// # Errors
     /// Those of `each`, and when the file cannot be read.
-    pub fn for_each_line<E: From<io::Error>>(
-        &self,
-        mut each: impl FnMut(&[u8]) -> Result<(), E>,
-    ) -> Result<HalfLine, E> {
+    pub fn for_each_line(&self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<HalfLine> {
         let mut reader = BufReader::new(&self.file);
         reader.seek(SeekFrom::Start(0))?;
         let (mut start, mut bytes) = (0, Vec::new());

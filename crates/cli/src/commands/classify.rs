@@ -76,7 +76,10 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
     let vocabulary = opened.vocabulary();
     let question = match arguments.input.read(vocabulary)? {
         Given::Ids(ids) => Question::of_ids(vocabulary, ids, arguments.keep_last)?,
-        Given::Text(text) => Question::of_prompt(vocabulary, &text, &arguments.choice, arguments.keep_last)?,
+        Given::Text(text) if arguments.choice.is_empty() => {
+            Question::of_text(vocabulary, &text, arguments.keep_last)?
+        }
+        Given::Text(text) => Question::of_choices(vocabulary, &text, &arguments.choice, arguments.keep_last)?,
     };
     let classifier = opened.load_classifier(&Terminal)?;
     for classification in &classifier.classify(std::slice::from_ref(&question))? {

@@ -531,8 +531,6 @@ fn an_interrupted_run_goes_on_where_it_was() {
     assert_refused(&run(&arguments), FAILURE, "go on with --resume, or remove it");
     let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
-    let other = run(&[&arguments[..], &["--resume", "--dtype", "f16"]].concat());
-    assert_refused(&other, FAILURE, "the interrupted run had `dtype` null, this one \"f16\"");
     let other = run(&[&arguments[..], &["--resume", "--kv-dtype", "f16"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `kv_dtype` null, this one \"f16\"");
     let resumed = run(&[&arguments[..], &["--resume"]].concat());

