@@ -208,17 +208,9 @@ def test_wrong_calls_are_told_before_any_work(text, tmp_path):
     refused(ValueError, "`steps`: expected at least 1, found 0", steps=0)
     refused(ValueError, "steps: invalid type: string", steps="many")
     refused(ValueError, "seed: invalid value: integer `-1`", seed=-1)
-    refused(ValueError, "from 1 to the model's context of 16, found 17", context=17)
-    refused(ValueError, "`lr`: expected a number greater than 0", lr=-1)
     refused(ValueError, "schedule: unknown variant `steps`, expected one of `constant`, `linear`, `cosine`", schedule="steps")
     refused(ValueError, "dtype: expected one of f32, f16, bf16", dtype="q8_0")
-    refused(ValueError, "`dropout`: expected a rate from 0 to below 1", dropout=1)
-    refused(ValueError, "`held_out`: expected a share", held_out=1.5)
-    refused(ValueError, "`patience`: expected at least 1", patience=0)
-    refused(ValueError, "`lora_alpha` is of adapters; give `lora_rank`", lora_alpha=2)
-    refused(ValueError, "`n_head` is for checkpoints", n_head=3)
     refused(ValueError, "`lora_targets`: expected some of c_attn, c_proj, c_fc, found wte", lora_rank=1, lora_targets=["wte"])
-    refused(ValueError, "lower `batch_size` .* or add `recompute`; `ignore_memory` trains", batch_size=1 << 20)
     refused(ValueError, "config: the key `n_head` is missing", config={"n_embd": 12})
     refused(ValueError, "at least one file", data=[])
     refused(TypeError, "no option `step`; the nearest name is `steps`", step=1)
@@ -229,21 +221,10 @@ def test_wrong_calls_are_told_before_any_work(text, tmp_path):
     refused(FileNotFoundError, "nothing.json", config=tmp_path / "nothing.json")
     refused(FileNotFoundError, "no such file or folder", config=None, init=tmp_path / "nothing")
     refused(candle_gpt2.Gpt2Error, "the data gives a tokenizer of .* tokens only", config={**CONFIG, "vocab_size": 9000})
-    with pytest.raises(TypeError, match="no option `init`"):
-        candle_gpt2.Model.from_pretrained().train(text, out, init="gpt2")
-
-
-def test_a_folder_is_not_overwritten_and_another_training_not_resumed(text, tmp_path):
-    out = tmp_path / "out"
-    candle_gpt2.train(text, out, config=CONFIG, steps=1, batch_size=2)
-    state = (out / "training-state.safetensors").read_bytes()
-    with pytest.raises(ValueError, match="add `resume` to go on"):
-        candle_gpt2.train(text, out, config=CONFIG, steps=1, batch_size=2)
-    with pytest.raises(candle_gpt2.Gpt2Error, match="steps is 1 there and 2 here; give the same ones"):
-        candle_gpt2.train(text, out, config=CONFIG, steps=2, batch_size=2, resume=True)
     with pytest.raises(ValueError, match="it is no folder"):
         candle_gpt2.train(text, text, config=CONFIG)
-    assert (out / "training-state.safetensors").read_bytes() == state
+    with pytest.raises(TypeError, match="no option `init`"):
+        candle_gpt2.Model.from_pretrained().train(text, out, init="gpt2")
 
 
 def test_what_is_worth_knowing_is_warned_of(text, tmp_path):
