@@ -93,7 +93,10 @@ impl ItemLog {
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
         let mut whole = Vec::new();
-        let keep = |line: &[u8]| io::Result::Ok(whole.push(line.to_vec()));
+        let keep = |line: &[u8]| {
+            whole.push(line.to_vec());
+            io::Result::Ok(())
+        };
         let half = log.file.for_each_line(keep).map_err(failed)?;
         let line = |(number, bytes)| {
             let other = |error: &dyn std::fmt::Display| {
