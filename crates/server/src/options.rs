@@ -74,8 +74,15 @@ pub struct ServerOptions {
     /// Another name by which a proxy or other machines call the server; may be given more than once
     #[cfg_attr(feature = "clap", arg(long = "allow-host", value_name = "HOST"))]
     pub allow_hosts: Vec<String>,
-    /// Origin of another server's pages that may use this one, such as https://example.com; may be given more than once
-    #[cfg_attr(feature = "clap", arg(long = "cors-origin", value_name = "ORIGIN"))]
+    /// Origins of pages of other servers that may use this one, such as `https://example.com`.
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long = "cors-origin",
+            value_name = "ORIGIN",
+            help = "Origin of another server's pages that may use this one, such as https://example.com; may be given more than once"
+        )
+    )]
     pub cors_origins: Vec<String>,
     /// Whether there is a page at `/`.
     #[cfg_attr(feature = "clap", arg(long = "no-page", help = "Serve no page at /", action = clap::ArgAction::SetFalse))]

@@ -69,16 +69,16 @@ pub(crate) struct ServeArguments {
 #[derive(Debug, Args)]
 struct LimitArguments {
     /// Most texts for a prompt: n and best_of of requests
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = between(1, 128))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_n, allow_negative_numbers = true, value_parser = between(1, 128))]
     max_n: usize,
     /// Most new tokens of a request: of all completions of all prompts together
-    #[arg(long, value_name = "N", default_value_t = 65_536, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_total_tokens, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
     max_total_tokens: usize,
     /// Most alternatives for each token: logprobs and top_logprobs of requests
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = between(0, 20))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_logprobs, allow_negative_numbers = true, value_parser = between(0, 20))]
     max_logprobs: usize,
     /// Most prompts of a request
-    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = between(1, 2048))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
 }
 

@@ -15,6 +15,7 @@ use tokio::time::sleep;
 /// How often it is looked for a client's end behind what it has sent and nobody reads yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// Who is connected.
 #[derive(Debug)]
 pub(crate) enum Peer {
     Tcp(TcpStream),
