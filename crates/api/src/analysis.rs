@@ -34,17 +34,17 @@ pub struct Analysis {
 enum Piece {
     /// What may follow a text, of which nothing is read.
     Next(Box<NextRequest>),
-    /// A text is to be recorded, a few tokens at a time.
-    Record { ids: Vec<u32>, sites: Vec<Site>, recording: Option<Recording>, then: Then<Record> },
+    /// A text is to be recorded.
+    Record { ids: Vec<u32>, sites: Vec<Site>, then: Then<Record> },
+    /// It is being recorded, a few tokens at a time.
+    Recording(Box<Recording>, Then<Record>),
     /// Something else is to be computed, of as many tokens at most.
-    Compute {
-        of: Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> candle_core::Result<Tensor> + Send>,
-        then: Then<Tensor>,
-    },
+    Compute { of: ComputeTensor, then: Then<Tensor> },
     /// That was done, and this needs no model.
     Conclude(Box<dyn FnOnce(&ServedModel) -> Concluded + Send>),
 }
 
+type ComputeTensor = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> candle_core::Result<Tensor> + Send>;
 type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Concluded + Send>;
 /// The answer, or what is to be done next.
 type Concluded = Result<ControlFlow<Reply, Piece>, ApiError>;
@@ -98,20 +98,20 @@ impl Analysis {
     /// Those of the model.
     pub fn compute(self, model: &LoadedModel, tokens: usize) -> Result<Self, ApiError> {
         let Self { mut piece, prompt_tokens } = self;
+        let model = model.model();
         if let Piece::Next(request) = piece {
             piece = next(*request);
         }
-        let model = model.model();
+        if let Piece::Record { ids, sites, then } = piece {
+            let recording = Recording::new(model, ids, sites).map_err(ApiError::failed)?;
+            piece = Piece::Recording(Box::new(recording), then);
+        }
         let piece = match piece {
-            Piece::Record { ids, sites, recording, then } => {
-                let mut recording = match recording {
-                    Some(recording) => recording,
-                    None => Recording::new(model, ids, sites).map_err(ApiError::failed)?,
-                };
+            Piece::Recording(mut recording, then) => {
                 recording.advance(model, tokens)?;
                 match recording.is_complete() {
                     true => Piece::Conclude(Box::new(|served| then(recording.into_record()?, served))),
-                    false => Piece::Record { ids: vec![], sites: vec![], recording: Some(recording), then },
+                    false => Piece::Recording(recording, then),
                 }
             }
             Piece::Compute { of, then } => {
@@ -156,7 +156,7 @@ fn record(
     sites: Vec<Site>,
     then: impl FnOnce(Record, &ServedModel) -> Concluded + Send + 'static,
 ) -> Piece {
-    Piece::Record { ids, sites, recording: None, then: Box::new(then) }
+    Piece::Record { ids, sites, then: Box::new(then) }
 }
 
 /// Records what the output head reads, `(1, T, C)`.

@@ -52,11 +52,6 @@ impl Session {
         Self { model, served, texts: Texts::new(scheduler), reading: Reading::default() }
     }
 
-    /// The model.
-    pub fn model(&self) -> &LoadedModel {
-        &self.model
-    }
-
     /// What requests are checked against.
     pub fn served(&self) -> &Arc<ServedModel> {
         &self.served

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
-use crate::errors::{Failure, Result, failed, wrong_value};
+use crate::errors::{Result, failed, wrong_value};
 use crate::generate::clock;
 use crate::model::Model;
 use crate::keywords::unknown_keyword;
@@ -18,12 +18,6 @@ use crate::values::{json_of, python_of};
 
 /// Texts that are made at once, as the program has it.
 const BATCH_SIZE: usize = 8;
-
-/// What requests are checked against: nothing that is there to keep a server from harm.
-pub(crate) fn served(loaded: &LoadedModel, name: &str) -> Result<Arc<ServedModel>> {
-    let options = ApiOptions { name: name.to_owned(), limits: Limits::NONE, ..ApiOptions::default() };
-    Ok(ServedModel::new(loaded, options)?.into())
-}
 
 /// The answer to a request for completions of a prompt.
 pub(crate) fn complete<'py>(
@@ -60,14 +54,14 @@ pub(crate) fn complete<'py>(
 }
 
 impl Model {
+    /// What requests are checked against: nothing that is there to keep a server from harm.
     fn served(&self) -> Result<&Arc<ServedModel>> {
-        match self.served.get() {
-            Some(served) => Ok(served),
-            None => {
-                let served = served(&self.loaded, &self.opened.name())?;
-                Ok(self.served.get_or_init(|| served))
-            }
+        if let Some(served) = self.served.get() {
+            return Ok(served);
         }
+        let options = ApiOptions { name: self.opened.name(), limits: Limits::NONE, ..ApiOptions::default() };
+        let served = Arc::new(ServedModel::new(&self.loaded, options)?);
+        Ok(self.served.get_or_init(|| served))
     }
 }
 

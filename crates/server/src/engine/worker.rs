@@ -168,14 +168,14 @@ impl Worker {
     /// Ends a call of which a prompt is refused or cannot be continued.
     fn fail(&mut self, call: CallId, prompt: usize, error: &GenerationError) {
         let Some(caller) = self.texts.end(call) else { return };
-        let told = ApiError::from(error);
+        let refusal = ApiError::from(error);
         // The message names the grammar's kind; of the inside nothing is told.
-        let is_of_prompt = told.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
+        let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
         // What the request is at fault for is told to its client alone.
-        let told = logged(&caller.id, told);
+        let refusal = logged(&caller.id, refusal);
         caller.tell(Update::Failed(match is_of_prompt {
-            true => told.with_param(format!("prompt[{prompt}]")),
-            false => told,
+            true => refusal.with_param(format!("prompt[{prompt}]")),
+            false => refusal,
         }));
     }
 
@@ -196,10 +196,10 @@ impl Worker {
     }
 
     /// Ends the calls of these callers and all that is made for them; returns how many there were.
-    fn end_all(&mut self, is_wanted: impl Fn(&Caller) -> bool, told: impl Fn(&Caller)) -> usize {
+    fn end_all(&mut self, is_wanted: impl Fn(&Caller) -> bool, hear: impl Fn(&Caller)) -> usize {
         let wanted = self.texts.owners().filter(|(_, caller)| is_wanted(caller)).map(|(call, _)| call);
         let wanted: Vec<CallId> = wanted.collect();
-        wanted.iter().filter_map(|call| self.texts.end(*call)).for_each(|caller| told(&caller));
+        wanted.iter().filter_map(|call| self.texts.end(*call)).for_each(|caller| hear(&caller));
         wanted.len()
     }
 

@@ -23,13 +23,13 @@ use crate::fault::{blocking, caught};
 /// Tokens whose answer is written at once.
 const LONG_ANSWER: usize = 2 << 10;
 
-/// Tokens that an answer may tell.
-fn told_tokens(requests: &[Request]) -> usize {
-    let told = |request: &Request| {
+/// Tokens that an answer may have.
+fn answer_tokens(requests: &[Request]) -> usize {
+    let of_request = |request: &Request| {
         let prompt = if request.prompt_logprobs.is_some() { request.prompt.len() } else { 0 };
         (prompt + request.config.max_new_tokens) * request.config.num_return_sequences
     };
-    requests.iter().map(told).sum()
+    requests.iter().map(of_request).sum()
 }
 
 /// A line that clients skip.
@@ -55,7 +55,7 @@ pub(crate) async fn answer(
     caller.log_warnings(answer.warnings());
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
-    let is_long = told_tokens(&requests) > LONG_ANSWER;
+    let is_long = answer_tokens(&requests) > LONG_ANSWER;
     let ticket = engine.submit(&caller.id, requests)?;
     let numbers = Arc::clone(&caller.numbers);
     let id = Arc::clone(&caller.id);
