@@ -625,7 +625,11 @@ fn a_file_of_prompts_gives_the_scores_of_its_lines() {
     let flags = ["score", "--model", path(folder.path()), "--prompts-file", path(&file), "--top", "2"];
     let found = run(&flags);
     assert_eq!(found.code, FAILURE);
-    assert!(found.stderr.contains("prompts.txt: line 3: scoring needs at least 2"), "{}", found.stderr);
+    assert!(
+        found.stderr.contains("prompts.txt: line 3: the text has 0 tokens; scoring needs at least 2"),
+        "{}",
+        found.stderr
+    );
     let alone = run(&["score", "The dog", "--model", path(folder.path()), "--top", "2", "--json"]).json();
     let first = &objects(&found.stdout)[0];
     assert_eq!((&first["line"], &first["prompt_ids"]), (&json!(1), &alone["ids"]));
