@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::called;
-use crate::keywords::unknown_keyword;
+pub(crate) use crate::keywords::unknown_keyword;
 use crate::raised::Raised;
 use crate::values::{Values, id_or_ids, is_mapping, json_of};
 
