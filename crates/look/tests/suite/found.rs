@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor, safetensors};
 use candle_gpt2_engine::{ModelOptions, Silent};
-use candle_gpt2_interpret::{Head, LensValue, Measure};
+use candle_gpt2_interpret::{By, Head, LensValue, Measure};
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Details, Features, Found, HeadKinds, Heads, Instead, Lens,
     Look, MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader, Saliency,
