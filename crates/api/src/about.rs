@@ -1,6 +1,7 @@
 //! What the server tells of itself.
 
 use candle_gpt2_generation::GenerationOptions;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::options::sampling;
@@ -28,7 +29,8 @@ pub(crate) fn models(served: &ServedModel) -> String {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
-    let name = percent_decoded(id);
+    // What is no text is no name of a model.
+    let name = percent_decode_str(id).decode_utf8_lossy();
     served.check_name(Some(&name))?;
     Ok(described(&name, served).to_string())
 }
@@ -50,28 +52,6 @@ fn described(name: &str, served: &ServedModel) -> Value {
             "n_params": served.parameters,
         },
     })
-}
-
-/// A part of a path without its `%20`; what is no text is no name of a model.
-fn percent_decoded(part: &str) -> String {
-    let mut bytes = Vec::with_capacity(part.len());
-    let mut rest = part;
-    while let Some((before, after)) = rest.split_once('%') {
-        bytes.extend_from_slice(before.as_bytes());
-        let digits = after.get(..2).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(b'%');
-                rest = after;
-            }
-        }
-    }
-    bytes.extend_from_slice(rest.as_bytes());
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// `/version`.
@@ -106,27 +86,4 @@ pub(crate) fn props(served: &ServedModel) -> String {
 /// `/health` of a server that serves; one that does not answers with an error.
 pub(crate) fn health() -> String {
     json!({ "status": "ok" }).to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::percent_decoded;
-
-    #[test]
-    fn parts_of_paths_are_decoded() {
-        let cases = [
-            ("gpt2", "gpt2"),
-            ("openai%2Fgpt2", "openai/gpt2"),
-            ("openai/gpt2", "openai/gpt2"),
-            ("%c3%A9%20", "é "),
-            ("100%", "100%"),
-            ("%zz%4", "%zz%4"),
-            ("%é", "%é"),
-            ("%ff", "\u{FFFD}"),
-            ("%+1", "%+1"),
-        ];
-        for (part, expected) in cases {
-            assert_eq!(percent_decoded(part), expected, "{part}");
-        }
-    }
 }

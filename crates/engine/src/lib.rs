@@ -23,6 +23,7 @@ mod options;
 mod panics;
 pub mod process;
 mod reporter;
+mod rows;
 #[cfg(feature = "terminal")]
 pub mod terminal;
 mod texts;
@@ -57,6 +58,7 @@ pub use memory::MemoryNeeded;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
+pub use rows::{FailedRow, PromptTexts, Row, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob, WriteLine};
 pub use secrecy::SecretString;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;

@@ -12,10 +12,10 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::body::{Content, Stream};
+use super::peer::Peer;
 use super::receive::Received;
 use super::record::{Accepted, CLIENT_GONE, Numbers};
 use super::reply;
-use super::stream::ReadHalf;
 use super::{Caller, Shared};
 use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
@@ -97,7 +97,7 @@ impl Running {
         }
     }
 
-    async fn whole(mut self, peer: &ReadHalf) -> Result<Response<Content>, ApiError> {
+    async fn whole(mut self, peer: &Peer) -> Result<Response<Content>, ApiError> {
         let made = async {
             while self.next().await?.is_some() {}
             Ok::<(), ApiError>(())
@@ -113,11 +113,7 @@ impl Running {
     }
 
     /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
-    async fn in_pieces(
-        mut self,
-        shared: &Shared,
-        peer: Arc<ReadHalf>,
-    ) -> Result<Response<Content>, ApiError> {
+    async fn in_pieces(mut self, shared: &Shared, peer: Arc<Peer>) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
         let first = tokio::select! {
             biased;
@@ -133,7 +129,7 @@ impl Running {
         response.map_err(ApiError::failed)
     }
 
-    async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<ReadHalf>, ping: Duration) {
+    async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<Peer>, ping: Duration) {
         let end = End { numbers: Arc::clone(&self.numbers), is_told: false };
         let id = Arc::clone(&self.id);
         let told = tokio::select! {

@@ -26,18 +26,10 @@ const MAX_ID: usize = 64;
 /// What the counters call a path that is none of ours.
 const NO_ROUTE: &str = "other";
 
-/// Where the routes' methods are looked up; the list has `GET`, `HEAD` and `POST`.
+/// What a method is called in the log.
 fn method_name(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        Method::POST => "POST",
-        Method::OPTIONS => "OPTIONS",
-        Method::PUT => "PUT",
-        Method::DELETE => "DELETE",
-        Method::PATCH => "PATCH",
-        _ => "other",
-    }
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
+    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
 }
 
 /// Answers a request.
@@ -83,11 +75,11 @@ async fn serve(
     {
         return Ok(preflight(&head.headers));
     }
-    let (method, path) = (method_name(&head.method), head.uri.path());
+    let path = head.uri.path();
     if let Some(file) = page_file(shared, path) {
         return serve_file(file, head);
     }
-    let found = candle_gpt2_api::find_route(method, path);
+    let found = candle_gpt2_api::find_route(head.method.as_str(), path);
     // What there is, is told to those with a key only.
     let needs_key = !matches!(&found, Ok((route, _)) if !route.needs_key);
     let key = if needs_key { shared.gate.check_key(&head.headers)? } else { 0 };
@@ -212,7 +204,7 @@ fn page_file(shared: &Shared, path: &str) -> Option<&'static page::PageFile> {
 
 fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Content>, ApiError> {
     if !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(candle_gpt2_api::find_route(method_name(&head.method), "/")
+        return Err(candle_gpt2_api::find_route(head.method.as_str(), "/")
             .err()
             .unwrap_or_else(|| ApiError::failed("a page that takes no GET")));
     }
@@ -235,7 +227,8 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     Ok(response)
 }
 
-/// What pages of an allowed origin may send: everything that the routes take.
+/// What pages of an allowed origin may send: everything that the routes take. (tower-http's layer for CORS answers every `OPTIONS`, of
+/// any path, and refuses no page.)
 fn preflight(asked: &HeaderMap) -> Response<Content> {
     let mut response = reply::empty(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
@@ -267,7 +260,8 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one.
+/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one. (tower-http's layer takes
+/// what the client sends.)
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
     let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);
