@@ -1,6 +1,9 @@
 //! The page at `/`: its files, and the looks inside that it draws. What it does in a browser: `web/tests`.
 
-use candle_gpt2_pictures::Report;
+use std::sync::Arc;
+
+use candle_gpt2_api::{ApiOptions, ServedModel, Session, find_route};
+use candle_gpt2_generation::SchedulerOptions;
 use serde_json::{Value, json};
 
 use crate::common::{built_in, start, start_model};
@@ -35,100 +38,52 @@ fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
     }
 }
 
-/// A look through the server is that of the library on the same model.
+/// Analyses over HTTP, which are made in pieces, have the numbers of those that are made at once, which are the library's.
 #[test]
-fn looks_are_those_of_the_library() {
-    use candle_gpt2_interpret::{Head, LensOptions, LensValue, Patterns, Run, logit_lens};
+fn analyses_are_those_of_a_session() {
     let model = built_in();
+    let served = ServedModel::new(&model, ApiOptions { name: "shakespeare".into(), ..ApiOptions::default() });
+    let scheduler = model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 256, chunk_tokens: 256 });
+    let mut session = Session::new(model.clone(), Arc::new(served.unwrap()), scheduler.unwrap());
     let server = start_model(model.clone(), "shakespeare", |_| ());
     let text = "But soft, what light through yonder window breaks? ".repeat(2);
     let ids = model.vocabulary().encode(&text).unwrap();
-    let run = Run::new(model.model(), &ids).unwrap();
     assert!(ids.len() > 32, "more than is computed at once");
-
-    let reply = server.post("/look/lens", &json!({ "prompt": text, "show": "entropy" })).json();
-    let report: Report = serde_json::from_value(reply).unwrap();
-    let options = LensOptions { top: 1, watch: Vec::new() };
-    let layers = logit_lens(&run, &options, &|_, x| Ok(x)).unwrap();
-    let expected: Vec<f32> =
-        layers.iter().flat_map(|layer| &layer.cells).filter_map(|cell| LensValue::Entropy.of(cell)).collect();
-    assert_eq!(report.values.len(), expected.len());
-    for (found, expected) in report.values.iter().zip(&expected) {
-        assert!((found.unwrap() - expected).abs() < 1e-3, "{found:?} {expected}");
-    }
-
-    let reply = server.post("/look/attention", &json!({ "prompt": text, "layers": [1] })).json();
-    let heads: Vec<Head> = (0..model.config().n_head).map(|head| Head { layer: 1, head }).collect();
-    let patterns = Patterns::of(run.record(Patterns::sites(&heads)).unwrap(), &heads).unwrap();
-    let tokens = ids
-        .iter()
-        .enumerate()
-        .map(|(n, id)| candle_gpt2_pictures::Token::new(n, *id, &model.vocabulary().token_bytes(*id)));
-    let expected =
-        Report::new("attention", "attention patterns".into(), "shakespeare".into(), tokens.collect(), false)
-            .with_patterns(patterns.layers, patterns.heads, patterns.values);
-    let expected: Value = serde_json::from_str(&candle_gpt2_pictures::data(&expected)).unwrap();
-    assert_eq!(reply["axes"], expected["axes"]);
-    assert_eq!(reply["tokens"], expected["tokens"]);
-    assert_eq!(reply["pattern"]["form"], "u16");
-    let head = |data: &Value, head: usize| weights(data["pattern"]["heads"][head].as_str().unwrap());
-    for n in 0..heads.len() {
-        let (found, expected) = (head(&reply, n), head(&expected, n));
-        assert_eq!(found.len(), ids.len() * (ids.len() + 1) / 2);
-        // Sums in another order may be rounded to the next step.
-        assert!(
-            found.iter().zip(&expected).all(|(found, expected)| found.abs_diff(*expected) <= 1),
-            "head {n}"
-        );
+    for (path, body) in [
+        ("/look/attention", json!({ "prompt": text, "layers": [1] })),
+        ("/look/lens", json!({ "prompt": text, "show": "entropy" })),
+        ("/look/head", json!({ "prompt": ids, "layer": 2, "head": 5, "query": -3, "key": 4 })),
+        ("/look/next", json!({ "prompt": ids, "at": -3, "temperature": 0.7, "top_k": 3, "top": 5 })),
+        ("/v1/embeddings", json!({ "input": [ids, ids[..3]] })),
+    ] {
+        let endpoint = find_route("POST", path).unwrap().0.endpoint;
+        let work = session.served().read(endpoint, body.to_string().as_bytes(), None);
+        let expected = work.and_then(|work| session.answer(work, || true)).unwrap().unwrap();
+        assert_near(&server.post(path, &body).json(), &serde_json::from_str(&expected.json).unwrap(), path);
     }
 }
 
-/// The steps of a head and what may follow are those of the library too, whether the text or its tokens are given.
-#[test]
-fn heads_and_next_tokens_are_those_of_the_library() {
-    use candle_gpt2_generation::{GenerationConfig, History};
-    use candle_gpt2_interpret::Head;
-    use candle_gpt2_look::{NextTokens, OneHead, Reader, Reading, Subject, Text};
-    let model = built_in();
-    let server = start_model(model.clone(), "shakespeare", |_| ());
-    let text = "But soft, what light through yonder window breaks? ".repeat(2);
-    let ids = model.vocabulary().encode(&text).unwrap();
-    let reader = Reader::without_bos(model.vocabulary());
-    let subject = Subject::new(&model, "shakespeare".into(), &reader);
-
-    let last = ids.len() - 3;
-    let body = json!({ "prompt": text, "layer": 2, "head": 5, "query": -3, "key": 4 });
-    let reply = server.post("/look/head", &body).json();
-    let asked = OneHead { text: Text::Ids(ids.clone()), head: Head { layer: 2, head: 5 }, query: -3, key: 4 };
-    let steps = asked.check(&reader).unwrap().look(&subject).unwrap();
-    let expected = serde_json::to_value(&steps).unwrap();
-    assert_eq!((&reply["query"], &reply["scale"]), (&json!(last), &expected["scale"]));
-    assert_eq!(reply["tokens"], expected["tokens"]);
-    for name in ["q", "k", "products", "scores", "weights", "v", "context"] {
-        let numbers = |value: &Value| -> Vec<f64> { serde_json::from_value(value[name].clone()).unwrap() };
-        let (found, expected) = (numbers(&reply), numbers(&expected));
-        assert_eq!(found.len(), expected.len(), "{name}");
-        assert!(
-            found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3),
-            "{name}: {found:?} {expected:?}"
-        );
-    }
-
-    let body = json!({ "prompt": ids, "at": last, "temperature": 0.7, "top_k": 3, "top": 5 });
-    let reply = server.post("/look/next", &body).json();
-    let logits = Reading::default().logits(model.model(), &ids, last).unwrap();
-    let history = History { ids: &ids[..=last], prompt_len: last + 1 };
-    let config =
-        GenerationConfig { do_sample: true, temperature: 0.7, top_k: 3, ..GenerationConfig::default() };
-    let text_of = |id| String::from_utf8(model.vocabulary().token_bytes(id)).unwrap();
-    let expected = NextTokens::of(&logits, history, &config, &[], 5, text_of).unwrap();
-    assert_eq!(reply["kept"], 3);
-    assert_eq!(reply["tokens"].as_array().unwrap().len(), 5);
-    for (found, expected) in reply["tokens"].as_array().unwrap().iter().zip(&expected.tokens) {
-        assert_eq!((&found["id"], &found["token"]), (&json!(expected.id), &json!(expected.token)));
-        for (name, expected) in [("logprob", expected.logprob), ("probability", expected.probability)] {
-            assert!((found[name].as_f64().unwrap() - expected).abs() < 1e-3, "{name}: {found} {expected}");
+/// Sums in another order are close; packed weights may be rounded to the next step.
+fn assert_near(found: &Value, expected: &Value, place: &str) {
+    match (found, expected) {
+        (Value::Array(found), Value::Array(expected)) if found.len() == expected.len() => {
+            found.iter().zip(expected).for_each(|(found, expected)| assert_near(found, expected, place));
         }
+        (Value::Object(found), Value::Object(expected)) if found.len() == expected.len() => {
+            found
+                .iter()
+                .for_each(|(key, found)| assert_near(found, &expected[key], &format!("{place} {key}")));
+        }
+        (Value::Number(found), Value::Number(expected)) => {
+            let difference = found.as_f64().unwrap() - expected.as_f64().unwrap();
+            assert!(difference.abs() < 1e-3, "{place}: {found} {expected}");
+        }
+        (Value::String(found), Value::String(expected)) if place.ends_with(" heads") => {
+            let (found, expected) = (weights(found), weights(expected));
+            assert_eq!(found.len(), expected.len(), "{place}");
+            assert!(found.iter().zip(&expected).all(|(a, b)| a.abs_diff(*b) <= 1), "{place}");
+        }
+        (found, expected) => assert_eq!(found, expected, "{place}"),
     }
 }
 
