@@ -11,7 +11,7 @@ const FLAGS = [
 
 export default defineConfig({
   testMatch: "*.spec.mjs",
-  timeout: 120_000,
+  timeout: 300_000,
   expect: { timeout: 30_000 },
   fullyParallel: true,
   workers: 2,
