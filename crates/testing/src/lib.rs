@@ -213,6 +213,17 @@ pub fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
+/// The rows of a table: a line each, with ` | ` between its columns. Empty lines are none.
+///
+/// # Panics
+/// When a row has another number of columns.
+pub fn table<const N: usize>(text: &str) -> impl Iterator<Item = [&str; N]> {
+    text.lines().filter(|line| !line.is_empty()).map(|line| {
+        let columns: Vec<&str> = line.split(" | ").collect();
+        columns.try_into().unwrap_or_else(|columns| panic!("expected {N} columns, found {columns:?}"))
+    })
+}
+
 /// The names in a folder, in their order.
 ///
 /// # Panics
