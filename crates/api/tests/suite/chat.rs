@@ -223,7 +223,7 @@ fn what_is_wrong_with_a_message_is_named() {
         ),
         (
             json!({ "messages": part }),
-            "messages[0].content[0].type: expected \"text\": this model reads nothing else, found \"image_url\"",
+            "messages[0].content[0].type: expected `text`, found \"image_url\"",
         ),
         (
             json!({ "messages": hello(), "top_logprobs": 2 }),
