@@ -29,7 +29,8 @@ fields! {
         /// Most new tokens; with the prompt's they fit into the context. Without it 100, or what fits. 0 generates nothing, and with
         /// `echo` scores the prompt.
         max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
-        /// Completions of which the `n` with the greatest mean log-probability are returned; at least `n`, and `n` in a stream.
+        /// Completions of which the `n` with the greatest mean log-probability are returned; at least `n`, at most 20 or `n`, and
+        /// `n` in a stream.
         best_of: Option<Count<0, MAX_N>>,
         /// Whether the text begins with the prompt, and the log-probabilities with those of its tokens.
         echo: bool = false,

@@ -37,7 +37,7 @@ fields! {
         /// The text.
         @required prompt: Option<LookText>,
         /// Without it those of all layers.
-        layers: Option<List<Integer, MAX_LAYERS>>,
+        layers: Option<List<Number, MAX_LAYERS>>,
     }
 }
 
@@ -62,13 +62,13 @@ fields! {
         /// The text.
         @required prompt: Option<LookText>,
         /// The layer.
-        @required layer: Option<Integer>,
+        @required layer: Option<Number>,
         /// The head of the layer.
-        @required head: Option<Integer>,
+        @required head: Option<Number>,
         /// The token that looks, counted from 0, or from -1 at the end.
         query: Integer = Integer(-1),
         /// The token that is looked at; without it that of the query.
-        key: Option<Integer>,
+        key: Option<Number>,
     }
 }
 
@@ -80,11 +80,14 @@ fields! {
         /// The token after which is asked, counted from 0, or from -1 at the end.
         at: Integer = Integer(-1),
         /// How many of the tokens are the prompt; the others count as generated. Without it all are.
-        prompt_tokens: Option<Integer>,
+        prompt_tokens: Option<Number>,
         /// How many tokens are returned.
         top: Count<0, MAX_TOP> = Count(TOP),
     }
 }
+
+/// The number of a layer, a head or a token; how many there are is checked later.
+type Number = Count<0, MAX_TOKENS>;
 
 /// The text of a look.
 type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
@@ -207,7 +210,7 @@ impl AttentionRequest {
         }
         let fields: AttentionFields = read(&body)?;
         let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
-        let layer = |Integer(layer)| usize::try_from(layer).ok().filter(|layer| *layer < n_layer);
+        let layer = |Count(layer)| Some(layer).filter(|layer| *layer < n_layer);
         let mut layers: Vec<usize> = match fields.layers {
             None => (0..n_layer).collect(),
             Some(List(layers)) => {
@@ -263,7 +266,7 @@ impl HeadRequest {
         let fields: HeadFields = read(&body)?;
         let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
         let config = served.config();
-        let required = |name: &str, number: Option<Integer>, below: usize| {
+        let required = |name: &str, number: Option<Number>, below: usize| {
             let number = number.ok_or_else(|| wrong_value(name, "its number", "nothing"))?;
             count(&body, name, number, below.saturating_sub(1))
         };
@@ -360,9 +363,11 @@ fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<V
 }
 
 /// A number of a field, from 0 to `most`.
-fn count(body: &Body<'_>, name: &str, Integer(number): Integer, most: usize) -> Result<usize, ApiError> {
-    let count = usize::try_from(number).ok().filter(|count| *count <= most);
-    count.ok_or_else(|| body.wrong(name, format_args!("a whole number from 0 to {most}")))
+fn count(body: &Body<'_>, name: &str, Count(number): Number, most: usize) -> Result<usize, ApiError> {
+    match number <= most {
+        true => Ok(number),
+        false => Err(body.wrong(name, format_args!("a whole number from 0 to {most}"))),
+    }
 }
 
 /// The token that a field names, counted from 0, or from -1 at the end.

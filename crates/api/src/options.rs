@@ -10,10 +10,10 @@ use candle_gpt2_generation::{
 use candle_gpt2_grammar::Grammar;
 use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::body::{
-    Body, Count, Described, Field, Fields, Integer, List, Text, TextOrList, TokenIds, Use, beginning, fields,
+    Body, Count, Described, Field, Fields, Integer, List, Text, TextOrList, TokenIds, beginning, fields,
     number, whole_number, written,
 };
 use crate::form::{FormFields, read_grammar};
@@ -127,33 +127,18 @@ fn is_whole(option: &OptionRow) -> bool {
 }
 
 fn table_fields() -> Vec<Field> {
+    // A whole number is written as one.
+    let bound = |bound: f64| serde_json::from_str(&bound.to_string()).unwrap_or(Value::Null);
     let defaults = json!(openai_defaults());
     let fields_of = |(option, field): (&OptionRow, RequestField)| {
-        // A whole number is written as one.
-        let bound = |bound: f64| serde_json::from_str(&bound.to_string()).unwrap_or(Value::Null);
+        let kind = if is_whole(option) { "integer" } else { "number" };
         let least = if field.is_above { "exclusiveMinimum" } else { "minimum" };
-        let mut schema = Map::new();
-        schema.insert("type".into(), json!(if is_whole(option) { "integer" } else { "number" }));
-        schema.insert(least.into(), bound(field.least));
-        schema.insert("maximum".into(), bound(field.most));
-        schema.extend(
-            defaults
-                .get(option.name)
-                .filter(|value| !value.is_null())
-                .map(|value| ("default".into(), value.clone())),
-        );
-        let doc = option.doc.trim().split(" [default: ").next().unwrap_or_default();
-        let field_of = |name, use_, doc: String| Field {
-            name,
-            use_,
-            doc,
-            is_required: false,
-            schema: schema.clone().into(),
-        };
-        let alias = field.alias.map(|alias| {
-            field_of(alias, Use::Alias(option.name), format!("Another name of `{}`.", option.name))
-        });
-        std::iter::once(field_of(option.name, Use::Read, doc.to_owned())).chain(alias).collect::<Vec<_>>()
+        let mut schema = json!({ "type": kind, least: bound(field.least), "maximum": bound(field.most) });
+        if let Some(default) = defaults.get(option.name).filter(|default| !default.is_null()) {
+            schema["default"] = default.clone();
+        }
+        let doc = option.doc.split(" [default: ").next().unwrap_or_default();
+        Field::read(option.name, field.alias.as_slice(), doc, false, &schema)
     };
     request_options().flat_map(fields_of).collect()
 }

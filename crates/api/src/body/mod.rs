@@ -57,6 +57,20 @@ pub(crate) struct Field {
 }
 
 impl Field {
+    /// A field that is read, under its name and its further names.
+    pub(crate) fn read(
+        name: &'static str,
+        aliases: &[&'static str],
+        doc: &str,
+        is_required: bool,
+        schema: &Value,
+    ) -> Vec<Self> {
+        let of = |name, use_, doc| Self { name, use_, doc, is_required, schema: schema.clone() };
+        let alias = |alias: &&'static str| of(*alias, Use::Alias(name), format!("Another name of `{name}`."));
+        let first = of(name, Use::Read, doc.trim().to_owned());
+        std::iter::once(first).chain(aliases.iter().map(alias)).collect()
+    }
+
     /// A field that is not read.
     pub(crate) fn unread(name: &'static str, use_: Use) -> Self {
         Self { name, use_, doc: "Has no effect.".into(), is_required: false, schema: json!({}) }
@@ -102,20 +116,17 @@ macro_rules! fields {
 
         impl $name {
             fn all_fields() -> Vec<$crate::body::Field> {
-                use $crate::body::{Described, Field, Use, name_of};
+                use $crate::body::{Described, Field, name_of};
                 let mut fields = Vec::new();
                 $(
                     let (name, schema) = (name_of(stringify!($field)), <$kind as Described>::schema());
                     $( let schema = $crate::body::with_default::<$kind>(schema, $default); )?
-                    let mut add = |name, use_, doc: String| {
-                        let is_required = !<[&str]>::is_empty(&[$(stringify!($required))?]);
-                        fields.push(Field { name, use_, doc, is_required, schema: schema.clone() });
-                    };
-                    add(name, Use::Read, concat!($($doc),+).trim().to_owned());
-                    $( add(stringify!($alias), Use::Alias(name), format!("Another name of `{name}`.")); )*
+                    let (aliases, doc) = (&[$(stringify!($alias)),*], concat!($($doc),+));
+                    let is_required = !<[&str]>::is_empty(&[$(stringify!($required))?]);
+                    fields.extend(Field::read(name, aliases, doc, is_required, &schema));
                 )*
-                $( $( fields.push(Field::unread($ignored, Use::Ignored)); )* )?
-                $( $( fields.push(Field::unread($refused, Use::Refused($hint))); )* )?
+                $( $( fields.push(Field::unread($ignored, $crate::body::Use::Ignored)); )* )?
+                $( $( fields.push(Field::unread($refused, $crate::body::Use::Refused($hint))); )* )?
                 fields
             }
         }
@@ -172,24 +183,25 @@ pub(crate) fn object_schema(fields: &[Field]) -> Value {
 
 /// The schema of values that may also be null.
 fn or_null(mut schema: Value) -> Value {
-    if let Some(kind) = schema.get_mut("type").filter(|kind| kind.is_string()) {
-        *kind = json!([kind, "null"]);
-    } else if let Some(values) = schema.get_mut("enum").and_then(Value::as_array_mut) {
-        values.push(Value::Null);
-    } else if let Some(schemas) = schema.get_mut("oneOf").and_then(Value::as_array_mut) {
-        schemas.push(json!({ "type": "null" }));
+    for (key, null) in [("type", json!("null")), ("enum", Value::Null), ("oneOf", json!({ "type": "null" }))]
+    {
+        match schema.get_mut(key) {
+            Some(Value::Array(values)) => values.push(null),
+            Some(kind) => *kind = json!([kind, null]),
+            None => {}
+        }
     }
     schema
 }
 
 /// A value of a body, with its field.
 #[derive(Debug, Clone, Copy)]
-struct Given<'a> {
+struct Entry<'a> {
     field: &'static Field,
     json: &'a RawValue,
 }
 
-impl Given<'_> {
+impl Entry<'_> {
     /// The name of the field as which it is read.
     fn read_as(&self) -> &'static str {
         if let Use::Alias(of) = self.field.use_ { of } else { self.field.name }
@@ -199,7 +211,7 @@ impl Given<'_> {
 /// A body: its fields that are known and not null.
 #[derive(Debug)]
 pub(crate) struct Body<'a> {
-    given: Vec<Given<'a>>,
+    given: Vec<Entry<'a>>,
     unknown: Warnings,
 }
 
@@ -248,14 +260,14 @@ impl<'a> Body<'a> {
                 return Err(ApiError::invalid(message).with_param(name).with_code("unsupported_parameter"));
             }
             Use::Refused(_) => {}
-            Use::Read | Use::Alias(_) => self.given.push(Given { field, json }),
+            Use::Read | Use::Alias(_) => self.given.push(Entry { field, json }),
         }
         Ok(())
     }
 
     /// Leaves one value of each field. Two names of a field may not have different values.
     fn join_aliases(&mut self) -> Result<(), ApiError> {
-        let mut joined: Vec<Given<'a>> = Vec::with_capacity(self.given.len());
+        let mut joined: Vec<Entry<'a>> = Vec::with_capacity(self.given.len());
         for given in self.given.drain(..) {
             match joined.iter().find(|other| other.read_as() == given.read_as()) {
                 None => joined.push(given),
@@ -296,14 +308,18 @@ impl<'a> Body<'a> {
         ApiError::invalid(format!("{path}: {message}")).with_param(path)
     }
 
+    fn entry(&self, field: &str) -> Option<&Entry<'a>> {
+        self.given.iter().find(|entry| entry.read_as() == field)
+    }
+
     /// The value of a field as it is written, if it was given.
     pub(crate) fn json(&self, field: &str) -> Option<&'a str> {
-        self.given.iter().find(|given| given.read_as() == field).map(|given| given.json.get())
+        self.entry(field).map(|entry| entry.json.get())
     }
 
     /// The name under which a field was given: its own or another.
     pub(crate) fn name<'n>(&self, field: &'n str) -> &'n str {
-        self.given.iter().find(|given| given.read_as() == field).map_or(field, |given| given.field.name)
+        self.entry(field).map_or(field, |entry| entry.field.name)
     }
 
     /// That the value of a field is wrong.

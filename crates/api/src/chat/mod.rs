@@ -28,7 +28,7 @@ const MAX_ROLE_BYTES: usize = 64;
 fields! {
     /// The fields of `/v1/chat/completions` that completions do not have.
     ChatFields {
-        /// The conversation, of which the model's chat template makes a prompt.
+        /// The conversation, at least one message, of which the model's chat template makes a prompt.
         @required messages: Option<List<Message, MAX_MESSAGES>>,
         /// Most new tokens; without it, to the end of the context.
         max_tokens | max_completion_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
@@ -86,11 +86,11 @@ pub(crate) struct Message {
 fields! {
     /// A message.
     MessageFields {
-        /// Who speaks.
+        /// The speaker's role, such as `user`.
         @required role: Option<Text<MAX_ROLE_BYTES>>,
-        /// What he says.
+        /// The text, or parts of which each is one.
         content: Option<TextOrList<String, Part, MAX_MESSAGES>>,
-        /// His name.
+        /// The name of the speaker.
         name: Option<Text<MAX_ROLE_BYTES>>,
     }
     // OpenAI's answers have the first three, which come back with the next message; lm-evaluation-harness adds the type.

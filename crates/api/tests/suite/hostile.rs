@@ -100,7 +100,10 @@ fn numbers_beyond_everything_are_refused() {
         message("{\"prompt\": [99999999999999999999999]}"),
         "prompt[0]: expected a token id, found 99999999999999999999999"
     );
-    assert_eq!(message("{\"best_of\": 1e100}"), "best_of: expected a whole number from 0 to 128, found 1e100");
+    assert_eq!(
+        message("{\"best_of\": 1e100}"),
+        "best_of: expected a whole number from 0 to 128, found 1e100"
+    );
 }
 
 #[test]
@@ -207,10 +210,7 @@ fn a_text_is_not_tokenized_however_long_it_is() {
 fn long_names_are_not_repeated() {
     let name = "a".repeat(100_000);
     let found = message(&format!("{{\"logit_bias\": {{\"{name}\": 1}}}}"));
-    assert_eq!(
-        found,
-        format!("logit_bias: expected token ids as names, found \"{}…\"", "a".repeat(40))
-    );
+    assert_eq!(found, format!("logit_bias: expected token ids as names, found \"{}…\"", "a".repeat(40)));
     let error = refused(format!("{{\"model\": \"{}\"}}", "a".repeat(200)).as_bytes());
     assert_eq!(error.status(), 404);
     assert!(error.to_json().len() < 300);
