@@ -159,16 +159,6 @@ impl fmt::Display for RequestField {
 /// Largest whole number of a request, more than any context holds.
 const MAX_WHOLE: f64 = u32::MAX as f64;
 
-/// What a row says if it says it.
-macro_rules! optional {
-    () => {
-        None
-    };
-    ($value:expr) => {
-        Some($value)
-    };
-}
-
 /// The type that the configuration keeps of an option: the option's own, unless the row says another.
 macro_rules! kept {
     ($kind:ty) => {
@@ -344,7 +334,7 @@ macro_rules! options {
                     default: stringify!($default),
                     group: $group,
                     doc: concat!($($doc),+),
-                    request: optional!($($request)?),
+                    request: [$(Some($request),)? None][0],
                 },
             )+)+
         ];
