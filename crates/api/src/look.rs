@@ -330,7 +330,7 @@ impl ServedModel {
 }
 
 /// The fields of a look, whose text is required.
-fn read<'a, T: Deserialize<'a>>(body: &Body<'a>) -> Result<T, ApiError> {
+fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError> {
     let json = body.json("prompt").unwrap_or_default();
     if !json.starts_with(['"', '[']) {
         let expected = "the text to look at, as a string or as token ids";

@@ -183,11 +183,12 @@ pub(crate) fn object_schema(fields: &[Field]) -> Value {
 
 /// The schema of values that may also be null.
 fn or_null(mut schema: Value) -> Value {
-    for (key, null) in [("type", json!("null")), ("enum", Value::Null), ("oneOf", json!({ "type": "null" }))]
+    for (key, absent) in
+        [("type", json!("null")), ("enum", Value::Null), ("oneOf", json!({ "type": "null" }))]
     {
         match schema.get_mut(key) {
-            Some(Value::Array(values)) => values.push(null),
-            Some(kind) => *kind = json!([kind, null]),
+            Some(Value::Array(values)) => values.push(absent),
+            Some(kind) => *kind = json!([kind, absent]),
             None => {}
         }
     }
@@ -290,9 +291,10 @@ impl<'a> Body<'a> {
         self.given.retain(|given| !fields.contains(&given.read_as()) || !is_empty(given.json.get()));
     }
 
-    /// The fields of an object that are declared in `T`.
-    pub(crate) fn read<T: Deserialize<'a>>(&self) -> Result<T, ApiError> {
-        let values = self.given.iter().map(|given| (given.read_as(), given.json));
+    /// The fields that `T` declares.
+    pub(crate) fn read<T: Deserialize<'a> + Fields>(&self) -> Result<T, ApiError> {
+        let is_declared = |entry: &&Entry<'_>| T::fields().iter().any(|field| field.name == entry.read_as());
+        let values = self.given.iter().filter(is_declared).map(|entry| (entry.read_as(), entry.json));
         serde_path_to_error::deserialize(MapDeserializer::new(values)).map_err(|error| self.error(&error))
     }
 

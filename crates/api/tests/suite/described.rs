@@ -20,6 +20,9 @@ fn all_that_is_referred_to_is_there() {
             assert!(description.pointer(pointer).is_some(), "{path}");
             referred += 1;
         }
+        if let Some(types) = value["type"].as_array() {
+            assert!(types.iter().all(Value::is_string), "{value}");
+        }
         match value {
             Value::Object(entries) => open.extend(entries.values()),
             Value::Array(items) => open.extend(items),
