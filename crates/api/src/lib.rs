@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod about;
+mod analysis;
 mod answer;
 mod body;
 mod call;
@@ -18,18 +19,21 @@ mod pieces;
 mod prompts;
 mod routes;
 mod served;
+mod session;
+mod setup;
 mod tokens;
+mod work;
 
-pub use about::{health, model, models, props, version};
+pub use about::model;
+pub use analysis::Analysis;
 pub use answer::Answer;
 pub use body::{Reply, Warnings};
 pub use call::Call;
 pub use chat::ChatRequest;
 pub use classify::{ClassifyAnswer, ClassifyCall};
 pub use completion::CompletionRequest;
-pub use embeddings::{EmbeddingsAnswer, EmbeddingsCall};
 pub use error::ApiError;
-pub use look::{AttentionRequest, HeadRequest, LensRequest, NextRequest};
 pub use routes::{Endpoint, OPENAPI, ROUTES, Route, find_route};
 pub use served::{ApiOptions, ChatTemplateChoice, Limits, ServedModel, SetupError};
-pub use tokens::{detokenize, tokenize, tokenizer_info};
+pub use session::Session;
+pub use work::Work;
