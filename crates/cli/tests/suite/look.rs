@@ -302,7 +302,6 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
     let bare = bare.with("config.json", config.to_string());
     let files = ["--html", &page, "--svg", &picture];
     let two = ["--clean", "The dog", "--corrupt", "My dog", "--answer", "#300"];
-    let long = vec!["1"; 257].join(",");
     for (arguments, told) in [
         (
             &["attention", "The dog", "--heads", "9.9"][..],
