@@ -205,6 +205,7 @@ class Model:
         hooks: _Hooks | None = None,
         **options: Unpack[_GenerationOptions],
     ) -> Any: ...
+    def _samples(self, **options: Any) -> bool: ...
     def stream(
         self, prompt: _Text, *, hooks: _Hooks | None = None, **options: Unpack[_GenerationOptions]
     ) -> TextStream: ...
@@ -220,7 +221,9 @@ class Model:
     @overload
     def score(self, text: str, stride: int | None = None, top: int = 0) -> dict[str, Any]: ...
     @overload
-    def score(self, text: _Text | _Texts, stride: int | None = None, top: int = 0) -> Any: ...
+    def score(
+        self, text: _Text | _Texts, stride: int | None = None, top: int = 0, *, return_exceptions: bool = False
+    ) -> Any: ...
     def score_continuations(self, prompt: str, continuations: Sequence[str]) -> list[dict[str, Any]]: ...
     def logits(
         self, ids: _Text, last_only: bool = True, cache: Cache | None = None, hooks: _Hooks | None = None
@@ -563,6 +566,8 @@ class Trainer:
     def state(self) -> bytes: ...
     def set_state(self, state: bytes) -> None: ...
 
+def _number_options() -> list[tuple[str, bool, str]]: ...
+
 __version__: str
 
 __all__ = [
@@ -576,6 +581,7 @@ __all__ = [
     "TextStream",
     "Trainer",
     "__version__",
+    "_number_options",
     "convert",
     "inspect",
     "protocols",

@@ -59,6 +59,14 @@ impl Failure {
         self
     }
 
+    /// The exception as a value, in place of what was asked for; what ends the process, such as Ctrl-C, is raised.
+    pub(crate) fn in_place(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
+        match self.0.is_instance_of::<PyException>(py) {
+            true => Ok(self.into_exception(py).into_bound(py)),
+            false => Err(self),
+        }
+    }
+
     /// The exception.
     pub(crate) fn into_exception(self, py: Python<'_>) -> Py<PyAny> {
         self.0.into_value(py).into_any()
@@ -168,7 +176,11 @@ impl From<LookError> for Failure {
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
-        of(&error, error.status() < 500)
+        // Callers own the model, and may know what went wrong inside.
+        match error.cause() {
+            Some(cause) => failed(cause),
+            None => of(&error, error.status() < 500),
+        }
     }
 }
 

@@ -47,6 +47,8 @@ mod _native {
     #[pymodule_export]
     use super::model::Model;
     #[pymodule_export]
+    use super::options::number_options;
+    #[pymodule_export]
     use super::picture::Picture;
     #[pymodule_export]
     use super::process::{set_threads, thread_count};

@@ -93,6 +93,30 @@ impl Asked {
     }
 }
 
+/// Whether completions are sampled under these keywords, of which those of a grammar and of processors are not read.
+pub(crate) fn samples(
+    loaded: &LoadedModel,
+    options: Option<&Bound<'_, PyDict>>,
+    others: &[&str],
+) -> Result<bool> {
+    let own = options.map(PyDictMethods::copy).transpose()?;
+    for other in others {
+        own.iter()
+            .filter(|own| own.contains(other).unwrap_or(false))
+            .try_for_each(|own| own.del_item(other))?;
+    }
+    let options = Given::read(own.as_ref(), others)?.options(loaded.assistant().is_some())?;
+    Ok(loaded.defaults()?.changed_by(&options)?.do_sample)
+}
+
+/// The options of generation that are a number: the name, whether it is a whole number, and what it does.
+#[pyfunction]
+#[pyo3(name = "_number_options")]
+pub(crate) fn number_options() -> Vec<(&'static str, bool, &'static str)> {
+    let numbers = OPTIONS.iter().filter(|option| matches!(option.kind, "usize" | "u32" | "u64" | "f64"));
+    numbers.map(|option| (option.name, option.kind != "f64", option.doc.trim())).collect()
+}
+
 /// The keywords that are given, those that are None left out.
 struct Given {
     /// Fields of the configuration.

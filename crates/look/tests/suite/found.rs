@@ -6,9 +6,9 @@ use candle_core::{DType, Device, Tensor, safetensors};
 use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_interpret::{By, Head, LensValue, Measure};
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, ComparedTexts, Details, Estimate, Features, Found, HeadKinds, Heads,
-    Instead, Lens, Look, MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching,
-    Reader, Saliency, Subject, Text, TokenChoice,
+    Ablate, Attention, Attribute, ComparedTexts, Details, Features, Found, HeadKinds, Heads, Instead, Lens,
+    Look, MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader, Saliency,
+    Subject, Text, TokenChoice,
 };
 use candle_gpt2_testing::{CheckpointFolder, Fixture, assert_close};
 use serde_json::{Value, json};
@@ -27,32 +27,20 @@ impl Case {
     }
 }
 
+/// What `interpret` counts in logits, the report counts in shares and differences.
 #[test]
-fn grids_are_those_of_transformer_lens() {
+fn grids_are_shares_and_differences_of_what_transformer_lens_has() {
     let case = Case::open("untied");
-    let shares = |name: &str, site: &str, by| {
-        let patched = Patched { site: site.into(), by };
-        let found = look(
-            &case.loaded,
-            &Patch { texts: case.texts(), metric: case.metric(), patched: patched.clone() },
-        )
-        .unwrap();
-        assert_close(&grid(&found), &case.analyses.tensor(&format!("patch.{name}")), GRIDS, name);
-        let metric = found.report.metric.as_ref().unwrap();
-        assert!((metric.before - case.logit_difference("corrupted")).abs() < GRIDS);
-        assert!((metric.after.unwrap() - case.logit_difference("clean")).abs() < GRIDS);
-        (found, patched)
-    };
-    shares("resid_pre", "resid_pre", None);
-    shares("attn_head_out_by_pos", "z", Some(By::HeadAndPosition));
-    let (found, patched) = shares("attn_head_out_all_pos", "z", None);
+    let patched = Patched { site: "z".into(), by: None };
+    let found = look(&case.loaded, &Patch { texts: case.texts(), metric: case.metric(), patched }).unwrap();
+    let expected = case.analyses.tensor("patch.attn_head_out_all_pos");
+    assert_close(&grid(&found), &expected, GRIDS, "patching");
+    let metric = found.report.metric.as_ref().unwrap();
+    assert!((metric.before - case.logit_difference("corrupted")).abs() < GRIDS);
+    assert!((metric.after.unwrap() - case.logit_difference("clean")).abs() < GRIDS);
     let details = found.details.to_json();
     assert_eq!((&details["site"], found.report.axes[1].name.as_str()), (&json!("z"), "head"));
     assert_eq!(details["corrupted_tokens"][1]["id"], case.recorded["corrupted_ids"][1]);
-
-    let estimated =
-        look(&case.loaded, &Estimate { texts: case.texts(), metric: case.metric(), patched }).unwrap();
-    assert_close(&grid(&estimated), &case.analyses.tensor("attribution.z"), GRIDS, "estimate");
 
     let clean = case.logit_difference("clean");
     let path = PathPatching { texts: case.texts(), metric: case.metric(), from: None, to: "final".into() };
