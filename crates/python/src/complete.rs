@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Result, failed, wrong_value};
 use crate::generate::clock;
-use crate::model::Model;
 use crate::keywords::unknown_keyword;
+use crate::model::Model;
 use crate::process::{computing, start};
 use crate::signals::is_raised;
 use crate::values::{json_of, python_of};
