@@ -26,6 +26,7 @@ mod reporter;
 mod rows;
 #[cfg(feature = "terminal")]
 pub mod terminal;
+mod texts;
 mod verify;
 mod vocabulary;
 mod watched;
@@ -61,6 +62,7 @@ pub use rows::{FailedRow, PromptTexts, Row, Rows, RowsJob, RowsOutput, ScoredTex
 pub use secrecy::SecretString;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;
+pub use texts::{CallId, Happened, Texts};
 pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
 pub use watched::Watched;

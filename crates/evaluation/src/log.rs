@@ -5,6 +5,7 @@
 //! counts only where it says the same of the items as the data do.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::LineFile;
@@ -91,13 +92,13 @@ impl ItemLog {
                 || "it holds the items of another run; go on with it, or choose another name".to_owned();
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
-        let mut found = Vec::new();
-        let half = log.file.for_each_line(|bytes| {
-            found.push(bytes.to_vec());
-            Ok(())
-        });
-        let half = half.map_err(failed)?;
-        let line = |(number, bytes): (usize, Vec<u8>)| {
+        let mut whole = Vec::new();
+        let keep = |line: &[u8]| {
+            whole.push(line.to_vec());
+            io::Result::Ok(())
+        };
+        let half = log.file.for_each_line(keep).map_err(failed)?;
+        let line = |(number, bytes)| {
             let other = |error: &dyn std::fmt::Display| {
                 log.error(format!("line {number}: none of a log of items ({error}); choose another name"))
             };
@@ -105,7 +106,7 @@ impl ItemLog {
             let head = serde_json::from_str(&text).map_err(|error| other(&error))?;
             Ok(Line { number, head, text })
         };
-        let lines = (1..).zip(found).map(line).collect::<Result<Vec<_>, EvaluationError>>()?;
+        let lines = (1..).zip(whole).map(line).collect::<Result<Vec<_>, EvaluationError>>()?;
         if !half.bytes.is_empty() {
             let shorter = half.bytes.len().min(BEGINNING.len());
             if lines.is_empty() && half.bytes[..shorter] != BEGINNING[..shorter] {

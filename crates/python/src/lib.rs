@@ -13,6 +13,7 @@ mod evaluate;
 mod generate;
 mod hooks;
 mod inside;
+mod keywords;
 mod look;
 mod model;
 mod options;

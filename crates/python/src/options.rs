@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::called;
+pub(crate) use crate::keywords::unknown_keyword;
 use crate::raised::Raised;
 use crate::values::{Values, id_or_ids, is_mapping, json_of};
 
@@ -263,13 +264,6 @@ impl Given {
             )),
         }
     }
-}
-
-/// A keyword that there is not, with the one that is most like it.
-pub(crate) fn unknown_keyword<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> crate::errors::Failure {
-    let nearest =
-        known.max_by(|a, b| strsim::jaro(key, a).total_cmp(&strsim::jaro(key, b))).unwrap_or_default();
-    wrong_type(format!("there is no option `{key}`; the nearest name is `{nearest}`"))
 }
 
 /// A function, or a list of them.

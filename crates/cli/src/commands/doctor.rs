@@ -10,9 +10,10 @@ use candle_gpt2_engine::{
     Terminal,
 };
 use candle_gpt2_generation::Clock;
-use clap::{Args, value_parser};
+use clap::Args;
 use serde::Serialize;
 
+use crate::model_arguments::ThreadArguments;
 use crate::output::{grouped, write_json, write_line};
 
 #[derive(Debug, Args)]
@@ -25,9 +26,8 @@ Examples:
 
 Measuring takes about two seconds; when other programs run, up to eight, and the report says so. `gpt2 bench` measures a model.")]
 pub(crate) struct DoctorArguments {
-    /// Number of threads [default: as many as this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArguments,
     /// Print one JSON object: version, features, system, processor, memory, gpu, hub, has_built_in_model, speeds (and whether the machine is busy), estimates (of GPT-2 124M, at most)
     #[arg(long)]
     json: bool,

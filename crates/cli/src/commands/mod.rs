@@ -21,7 +21,7 @@ pub(crate) mod score;
 #[cfg(feature = "serve")]
 pub(crate) mod serve;
 mod steering;
-mod text_tokens;
+pub(crate) mod text_tokens;
 pub(crate) mod tokenize;
 pub(crate) mod train;
 pub(crate) mod verify;

@@ -75,6 +75,7 @@ impl FileArguments {
 
 /// What must be the same when a run goes on: what the model is, and `more`, an object.
 pub(super) fn settings(model: &ModelArguments, device: &Device, more: Value) -> Value {
+    let model = &model.options;
     let mut settings = json!({
         "model": model.model,
         "tokenizer": model.tokenizer,
@@ -82,7 +83,7 @@ pub(super) fn settings(model: &ModelArguments, device: &Device, more: Value) -> 
         "kv_dtype": model.kv_dtype.map(KvDType::name),
         "device": device_name(device),
         "tf32": model.tf32,
-        "n_head": model.common.n_head,
+        "n_head": model.n_head,
     });
     if let (Value::Object(settings), Value::Object(more)) = (&mut settings, more) {
         settings.extend(more);

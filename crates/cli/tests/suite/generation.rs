@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use candle_gpt2_testing::{CheckpointFolder, json_fixture};
+use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
 use crate::common::{self, FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
@@ -26,52 +26,21 @@ fn without_speed(mut report: Value) -> Value {
     report
 }
 
+/// What is found is compared with transformers in `generation`.
 #[test]
-fn beams_of_the_program_are_those_of_transformers() {
+fn searches_are_asked_for_by_their_flags() {
     let folder = CheckpointFolder::tiny();
-    let fixture = json_fixture("generation");
-    let case =
-        fixture["beams"].as_array().unwrap().iter().find(|case| case["options"]["length_penalty"] == 2.0);
-    let case = case.unwrap();
-    let ids: Vec<String> = case["prompt"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    let ends: Vec<String> =
-        case["options"]["eos_token_id"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    let ids = ids.join(",");
-    let flags = [
-        "--ids",
-        &ids,
-        "--json",
-        "--num-beams",
-        "3",
-        "--num-return-sequences",
-        "3",
-        "--length-penalty",
-        "2",
-        "--max-new-tokens",
-        "18",
-        "--eos-token-id",
-        &ends[0],
-        "--eos-token-id",
-        &ends[1],
-    ];
-    let report = generate(&folder, &flags).json();
-    let sequences = report["sequences"].as_array().unwrap();
-    assert_eq!(sequences.len(), 3);
-    for (index, sequence) in sequences.iter().enumerate() {
-        assert_eq!(sequence["ids"], case["ids"][index]);
-        let difference = sequence["score"].as_f64().unwrap() - case["scores"][index].as_f64().unwrap();
-        assert!(difference.abs() < 1e-4);
-    }
-}
-
-#[test]
-fn contrastive_search_of_the_program_is_that_of_transformers() {
-    let folder = CheckpointFolder::tiny();
-    let case = json_fixture("generation_4_49")["contrastive"][0].clone();
-    let ids: Vec<String> = case["prompt"].as_array().unwrap().iter().map(ToString::to_string).collect();
-    let ids = ids.join(",");
-    let flags = ["--ids", &ids, "--json", "--penalty-alpha", "0.6", "--top-k", "4", "--max-new-tokens", "24"];
-    assert_eq!(generate(&folder, &flags).json()["ids"], case["ids"][0]);
+    let ids = |flags: &[&str]| {
+        generate(&folder, &[&["--ids", "5,9,70", "--json", "--max-new-tokens", "18"], flags].concat()).json()
+    };
+    let beams = ids(&["--num-beams", "3", "--num-return-sequences", "3", "--length-penalty", "2"]);
+    let sequences = beams["sequences"].as_array().unwrap();
+    let scores: Vec<f64> = sequences.iter().map(|sequence| sequence["score"].as_f64().unwrap()).collect();
+    assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b), "{beams}");
+    let ended = ids(&["--greedy", "--eos-token-id", &ids(&["--greedy"])["ids"][2].to_string()]);
+    assert_eq!(ended["stop_reason"], "eos");
+    let contrastive = ids(&["--penalty-alpha", "0.6", "--top-k", "4"]);
+    assert!(!contrastive["ids"].as_array().unwrap().is_empty(), "{contrastive}");
 }
 
 /// An assistant and lookup change no byte, alone and in a file of prompts, and `--json` counts what they did.
