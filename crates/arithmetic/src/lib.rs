@@ -15,6 +15,7 @@ mod byte_group;
 mod element;
 mod epilogue;
 mod fetch;
+pub mod large_pages;
 pub mod limits;
 mod log_softmax;
 mod packed;
