@@ -27,7 +27,7 @@ pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
     AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
     StoredFloat, StoredOrder, Strided, WeightFormat, large_pages, limits, log_sum_exp, map_items,
-    relative_entropy, set_thread_count, thread_count,
+    region_count, relative_entropy, set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};

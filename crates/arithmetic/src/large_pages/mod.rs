@@ -14,6 +14,10 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Bytes of zeros that are long.
+#[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
+const LONG: usize = 8 << 20;
+
 static IS_ASKED: AtomicBool = AtomicBool::new(true);
 
 /// Whether memory for weights, keys and values asks for large pages from here on. Until the first call it does.
@@ -60,7 +64,8 @@ impl<T: Copy> LargeBox<T> {
         LargeBox(Home::Allocated(Box::new_uninit_slice(len)))
     }
 
-    /// Zeros, which take no memory until something is written over them; `None` if there is no room for them.
+    /// Zeros, which take no memory until something is written over them; `None` if there is no room for them. What is short is
+    /// left to the allocator: caches come and go, and memory of the system costs a fault for each page.
     #[cfg_attr(
         all(target_os = "linux", target_pointer_width = "64", not(miri)),
         expect(unsafe_code, reason = "new memory of the system is zeros")
@@ -71,6 +76,7 @@ impl<T: Copy> LargeBox<T> {
     {
         #[cfg(all(target_os = "linux", target_pointer_width = "64", not(miri)))]
         if is_asked()
+            && size_of::<T>().saturating_mul(len) >= LONG
             && let Some(piece) = region::Piece::new(len)
         {
             // SAFETY: zero bits are values of this type.
