@@ -152,9 +152,13 @@ mod tests {
 
     #[test]
     fn boxes_do_not_overlap_and_begin_as_zeros_again_and_again() {
+        // Between the zeros, what is not cleared.
+        let between: Vec<_> = (0..3).map(|_| LargeBox::<u8>::new_uninit(300_000)).collect();
         for _ in 0..3 {
             let mut boxes = Vec::new();
-            for (index, len) in [3, 100_000, 0, 1 << 20, 700_001, 90_000, 40 << 20].into_iter().enumerate() {
+            for (index, len) in
+                [3, 5 << 20, 0, 9 << 20, (4 << 20) + 1, 90_000, 40 << 20].into_iter().enumerate()
+            {
                 let mut values = LargeBox::<u16>::zeros(len).unwrap();
                 assert!(values.len() == len && values.iter().all(|value| *value == 0));
                 let number = u16::try_from(index).unwrap() + 1;
@@ -169,6 +173,7 @@ mod tests {
                 assert!(values.iter().take(2 << 20).all(|value| value == number), "box {number}");
             }
         }
+        drop(between);
         assert!(LargeBox::<f32>::zeros(usize::MAX / 8).is_none(), "more than there is");
     }
 

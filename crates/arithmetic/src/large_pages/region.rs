@@ -59,11 +59,8 @@ impl Region {
         unmap(0, before);
         unmap(before + bytes, LARGE_PAGE - before);
         // SAFETY: less than a large page after the beginning of what is longer by one.
-        Some(Arc::new(Self {
-            start: unsafe { address.add(before) },
-            bytes,
-            is_used_up: AtomicBool::new(false),
-        }))
+        let start = unsafe { address.add(before) };
+        Some(Arc::new(Self { start, bytes, is_used_up: AtomicBool::new(false) }))
     }
 
     /// Gives advice on some bytes, which begin at a multiple of a page, and returns whether it was taken.

@@ -90,8 +90,12 @@ pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
         (0..count).for_each(work);
         return;
     }
+    if IS_INSIDE.get() {
+        (0..count).for_each(work);
+        return;
+    }
     REGIONS.fetch_add(1, Ordering::Relaxed);
-    if thread_count() == 1 || IS_INSIDE.get() {
+    if thread_count() == 1 {
         (0..count).for_each(work);
         return;
     }
