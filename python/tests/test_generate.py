@@ -112,12 +112,6 @@ def test_a_printed_stream_is_the_programs(model, program):
     assert printed == "".join(model.stream(PROMPT, seed=9, max_new_tokens=40)) + "\n"
 
 
-@cases(TOKEN_BY_TOKEN | SEVERAL)
-def test_a_text_is_the_same_alone_and_in_a_batch(model, arguments, options):
-    alone = [model.generate(prompt, max_new_tokens=LENGTH, **options) for prompt in PROMPTS]
-    assert model.generate(PROMPTS, max_new_tokens=LENGTH, batch_size=4, **options) == alone
-
-
 def test_every_prompt_may_have_its_own_seed(model):
     seeds = [3, 1, 4, 1, 5, 9]
     alone = [model.generate(p, seed=s, max_new_tokens=LENGTH) for p, s in zip(PROMPTS, seeds, strict=True)]

@@ -1,4 +1,4 @@
-"""What is seen inside is TransformerLens' and the program's; hooks may replace it; pictures need nothing from anywhere."""
+"""What is seen inside is what the program writes; hooks may replace it; pictures need nothing from anywhere."""
 
 import json
 import re
@@ -10,8 +10,6 @@ import pytest
 from support import FIXTURES, read_safetensors
 
 TEXT = "ROMEO:\nBut, soft! what light"
-# TransformerLens' numbers are stored in f32.
-TOLERANCE = 2e-5
 PLAIN = FIXTURES / "inside" / "plain"
 
 
@@ -20,21 +18,11 @@ def plain():
     return candle_gpt2.Model.from_pretrained(PLAIN, dtype="f32")
 
 
-def test_what_is_seen_is_what_transformer_lens_sees(plain):
-    metadata, expected = read_safetensors(PLAIN / "raw.safetensors")
-    ids = json.loads(metadata["reference"])["ids"]
-    logits, seen = plain.run_with_cache(ids)
-    np.testing.assert_allclose(logits, expected.pop("logits"), rtol=0, atol=TOLERANCE)
-    assert len(expected) > 30
-    for name, value in expected.items():
-        np.testing.assert_allclose(seen[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
-    assert list(seen) == plain.hook_names
-
-
 def test_what_is_seen_is_what_the_program_writes(model, program, tmp_path):
     file = tmp_path / "cache.npz"
     program("cache", TEXT, "--sites", "*", "--out", str(file))
     _, seen = model.run_with_cache(TEXT)
+    assert list(seen) == model.hook_names
     with np.load(file) as written:
         assert sorted(written) == sorted(seen)
         for name in written:

@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use candle_core::{Device, Tensor};
 use candle_gpt2_engine::{
     Comparison, ConvertOptions, EngineError, InspectOptions, Inspected, ModelOptions, Progress, Reporter,
     Silent, Unit, Verification, VerifyOptions,
 };
 use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{WeightsError, WrittenDType};
+use serde_json::json;
 
 fn options(model: impl Into<PathBuf>) -> ModelOptions {
     ModelOptions { model: model.into(), ..ModelOptions::default() }
@@ -130,6 +132,17 @@ fn what_is_told_of_a_checkpoint_is_the_checkpoint() {
     };
     assert!(!equal && largest.is_some_and(|largest| largest > 0.0 && largest < 0.1), "{largest:?}");
     assert_eq!(first_differing.as_ref(), Some(&differences[0].name));
+    let compared = |model: &str, diff: &str| {
+        let [model, diff] = [model, diff].map(|name| Some(fixture_path("formats").join(name)));
+        match inspected(InspectOptions { model, diff, ..inspecting() }) {
+            Inspected::Two(comparison) => comparison,
+            Inspected::One(_) => panic!("a comparison was asked for"),
+        }
+    };
+    assert!(compared("tensorflow", "safetensors-shards").equal, "two formats of one model");
+    let other = serde_json::to_value(compared("book", "tensorflow")).unwrap();
+    let rows = other["differences"].as_array().unwrap();
+    assert!(rows.iter().any(|row| row["difference"] == "only in the second"), "{other}");
 }
 
 #[test]
@@ -143,6 +156,70 @@ fn damage_is_a_verdict_and_a_missing_file_is_not() {
     let error = Verification::of_damage(error).unwrap_err();
     assert!(matches!(error, EngineError::Weights(WeightsError::NotFound { .. })), "{error}");
     assert!(VerifyOptions::allows(0.0) && !VerifyOptions::allows(-1.0) && !VerifyOptions::allows(f64::NAN));
+}
+
+/// Rows of the embedding, configuration and tokenizer that do not belong together (ggml-org/ggml#371).
+#[test]
+fn tokens_that_do_not_fit_and_other_logits_are_problems() {
+    let verify = |model: &Path, options: VerifyOptions| self::options(model).verify(&options, &Silent);
+    let alone = |folder: &CheckpointFolder| verify(folder.path(), VerifyOptions::default()).unwrap();
+    let far = CheckpointFolder::tiny()
+        .without("generation_config.json")
+        .with_config(json!({"eos_token_id": 50256}));
+    assert_eq!(alone(&far).problems, ["eos_token_id 50256 is beyond the vocabulary of 300 tokens"]);
+    // transformers writes its default ids into the configuration of any size; without a tokenizer they do no harm.
+    let bare = alone(&far.without("tokenizer.json").without("vocab.json"));
+    assert!(bare.sound && bare.notes.contains(&"there is no tokenizer".to_owned()), "{bare:?}");
+    let more =
+        CheckpointFolder::tiny().without("tokenizer.json").with("added_tokens.json", r#"{"<pad>": 300}"#);
+    let problems = alone(&more).problems;
+    assert!(problems[0].contains("the tokenizer has the token id 300"), "{problems:?}");
+
+    let file = |name: &str| fixture_path("formats").join(name);
+    let against = |other: &str| VerifyOptions { against: Some(file(other)), ..VerifyOptions::default() };
+    let (exact, rounded, shards) = (file("llmc/gpt2.bin"), file("llmc/gpt2_bf16.bin"), "safetensors-shards");
+    assert!(verify(&exact, against(shards)).unwrap().sound);
+    let problems = verify(&rounded, against(shards)).unwrap().problems;
+    assert!(problems[0].contains("the logits of the two differ by"), "{problems:?}");
+    assert!(verify(&rounded, VerifyOptions { tolerance: 0.5, ..against(shards) }).unwrap().sound);
+    let told = verify(&exact, against("nanogpt")).unwrap_err().to_string();
+    assert!(told.contains("the vocabularies differ: 300 tokens here, 320 in"), "{told}");
+}
+
+/// Finite weights whose logits are not: whatever comes after a NaN, the checkpoint is not sound.
+#[test]
+fn logits_that_are_not_finite_are_not_sound() {
+    // With 0 the last logit is a number again.
+    for scale in [1e4, 0.0] {
+        let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+            let huge = Tensor::full(3e38_f32, 28, &Device::Cpu).unwrap();
+            tensors.insert("transformer.ln_f.bias".into(), huge);
+            let wte = tensors["transformer.wte.weight"].clone();
+            let last = (wte.narrow(0, 299, 1).unwrap() * scale).unwrap();
+            let rows = [wte.narrow(0, 0, 299).unwrap() * 1e4, Ok(last)].map(Result::unwrap);
+            tensors.insert("transformer.wte.weight".into(), Tensor::cat(&rows, 0).unwrap());
+        });
+        let found = options(folder.path()).verify(&VerifyOptions::default(), &Silent).unwrap();
+        assert!(!found.sound);
+        assert_eq!(found.problems, ["with a cache the logits differ by NaN; they reach inf"]);
+    }
+}
+
+#[test]
+fn the_numbers_of_a_tensor_are_counted() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let values = [vec![f32::NAN, -3.0, 0.0, 5.0], vec![2.0; 24]].concat();
+        tensors.insert("transformer.ln_f.bias".into(), Tensor::from_vec(values, 28, &Device::Cpu).unwrap());
+    });
+    let options = InspectOptions { model: Some(folder.path().into()), tensors: true, ..inspecting() };
+    let Inspected::One(found) = options.inspect(&Silent).unwrap() else { panic!("one checkpoint") };
+    let bias = found.tensors.iter().find(|tensor| tensor.name == "transformer.ln_f.bias").unwrap();
+    let of = bias.statistics.as_ref().unwrap();
+    // Of 27 finite values: -3, 0, 5 and 24 twos.
+    assert_eq!((of.min, of.max, of.nan, of.zeros, of.infinite), (-3.0, 5.0, 1, 1, 0));
+    assert!((of.mean - 50.0 / 27.0).abs() < 1e-12);
+    let variance = (9.0 + 25.0 + 24.0 * 4.0) / 27.0 - (50.0f64 / 27.0).powi(2);
+    assert!((of.standard_deviation - variance.sqrt()).abs() < 1e-12);
 }
 
 /// A hub that takes calls and never says a word.

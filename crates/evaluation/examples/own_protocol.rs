@@ -57,8 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
     let data = Data::from_bytes("lines.jsonl".as_ref(), LINES.into())?;
     let vocabulary = model.vocabulary();
-    let setting =
-        Setting { vocabulary, parameter: 0, context: None, limit: None, shots: None, reporter: &Silent };
+    let setting = Setting::new(vocabulary, &Silent);
     let prepared = (ENDINGS.prepare)(&data, &setting)?;
     let results = prepared.evaluate(&model, Vec::new(), &Silent, &mut |result| {
         let logprobs: Vec<f64> = result.choices.iter().map(|choice| choice.logprob).collect();

@@ -7,7 +7,7 @@ use crate::EvaluationError;
 /// What the model said to one item.
 ///
 /// Given by [`Prepared::evaluate`](crate::Prepared::evaluate), and as a line of the log by [`logged_results`](crate::logged_results).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ItemResult {
     /// The item's place in the data, from 0.
     pub index: usize,
@@ -63,20 +63,12 @@ pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
 /// ```
 /// use candle_gpt2_evaluation::{ChoiceResult, Predicted};
 ///
-/// let choice = |logprob, tokens, bytes| ChoiceResult {
-///     logprob,
-///     tokens,
-///     characters: bytes,
-///     bytes,
-///     words: None,
-///     is_greedy: false,
-///     squares: logprob * logprob,
-/// };
+/// let choice = |logprob, tokens, bytes| ChoiceResult { logprob, tokens, bytes, characters: bytes, ..ChoiceResult::default() };
 /// let best = Predicted::of(&[choice(-6.0, 2, 4), choice(-7.0, 7, 7)]);
 /// assert_eq!((best.sum, best.per_token, best.per_byte), (0, 1, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChoiceResult {
     /// Natural logarithm of its probability.
     #[serde(with = "crate::number")]

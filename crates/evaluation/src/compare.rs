@@ -10,18 +10,7 @@ use crate::ItemResult;
 /// ```
 /// use candle_gpt2_evaluation::{Comparison, ItemResult};
 ///
-/// let result = |index, correct| ItemResult {
-///     index,
-///     id: None,
-///     group: None,
-///     asked: String::new(),
-///     context_tokens: 3,
-///     choices: Vec::new(),
-///     gold: None,
-///     predicted: None,
-///     words: None,
-///     correct: Some(correct),
-/// };
+/// let result = |index, correct| ItemResult { index, correct: Some(correct), ..ItemResult::default() };
 /// let here = [result(0, true), result(1, true), result(2, false)];
 /// let there = [result(0, true), result(1, false), result(2, false)];
 /// let compared = Comparison::new("items.jsonl".into(), "gpt2, f32".into(), &here, &there);
@@ -155,24 +144,14 @@ mod tests {
     use crate::{ChoiceResult, Predicted};
 
     fn choice(logprob: f64) -> ChoiceResult {
-        let (tokens, characters, bytes) = (1, 1, 1);
-        ChoiceResult { logprob, tokens, characters, bytes, words: None, is_greedy: false, squares: 0.0 }
+        ChoiceResult { logprob, tokens: 1, characters: 1, bytes: 1, ..ChoiceResult::default() }
     }
 
     fn result(predicted: Option<usize>, correct: Option<bool>, logprobs: &[f64]) -> ItemResult {
         let of = |sum| Predicted { sum, per_character: 0, per_token: sum, per_byte: sum };
-        ItemResult {
-            index: 0,
-            id: None,
-            group: None,
-            asked: String::new(),
-            context_tokens: 1,
-            choices: logprobs.iter().copied().map(choice).collect(),
-            gold: Some(1),
-            predicted: predicted.map(of),
-            words: None,
-            correct,
-        }
+        let choices = logprobs.iter().copied().map(choice).collect();
+        let predicted = predicted.map(of);
+        ItemResult { choices, gold: Some(1), predicted, correct, ..ItemResult::default() }
     }
 
     /// Right answers 1; this run has 1 1 2 0 3, the other 1 0 1 2 3: differences 0 1 -1 0 0, mean 0, variance 2 / 4.

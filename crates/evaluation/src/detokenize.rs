@@ -1,6 +1,10 @@
 //! Cleaning of texts, as the Python of the protocols does it: the de-tokenizer of WikiText that Megatron-LM and
 //! lm-evaluation-harness share, HellaSwag's `preprocess`, and what Python means by white space and by a capital letter.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 /// Python's `str.isspace` and `\s`: Unicode's white space, and the four separators of ASCII.
 pub(crate) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
@@ -23,7 +27,7 @@ pub(crate) fn count_words(text: &str) -> usize {
 /// # Source
 /// `wikitext_detokenizer` in lm-evaluation-harness' `tasks/wikitext/preprocess_wikitext.py`, in its order.
 pub(crate) fn wikitext(page: &str) -> String {
-    let mut text = without_space_in_slashes(&page.replace("s '", "s'"));
+    let mut text = substituted(&page.replace("s '", "s'"), &SLASHES);
     for (from, to) in [(" @-@ ", "-"), (" @,@ ", ","), (" @.@ ", ".")] {
         text = text.replace(from, to);
     }
@@ -32,9 +36,7 @@ pub(crate) fn wikitext(page: &str) -> String {
     {
         text = text.replace(from, to);
     }
-    for (open, close) in [('(', ')'), ('[', ']'), ('{', '}'), ('"', '"'), ('\'', '\'')] {
-        text = trimmed_inside(&text, open, close);
-    }
+    text = substituted(&text, &INSIDE_MARKS);
     for (from, to) in [("= = = =", "===="), ("= = =", "==="), ("= =", "=="), (" ° ", "°")] {
         text = text.replace(from, to);
     }
@@ -44,35 +46,32 @@ pub(crate) fn wikitext(page: &str) -> String {
     text
 }
 
-/// `re.sub(r"/' [0-9]/", r"/'[0-9]/", text)`: both patterns are meant to stand without their slashes, and so it puts the second
-/// pattern itself where the first is found, in hardly any text.
-fn without_space_in_slashes(text: &str) -> String {
-    let mut written = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("/' ") {
-        let behind_digit = after.strip_prefix(|digit: char| digit.is_ascii_digit());
-        let found = behind_digit.and_then(|after| after.strip_prefix('/'));
-        written.extend([before, if found.is_some() { "/'[0-9]/" } else { "/' " }]);
-        rest = found.unwrap_or(after);
-    }
-    written + rest
+/// Compiles patterns of Python's `re`, whose `\s` has the four separators of ASCII too; each with what is put in its place.
+fn patterns<const N: usize>(of: [(&str, &'static str); N]) -> Vec<(Regex, &'static str)> {
+    let compiled = |pattern: &str| Regex::new(&pattern.replace(r"\s", r"[\s\x1c-\x1f]"));
+    of.into_iter().filter_map(|(pattern, with)| Some((compiled(pattern).ok()?, with))).collect()
 }
 
-/// The text with the white space inside marks removed, from each opening one to the next closing one:
-/// `re.sub(r"\(\s*([^\)]*?)\s*\)", r"(\1)", text)`.
-fn trimmed_inside(text: &str, open: char, close: char) -> String {
-    let mut written = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, (inside, after))) =
-        rest.split_once(open).and_then(|(before, from)| Some((before, from.split_once(close)?)))
-    {
-        written.push_str(before);
-        written.push(open);
-        written.push_str(strip(inside));
-        written.push(close);
-        rest = after;
-    }
-    written + rest
+/// White space inside marks, from each opening one to the next closing one.
+static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    patterns([
+        (r"\(\s*([^)]*?)\s*\)", "(${1})"),
+        (r"\[\s*([^\]]*?)\s*\]", "[${1}]"),
+        (r"\{\s*([^}]*?)\s*\}", "{${1}}"),
+        (r#""\s*([^"]*?)\s*""#, "\"${1}\""),
+        (r"'\s*([^']*?)\s*'", "'${1}'"),
+    ])
+});
+/// Both patterns of the first substitution are meant to stand without their slashes, and so it puts the second pattern itself where
+/// the first is found, in hardly any text.
+static SLASHES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([("/' [0-9]/", "/'[0-9]/")]));
+/// Brackets with what is in them, where they close in the same line.
+static BRACKETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([(r"\[.*?\]", "")]));
+
+fn substituted(text: &str, patterns: &[(Regex, &str)]) -> String {
+    let substitute =
+        |text: String, (pattern, with): &(Regex, &str)| pattern.replace_all(&text, *with).into_owned();
+    patterns.iter().fold(text.to_owned(), substitute)
 }
 
 /// A text of HellaSwag without the marks of WikiHow's pages.
@@ -80,29 +79,7 @@ fn trimmed_inside(text: &str, open: char, close: char) -> String {
 /// # Source
 /// `preprocess` in lm-evaluation-harness' `tasks/hellaswag/utils.py`.
 pub(crate) fn hellaswag(text: &str) -> String {
-    without_brackets(&strip(text).replace(" [title]", ". ")).replace("  ", " ")
-}
-
-/// `re.sub(r"\[.*?\]", "", text)`: brackets with what is in them, where they close in the same line.
-fn without_brackets(text: &str) -> String {
-    let mut written = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, from)) = rest.split_once('[') {
-        written.push_str(before);
-        // Only what closes in its line: the next bracket or line break decides, so that no text is read twice.
-        let end = from.find([']', '\n']);
-        rest = match end.filter(|end| from[*end..].starts_with(']')) {
-            Some(end) => &from[end + 1..],
-            None => {
-                // Up to there no bracket closes either.
-                let (open, after) = from.split_at(end.unwrap_or(from.len()));
-                written.push('[');
-                written.push_str(open);
-                after
-            }
-        };
-    }
-    written + rest
+    substituted(&strip(text).replace(" [title]", ". "), &BRACKETS).replace("  ", " ")
 }
 
 /// Python's `str.capitalize`: the first character in title case, the others in lower case.

@@ -191,8 +191,7 @@ fn scored_item(item: &Item, scores: &[Vec<TokenScore>]) -> ItemResult {
 
 fn scored_choice<'a>(choice: &Choice, scores: impl Iterator<Item = &'a TokenScore>) -> ChoiceResult {
     let Choice { characters, bytes, words, .. } = *choice;
-    let nothing =
-        ChoiceResult { logprob: 0.0, tokens: 0, characters, bytes, words, is_greedy: true, squares: 0.0 };
+    let nothing = ChoiceResult { characters, bytes, words, is_greedy: true, ..ChoiceResult::default() };
     scores.fold(nothing, |sum, score| ChoiceResult {
         logprob: sum.logprob + score.logprob,
         tokens: sum.tokens + 1,
@@ -210,11 +209,7 @@ fn empty_result(item: &Item) -> ItemResult {
         group: item.group.clone(),
         asked: item.asked(),
         context_tokens: item.context_tokens,
-        choices: Vec::new(),
-        gold: None,
-        predicted: None,
-        words: None,
-        correct: None,
+        ..ItemResult::default()
     }
 }
 

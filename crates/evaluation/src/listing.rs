@@ -4,7 +4,8 @@ use std::fmt::{self, Display, Formatter};
 
 use serde::Serialize;
 
-use crate::{Dataset, Kl, Parameter, Protocol, Published, protocols};
+use crate::protocols::KL;
+use crate::{Dataset, Parameter, Protocol, Published, protocols};
 
 /// A protocol as it is told.
 ///
@@ -36,14 +37,7 @@ pub struct Listed {
 ///
 /// See [`Listed`] for an example.
 pub fn listing() -> Vec<Listed> {
-    let kl = Listed {
-        protocol: Kl::NAME,
-        about: Kl::ABOUT,
-        source: Kl::SOURCE,
-        parameter: None,
-        dataset: None,
-        published: &[],
-    };
+    let kl = Listed { dataset: None, ..Listed::of(&KL) };
     protocols().iter().map(|protocol| Listed::of(protocol)).chain([kl]).collect()
 }
 

@@ -5,6 +5,7 @@
 //! counts only where it says the same of the items as the data do.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::LineFile;
@@ -91,21 +92,21 @@ impl ItemLog {
                 || "it holds the items of another run; go on with it, or choose another name".to_owned();
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
-        let mut lines = Vec::new();
-        let half = log.file.for_each_line(|bytes| {
-            let number = lines.len() + 1;
+        let mut whole = Vec::new();
+        let keep = |line: &[u8]| {
+            whole.push(line.to_vec());
+            io::Result::Ok(())
+        };
+        let half = log.file.for_each_line(keep).map_err(failed)?;
+        let line = |(number, bytes)| {
             let other = |error: &dyn std::fmt::Display| {
                 log.error(format!("line {number}: none of a log of items ({error}); choose another name"))
             };
-            let text = String::from_utf8(bytes.to_vec()).map_err(|error| other(&error))?;
+            let text = String::from_utf8(bytes).map_err(|error| other(&error))?;
             let head = serde_json::from_str(&text).map_err(|error| other(&error))?;
-            lines.push(Line { number, head, text });
-            Ok::<(), ReadError>(())
-        });
-        let half = half.map_err(|error| match error {
-            ReadError::File(cause) => failed(cause),
-            ReadError::Line(error) => error,
-        })?;
+            Ok(Line { number, head, text })
+        };
+        let lines = (1..).zip(whole).map(line).collect::<Result<Vec<_>, EvaluationError>>()?;
         if !half.bytes.is_empty() {
             let shorter = half.bytes.len().min(BEGINNING.len());
             if lines.is_empty() && half.bytes[..shorter] != BEGINNING[..shorter] {
@@ -198,24 +199,6 @@ impl Drop for ItemLog {
         {
             let _ = fs::remove_file(&self.path);
         }
-    }
-}
-
-/// What can go wrong while lines are read.
-enum ReadError {
-    File(std::io::Error),
-    Line(EvaluationError),
-}
-
-impl From<std::io::Error> for ReadError {
-    fn from(cause: std::io::Error) -> Self {
-        Self::File(cause)
-    }
-}
-
-impl From<EvaluationError> for ReadError {
-    fn from(error: EvaluationError) -> Self {
-        Self::Line(error)
     }
 }
 

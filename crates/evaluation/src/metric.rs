@@ -149,22 +149,8 @@ mod tests {
     }
 
     fn text(logprob: f64, tokens: usize, squares: f64) -> ItemResult {
-        let choice =
-            ChoiceResult { logprob, tokens, characters: 1, bytes: 1, words: None, is_greedy: false, squares };
-        let choices = vec![choice];
-        let (index, context_tokens) = (0, 1);
-        ItemResult {
-            asked: String::new(),
-            index,
-            id: None,
-            group: None,
-            context_tokens,
-            choices,
-            gold: None,
-            predicted: None,
-            words: None,
-            correct: None,
-        }
+        let choice = ChoiceResult { logprob, tokens, squares, ..ChoiceResult::default() };
+        ItemResult { choices: vec![choice], ..ItemResult::default() }
     }
 
     /// 3 of 4: sqrt(0.75 * 0.25 / 3) = 0.25.

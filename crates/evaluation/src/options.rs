@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::{HubOptions, WeightDType};
 
-use crate::asked::Asked;
+use crate::asked::{Asked, Kind};
 use crate::{EvaluationError, protocols};
 
 /// What is to be measured, of a model that is opened elsewhere.
@@ -120,7 +120,7 @@ impl EvaluationOptions {
 
     pub(crate) fn check_examples(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
         let wants = self.num_fewshot.is_some_and(|count| count > 0);
-        let without = asked.iter().position(|asked| asked.examples().is_none());
+        let without = asked.iter().position(|asked| asked.protocol.few_shot.is_none());
         if wants && let Some(index) = without {
             let with = protocols().iter().filter(|protocol| protocol.few_shot.is_some());
             let with = with.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ");
@@ -129,7 +129,7 @@ impl EvaluationOptions {
                 self.protocols[index]
             ));
         }
-        let is_file = |asked: &Asked| matches!(asked, Asked::Task(_));
+        let is_file = |asked: &Asked| matches!(asked.kind, Kind::Task(_));
         if !wants && !self.fewshot_data.is_empty() && !asked.iter().any(is_file) {
             return refuse(
                 "`fewshot_data`: it is what examples are drawn from; say how many with `num_fewshot`".into(),

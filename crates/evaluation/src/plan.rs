@@ -6,7 +6,7 @@ use std::vec;
 
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
 
-use crate::asked::{ANY_TEXT, Asked};
+use crate::asked::{Asked, Kind};
 use crate::options::refuse;
 use crate::protocols::wrong_setting;
 use crate::task::{Sides, Source, Task};
@@ -121,13 +121,13 @@ impl Plan {
                 read.push((file.path, Rc::clone(&data)));
                 Ok((data, file.revision))
             };
-            let (path, (data, revision)) = match (options.data_of(index), asked) {
+            let (path, (data, revision)) = match (options.data_of(index), &asked.kind) {
                 (Some(path), _) => (path.to_owned(), data_at(path)?),
-                (None, Asked::Task(task)) => {
+                (None, Kind::Task(task)) => {
                     let data = Rc::new(Data::read_all(task.data_files()?)?);
                     (data.path().to_owned(), (data, None))
                 }
-                (None, asked) => {
+                (None, _) => {
                     let path = self.published_data(index, asked)?;
                     let data = data_at(&path)?;
                     (path, data)
@@ -135,16 +135,16 @@ impl Plan {
             };
             let (count, note) = asked.shots(options.num_fewshot);
             notes.extend(note.map(|note| format!("{}: {note}", options.protocols[index])));
-            let example_data = match (options.fewshot_data_of(index), asked) {
+            let example_data = match (options.fewshot_data_of(index), &asked.kind) {
                 _ if count == 0 => None,
                 (Some(path), _) => Some(data_at(path)?.0),
-                (None, Asked::Task(task)) if options.data_of(index).is_none() => {
+                (None, Kind::Task(task)) if options.data_of(index).is_none() => {
                     task.few_shot_files().map(Data::read_all).transpose()?.map(Rc::new)
                 }
                 (None, _) => None,
             };
             let seed = options.fewshot_seed.unwrap_or(FEWSHOT_SEED);
-            let shots = asked.examples().filter(|_| count > 0);
+            let shots = asked.protocol.few_shot.filter(|_| count > 0);
             let shots = shots.map(|source| Shots { count, seed, data: example_data.as_deref(), source });
             let setting = Setting {
                 vocabulary: model.vocabulary,
@@ -177,11 +177,8 @@ impl Plan {
     /// The name of the published data on the hub.
     fn published_data(&self, index: usize, asked: &Asked) -> Result<PathBuf, EvaluationError> {
         let name = &self.options.protocols[index];
-        let (data, hub) = match asked {
-            Asked::Protocol(protocol, _) => (protocol.dataset.name, protocol.dataset.hub),
-            Asked::Task(_) | Asked::Kl => (ANY_TEXT, None),
-        };
-        let Some(hub) = hub else {
+        let Some(hub) = asked.protocol.dataset.hub else {
+            let data = asked.protocol.dataset.name;
             return refuse(format!(
                 "`{name}` measures {data}, which no one file of the hub is: give it with `data`"
             ));

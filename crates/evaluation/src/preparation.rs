@@ -13,13 +13,13 @@ use crate::{Data, DataError, Item};
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let data = Data::from_bytes("text.txt".as_ref(), b"What is the city but the people?".to_vec())?;
 /// let vocabulary = opened.vocabulary();
-/// let setting = Setting { vocabulary, parameter: 0, context: None, limit: None, shots: None, reporter: &Silent };
+/// let setting = Setting::new(vocabulary, &Silent);
 /// let prepared = (named("text:bits")?.0.prepare)(&data, &setting)?;
 /// assert_eq!((prepared.items.len(), prepared.totals.words), (1, 7));
 /// assert_eq!(prepared.tokens_to_read(0), prepared.totals.tokens as u64);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Prepared {
     /// What the model is asked, in the order of the data.
     pub items: Vec<Item>,
@@ -63,6 +63,13 @@ pub struct Setting<'a> {
     pub shots: Option<Shots<'a>>,
     /// Asked between entries whether to end early.
     pub reporter: &'a dyn Reporter,
+}
+
+impl<'a> Setting<'a> {
+    /// For all items, without examples; in windows as the protocol has them.
+    pub fn new(vocabulary: &'a Vocabulary, reporter: &'a dyn Reporter) -> Self {
+        Self { vocabulary, parameter: 0, context: None, limit: None, shots: None, reporter }
+    }
 }
 
 /// How many examples stand before each question, and where they come from.

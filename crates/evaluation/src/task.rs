@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use candle_gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
 
-use crate::asked::Asked;
+use crate::asked::{Asked, Kind};
 use crate::{
     BaseReport, Comparison, Data, DataError, DatasetReport, EvaluationError, ItemLog, ItemResult, Kl,
-    KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Report, Setting, Shots, Size,
+    KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Protocol, Report, Setting, Shots, Size,
     logged_results,
 };
 
@@ -35,11 +35,9 @@ pub(crate) struct Task {
     /// The model as the caller named it.
     model: String,
     base: Option<BaseReport>,
-    /// The data as the caller named them, and the commit of the hub that they are from.
-    path: String,
-    revision: Option<String>,
-    sha256: String,
-    limit: Option<usize>,
+    asked: Asked,
+    /// The data, of which no item is measured yet.
+    dataset: DatasetReport,
     num_fewshot: usize,
     /// The log that the items are compared with, what it depends on, and what it says of them.
     against: Option<(String, String, Vec<ItemResult>)>,
@@ -49,7 +47,7 @@ pub(crate) struct Task {
 /// What a task asks of models, with the results of an interrupted run.
 #[derive(Debug)]
 enum Asking {
-    Items { asked: Asked, prepared: Prepared, done: Vec<ItemResult> },
+    Items { prepared: Prepared, done: Vec<ItemResult> },
     Windows { kl: Kl, done: Vec<KlWindow> },
 }
 
@@ -80,28 +78,37 @@ impl Task {
         if let Some(Shots { count, seed, .. }) = setting.shots {
             run.push_str(&format!(", {count} examples by seed {seed}"));
         }
-        let name = asked.name(name);
-        let items = |prepared| (Asking::Items { asked: asked.clone(), prepared, done: Vec::new() }, None);
-        let (asking, base) = match (asked, sides.base) {
-            (Asked::Protocol(protocol, _), _) => items((protocol.prepare)(source.data, setting)?),
-            (Asked::Task(task), _) => items(task.prepare(source.data, setting)?),
-            (Asked::Kl, Some(base)) => {
+        let items = |prepared| (Asking::Items { prepared, done: Vec::new() }, None);
+        let (asking, base) = match (&asked.kind, sides.base) {
+            (Kind::Protocol, _) => items((asked.protocol.prepare)(source.data, setting)?),
+            (Kind::Task(task), _) => items(task.prepare(source.data, setting)?),
+            (Kind::Kl, Some(base)) => {
                 let kl = Kl::prepare(source.data, setting)?;
                 kl.check_base(base.vocabulary, setting.vocabulary)?;
                 run.push_str(&format!(", beside {} in {}", base.name, base.weight_type));
                 let base = BaseReport { model: base.name.clone(), dtype: base.weight_type };
                 (Asking::Windows { kl, done: Vec::new() }, Some(base))
             }
-            (Asked::Kl, None) => return Err(EvaluationError::NoBase),
+            (Kind::Kl, None) => return Err(EvaluationError::NoBase),
+        };
+        let Source { data, path, revision } = source;
+        let of_hub = revision.as_ref().map(|_| path.as_str());
+        let published = &asked.protocol.dataset;
+        let dataset = DatasetReport {
+            name: published.name,
+            known: published.knows(of_hub, data.sha256()),
+            path,
+            revision,
+            sha256: data.sha256().to_owned(),
+            items: 0,
+            limit: setting.limit,
         };
         Ok(Self {
-            head: LogHead { protocol: name, run },
+            head: LogHead { protocol: asked.name(name), run },
             model: sides.model.name.clone(),
             base,
-            path: source.path,
-            revision: source.revision,
-            sha256: source.data.sha256().to_owned(),
-            limit: setting.limit,
+            asked: asked.clone(),
+            dataset,
             num_fewshot: setting.shots.map_or(0, |shots| shots.count),
             against: None,
             asking,
@@ -134,7 +141,7 @@ impl Task {
             (_, Some(error)) => Err(error.clone().into()),
             ((0, _), None) => {
                 let what = format!("it holds no items of `{name}`");
-                Err(EvaluationError::Unusable { file: self.path.clone(), what })
+                Err(EvaluationError::Unusable { file: self.dataset.path.clone(), what })
             }
             _ => Ok(()),
         }
@@ -165,30 +172,15 @@ impl Task {
         log: Option<&mut ItemLog>,
         reporter: &dyn Reporter,
     ) -> Result<Report, EvaluationError> {
-        let Self { head, model: name, base, path, revision, sha256, limit, num_fewshot, against, asking } =
-            self;
+        let Self { head, model: name, base, asked, dataset, num_fewshot, against, asking } = self;
         let (cut, notes) = asking.notes();
         let notes = notes.to_vec();
-        let asked = match &asking {
-            Asking::Items { asked, .. } => asked.clone(),
-            Asking::Windows { .. } => Asked::Kl,
-        };
-        let measured = asking.measure(models, &head, log, reporter)?;
+        let measured = asking.measure(&asked, models, &head, log, reporter)?;
         let model = models.model.model();
         let size = Size::of(model.config());
-        let told = |metric: &Metric| MetricReport::new(metric, &head.protocol, asked.published(), size);
+        let Protocol { published, source, .. } = asked.protocol;
+        let told = |metric: &Metric| MetricReport::new(metric, &head.protocol, published, size);
         let metrics = measured.metrics.iter().map(told).collect();
-        let of_hub = revision.as_ref().map(|_| path.as_str());
-        let known = asked.knows(of_hub, &sha256);
-        let dataset = DatasetReport {
-            name: asked.data_name(),
-            path,
-            revision,
-            known,
-            sha256,
-            items: measured.items,
-            limit,
-        };
         let against = against.map(|(path, run, there)| Comparison::new(path, run, &measured.results, &there));
         Ok(Report {
             model: name,
@@ -197,9 +189,9 @@ impl Task {
             device: device_name(model.device()),
             base,
             protocol: head.protocol,
-            protocol_source: asked.source(),
+            protocol_source: source,
             num_fewshot,
-            dataset,
+            dataset: DatasetReport { items: measured.items, ..dataset },
             metrics,
             against,
             cut,
@@ -239,6 +231,7 @@ impl Asking {
     /// Asks the models, adds what they say to the log, and counts.
     fn measure(
         self,
+        asked: &Asked,
         models: Sides<&LoadedModel>,
         head: &LogHead,
         log: Option<&mut ItemLog>,
@@ -259,7 +252,7 @@ impl Asking {
             false => error,
         };
         match self {
-            Self::Items { asked, prepared, done: results } => {
+            Self::Items { prepared, done: results } => {
                 let mut keep = |result: &ItemResult| kept.add(result);
                 let results = prepared.evaluate(models.model, results, &*bar, &mut keep);
                 let (results, seconds) = (results.map_err(unless_interrupted)?, seconds());

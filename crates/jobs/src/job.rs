@@ -4,7 +4,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
@@ -17,12 +16,11 @@ use tempfile::TempDir;
 
 use crate::job_folder::JobFolder;
 use crate::journal::is_log;
-use crate::run::{LOG, RESULTS, interrupted};
+use crate::run::{LOG, RESULTS, RunOptions, has_state, interrupted};
 use crate::source::{Source, class_weights};
 use crate::{
     ClassificationReport, ComputeDType, DataSize, Entry, Hyperparameters, JobError, Lora, Parameters, Run,
-    RunOptions, Share, Start, TrainOptions, Trainer, TrainingError, confusion_picture, estimated_bytes,
-    has_state,
+    Share, Start, TrainOptions, Trainer, TrainingError, confusion_picture, estimated_bytes,
 };
 
 /// Largest configuration that is read.
@@ -172,8 +170,6 @@ impl TrainJob {
         on_event: &mut dyn FnMut(TrainEvent),
     ) -> Result<TrainReport, JobError> {
         let mut run = self.open(reporter)?;
-        let clock = Instant::now();
-        let elapsed_s = || clock.elapsed().as_secs_f64();
         let (steps, steps_done) = (run.trainer().numbers().steps, run.trainer().steps_done());
         on_event(TrainEvent::Start { steps, steps_done });
         let tokenizer = Arc::clone(run.tokenizer());
@@ -186,7 +182,7 @@ impl TrainJob {
                 on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
             }
         };
-        let outcome = run.train(&elapsed_s, &mut report)?;
+        let outcome = run.train(&mut report)?;
         let (best_step, best) = outcome.best.unzip();
         let DataSize { training_tokens, held_out_tokens, rows } = run.data().size;
         let config = run.trainer().config();
@@ -209,7 +205,7 @@ impl TrainJob {
             held_out_loss: best.as_ref().map(|evaluation| evaluation.loss),
             held_out_loss_per_character: best.and_then(|evaluation| evaluation.loss_per_character),
             classification,
-            elapsed_s: elapsed_s(),
+            elapsed_s: run.elapsed_s(),
         })
     }
 
@@ -246,9 +242,9 @@ impl TrainJob {
         options.check(&self.start)?;
         let apart = match share.index {
             0 => None,
-            _ => Some(Arc::new(apart()?)),
+            _ => Some(apart()?),
         };
-        let workplace = apart.as_deref().map_or(self.out.as_path(), TempDir::path);
+        let workplace = apart.as_ref().map_or(self.out.as_path(), TempDir::path);
         if apart.is_none() {
             JobFolder::expect_unused(&self.out)?;
             self.check_folder()?;
@@ -297,7 +293,7 @@ impl TrainJob {
             share,
             apart,
         };
-        Ok(Run::open_in(job_folder, trainer, data, prepared.tokenizer, run_options)?)
+        Ok(Run::open(job_folder, trainer, data, prepared.tokenizer, run_options)?)
     }
 
     /// A folder that holds something is only used to resume.

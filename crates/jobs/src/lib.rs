@@ -31,7 +31,7 @@ pub use error::JobError;
 pub use job::{TrainEvent, TrainJob, TrainReport};
 pub use journal::{Entry, Journal};
 pub use options::{Start, TrainOptions, written_dtype};
-pub use run::{Outcome, Run, RunOptions, has_state};
+pub use run::{Outcome, Run};
 pub use shards::{Shards, TokenFolder};
 pub use token_format::{ShardFormat, TokenWidth};
 pub use tokenize::{TokenizeJob, TokenizeOptions, TokenizeReport};

@@ -6,6 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use candle_core::Device;
 use candle_gpt2_training::share;
@@ -38,24 +39,26 @@ pub(crate) const RESULTS: [&str; 10] = {
 };
 
 /// When to evaluate, save and stop, and where.
-/// [`Run::open`] takes them; a [`TrainJob`](crate::TrainJob) has them from its options.
-#[derive(Debug, Clone)]
-pub struct RunOptions {
+#[derive(Debug)]
+pub(crate) struct RunOptions {
     /// The folder of the run.
-    pub folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// Steps between evaluations on what is held out.
-    pub eval_every: u64,
+    pub(crate) eval_every: u64,
     /// Steps between saved states.
-    pub save_every: u64,
+    pub(crate) save_every: u64,
     /// Evaluations without improvement after which the training ends; `None` takes all steps.
-    pub patience: Option<u64>,
+    pub(crate) patience: Option<u64>,
     /// Type of the written weights.
-    pub dtype: WrittenDType,
+    pub(crate) dtype: WrittenDType,
     /// The share of every batch that this run computes. The first one writes the folder.
-    pub share: Share,
+    pub(crate) share: Share,
     /// Where a run that computes another share keeps its log, until it ends.
-    pub apart: Option<Arc<TempDir>>,
+    pub(crate) apart: Option<TempDir>,
 }
+
+/// Who hears of every entry of the log, and sees the model at that point.
+type Told<'a> = &'a mut dyn FnMut(&Entry, &Trainer);
 
 impl RunOptions {
     /// Whether the folder is this run's to write.
@@ -90,6 +93,8 @@ pub struct Run {
     is_evaluation_due: bool,
     /// Whether the saved state, or that there is none, tells all of it.
     is_saved: bool,
+    /// Runs since the process began to train.
+    clock: Instant,
     /// When the step that is being taken began.
     step_start_s: f64,
     /// Locked to the end; absent where another run writes the folder.
@@ -97,36 +102,18 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one.
+    /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one; in a folder that is
+    /// locked already, unless another run writes it.
     ///
     /// # Errors
-    /// When a number is out of its range, the folder holds the state of another run, another process writes it, or it cannot be
-    /// written.
-    pub fn open(
-        trainer: Trainer,
-        data: TrainingData,
-        tokenizer: Arc<Tokenizer>,
-        options: RunOptions,
-    ) -> Result<Self, TrainingError> {
-        let folder = options.writes().then(|| JobFolder::take(&options.folder, &RESULTS)).transpose()?;
-        Self::open_in(folder, trainer, data, tokenizer, options)
-    }
-
-    /// The same in a folder that is locked already, unless another run writes it.
-    pub(crate) fn open_in(
+    /// When the folder holds the state of another run, or cannot be written.
+    pub(crate) fn open(
         job_folder: Option<JobFolder>,
         mut trainer: Trainer,
         data: TrainingData,
         tokenizer: Arc<Tokenizer>,
         options: RunOptions,
     ) -> Result<Self, TrainingError> {
-        for (option, steps) in [("eval_every", options.eval_every), ("save_every", options.save_every)] {
-            if steps == 0 {
-                let expected = "at least 1".to_owned();
-                return Err(TrainingError::OptionOutOfRange { option, expected, found: "0".into() });
-            }
-        }
-        options.share.check()?;
         let folder = &options.folder;
         let (mut best, mut evaluations_since, mut is_evaluation_due) = (None, 0, false);
         if let Some(progress) = state::load(folder, &mut trainer, data.fingerprint)? {
@@ -143,7 +130,7 @@ impl Run {
             let is_due = is_evaluation_due && entry.step == steps_done && entry.held_out_loss.is_some();
             entry.step <= steps_done && !is_due
         };
-        let log_folder = options.apart.as_deref().map_or(folder.as_path(), TempDir::path);
+        let log_folder = options.apart.as_ref().map_or(folder.as_path(), TempDir::path);
         let journal = Journal::open(&log_folder.join(LOG), &is_known)?;
         Ok(Self {
             trainer,
@@ -155,24 +142,25 @@ impl Run {
             evaluations_since,
             is_evaluation_due,
             is_saved: true,
+            clock: Instant::now(),
             step_start_s: 0.0,
             _folder: job_folder,
         })
     }
 
-    /// Trains to the end. `elapsed_s` tells the seconds since the process began to train; `report` is told every entry of
-    /// the log, and sees the model at that point. The trainer is
+    /// Seconds since this process began to train.
+    pub fn elapsed_s(&self) -> f64 {
+        self.clock.elapsed().as_secs_f64()
+    }
+
+    /// Trains to the end. `report` is told every entry of the log, and sees the model at that point. The trainer is
     /// [asked](Trainer::interrupted_by) whether to go on.
     ///
     /// # Errors
     /// When a loss is not a number, or a file cannot be written: the last saved state, if there is one, is still there; and
     /// [`TrainingError::Interrupted`] once the state of the last step is saved.
-    pub fn train(
-        &mut self,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<Outcome, JobError> {
-        match self.advance(elapsed_s, report) {
+    pub fn train(&mut self, report: Told<'_>) -> Result<Outcome, JobError> {
+        match self.advance(report) {
             Err(TrainingError::Interrupted { .. }) => {
                 if !self.is_saved {
                     self.save()?;
@@ -192,37 +180,27 @@ impl Run {
     }
 
     /// Takes the steps that are left.
-    fn advance(
-        &mut self,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(), TrainingError> {
+    fn advance(&mut self, report: Told<'_>) -> Result<(), TrainingError> {
         if self.is_evaluation_due {
-            self.finish_step(elapsed_s, report)?;
+            self.finish_step(report)?;
         }
         while !self.is_done() {
-            self.step_start_s = elapsed_s();
+            self.step_start_s = self.elapsed_s();
             if self.trainer.is_interrupted() {
                 return Err(TrainingError::Interrupted { state: None });
             }
             let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
             let done =
                 self.trainer.step(&*self.data.examples).map_err(|error| self.with_checkpoint(error))?;
-            self.after_step(done, tokens, elapsed_s, report)?;
+            self.after_step(done, tokens, report)?;
         }
         Ok(())
     }
 
     /// Logs a step over so many tokens, and does what is due after it.
-    fn after_step(
-        &mut self,
-        done: StepReport,
-        tokens: f64,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(), TrainingError> {
+    fn after_step(&mut self, done: StepReport, tokens: f64, report: Told<'_>) -> Result<(), TrainingError> {
         self.is_saved = false;
-        let now_s = elapsed_s();
+        let now_s = self.elapsed_s();
         let entry = Entry {
             step: done.step,
             loss: Some(done.loss),
@@ -235,7 +213,7 @@ impl Run {
         report(&entry, &self.trainer);
         self.journal.add(entry)?;
         self.is_evaluation_due = self.is_due(self.options.eval_every);
-        self.finish_step(elapsed_s, report)
+        self.finish_step(report)
     }
 
     /// What this run's [share](RunOptions::share) of the next step adds to the step's loss, and to the gradients of all
@@ -245,16 +223,12 @@ impl Run {
     ///
     /// # Errors
     /// When all steps are taken, the device has no room, or it is interrupted.
-    pub fn share_of_step(
-        &mut self,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(f64, Vec<f32>), TrainingError> {
+    pub fn share_of_step(&mut self, report: Told<'_>) -> Result<(f64, Vec<f32>), TrainingError> {
         if self.is_evaluation_due {
-            self.finish_step(elapsed_s, report)?;
+            self.finish_step(report)?;
         }
         self.expect_steps()?;
-        self.step_start_s = elapsed_s();
+        self.step_start_s = self.elapsed_s();
         let (loss, gradients) = self.trainer.share_of_step(&*self.data.examples, self.options.share)?;
         let values = share::flat(&gradients)?;
         self.trainer.use_memory_of(gradients);
@@ -266,18 +240,12 @@ impl Run {
     /// # Errors
     /// When all steps are taken, there are not as many gradients as parameters, a loss or their norm is not a number, or a
     /// file cannot be written.
-    pub fn apply(
-        &mut self,
-        gradients: &[f32],
-        loss: f64,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(), JobError> {
+    pub fn apply(&mut self, gradients: &[f32], loss: f64, report: Told<'_>) -> Result<(), JobError> {
         self.expect_steps()?;
         let gradients = share::apart(gradients, self.trainer.parameters())?;
         let tokens = self.trainer.tokens_of_step(&*self.data.examples) as f64;
         let done = self.trainer.apply(&gradients, loss).map_err(|error| self.with_checkpoint(error))?;
-        self.after_step(done, tokens, elapsed_s, report)?;
+        self.after_step(done, tokens, report)?;
         match self.is_done() {
             true => self.finish(),
             false => Ok(()),
@@ -326,14 +294,10 @@ impl Run {
     }
 
     /// What follows a step: the evaluation and the saving that are due.
-    fn finish_step(
-        &mut self,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(), TrainingError> {
+    fn finish_step(&mut self, report: Told<'_>) -> Result<(), TrainingError> {
         self.undone_without_state(|run| {
             if run.is_evaluation_due {
-                run.evaluate(run.trainer.steps_done(), elapsed_s, report)?;
+                run.evaluate(run.trainer.steps_done(), report)?;
                 (run.is_evaluation_due, run.is_saved) = (false, false);
             }
             if run.is_due(run.options.save_every) || run.is_stale() {
@@ -395,12 +359,7 @@ impl Run {
         self.options.patience.is_some_and(|patience| self.evaluations_since >= patience)
     }
 
-    fn evaluate(
-        &mut self,
-        step: u64,
-        elapsed_s: &dyn Fn() -> f64,
-        report: &mut dyn FnMut(&Entry, &Trainer),
-    ) -> Result<(), TrainingError> {
+    fn evaluate(&mut self, step: u64, report: Told<'_>) -> Result<(), TrainingError> {
         let Some(held_out) = &self.data.held_out else { return Ok(()) };
         let evaluation = held_out.evaluate(&self.trainer)?;
         if !evaluation.loss.is_finite() {
@@ -413,7 +372,7 @@ impl Run {
             held_out_loss_per_character: evaluation.loss_per_character,
             accuracy: evaluation.confusion.as_ref().map(Confusion::accuracy),
             macro_f1: evaluation.confusion.as_ref().map(Confusion::macro_f1),
-            elapsed_s: elapsed_s(),
+            elapsed_s: self.elapsed_s(),
             ..Entry::default()
         };
         report(&entry, &self.trainer);
@@ -489,12 +448,6 @@ pub(crate) fn interrupted(folder: &Path) -> TrainingError {
 }
 
 /// Whether the folder already holds the state of a run.
-///
-/// ```
-/// let folder = tempfile::tempdir()?;
-/// assert!(!candle_gpt2_jobs::has_state(folder.path()));
-/// # Ok::<(), std::io::Error>(())
-/// ```
-pub fn has_state(folder: &Path) -> bool {
+pub(crate) fn has_state(folder: &Path) -> bool {
     state::path(folder).is_file()
 }

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_jobs::{Entry, Run, TrainJob, TrainOptions};
@@ -14,11 +13,12 @@ use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Map, Value};
 
 use crate::errors::{Failure, Result, wrong_value};
+use crate::keywords::read;
 use crate::model::hub;
 use crate::process::{interruptible, start};
 use crate::raised::{Lent, Raised};
 use crate::reporting::Listener;
-use crate::train::{files, read, start_of};
+use crate::train::{files, start_of};
 use crate::values::{Values, dict_of, float_array, number, type_name};
 
 /// The training that candle_gpt2.train makes, step by step, for a loop of one's own over several processes: each computes its
@@ -38,7 +38,6 @@ pub(crate) struct Trainer {
     run: Lent<Run>,
     listener: Arc<Listener>,
     share: Share,
-    clock: Instant,
 }
 
 impl Trainer {
@@ -58,10 +57,6 @@ impl Trainer {
         });
         self.listener.warn(py)?;
         done
-    }
-
-    fn elapsed_s(&self) -> f64 {
-        self.clock.elapsed().as_secs_f64()
     }
 }
 
@@ -88,7 +83,7 @@ impl Trainer {
     ) -> Result<Self> {
         start()?;
         let others = ["init", "config", "tokenizer", "rank", "world_size", "offline"];
-        let options = TrainOptions { resume, ..read(options, &others)? };
+        let options = TrainOptions { resume, ..read(Map::new(), options, &others)? };
         if options.sample.is_some() {
             return Err(wrong_value("sample: a Trainer writes no samples; train does"));
         }
@@ -100,7 +95,7 @@ impl Trainer {
         let share = Share { index: rank, count: world_size };
         let run = interruptible(py, || job.open_share(&reporter, share));
         listener.warn(py)?;
-        Ok(Self { run: Lent::new("the trainer", run?), listener, share, clock: Instant::now() })
+        Ok(Self { run: Lent::new("the trainer", run?), listener, share })
     }
 
     fn __repr__(&self, py: Python<'_>) -> Result<String> {
@@ -130,8 +125,7 @@ impl Trainer {
     /// parameters one after the other, in the order of parameters(). The sums over all processes are the step's. Asking again
     /// gives the same.
     fn loss_and_gradients<'py>(&self, py: Python<'py>) -> Result<(f64, Bound<'py, PyArray1<f32>>)> {
-        let (loss, gradients) =
-            self.computing(py, |run| run.share_of_step(&|| self.elapsed_s(), &mut |_, _| {}))?;
+        let (loss, gradients) = self.computing(py, |run| run.share_of_step(&mut |_, _| {}))?;
         Ok((loss, PyArray1::from_vec(py, gradients)))
     }
 
@@ -153,7 +147,7 @@ impl Trainer {
                     told.extend(entry);
                 }
             };
-            run.apply(gradients, loss, &|| self.elapsed_s(), &mut report)
+            run.apply(gradients, loss, &mut report)
         })?;
         dict_of(py, &told)
     }

@@ -2,7 +2,6 @@
 
 mod browser;
 mod made_up;
-mod webdriver;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,6 @@ use candle_nn::VarBuilder;
 
 pub use browser::page_in_browser;
 pub use made_up::MadeUpWeights;
-pub use webdriver::{Browser, BrowserKind, GECKODRIVER_VARIABLE, keys};
 
 /// Names the folder with the third-party checkpoints for the real-checkpoint tests.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
@@ -213,6 +211,17 @@ pub fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
         .collect();
     files.sort();
     files
+}
+
+/// The rows of a table: a line each, with ` | ` between its columns. Empty lines are none.
+///
+/// # Panics
+/// When a row has another number of columns.
+pub fn table<const N: usize>(text: &str) -> impl Iterator<Item = [&str; N]> {
+    text.lines().filter(|line| !line.is_empty()).map(|line| {
+        let columns: Vec<&str> = line.split(" | ").collect();
+        columns.try_into().unwrap_or_else(|columns| panic!("expected {N} columns, found {columns:?}"))
+    })
 }
 
 /// The names in a folder, in their order.

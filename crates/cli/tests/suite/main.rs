@@ -23,4 +23,3 @@ mod serve_grammars;
 mod threads;
 mod tokenize;
 mod train;
-mod train_tasks;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lm_eval::{Question, is_right, question_item};
-use super::prepare_records;
+use super::{PLAIN, prepare_records};
 use crate::protocol::Dataset;
 use crate::{
     Data, DataError, EvaluationError, ItemResult, Metric, Prepared, Protocol, Record, Setting, StderrKind,
@@ -27,12 +27,10 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         sha256: &[],
         licence: "CC BY 4.0",
     },
-    published: &[],
-    parameter: None,
     // Each paradigm is a task of its own there, with examples of its own.
-    few_shot: None,
     prepare,
     measure,
+    ..PLAIN
 };
 
 fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::llama_cpp::encode_plain;
 use super::lm_eval::{self, Question, at_least_two, places, share_of};
-use super::{Made, prepare_records, published, scored, whole};
+use super::{GPT_NEO, Made, PLAIN, prepare_records, published, scored, whole};
 use crate::detokenize::{capitalized, hellaswag};
 use crate::protocol::Dataset;
 use crate::{
@@ -17,6 +17,8 @@ const DATASET: Dataset = Dataset {
     sha256: &[],
     licence: "MIT",
 };
+const STORED_LOG: &str = "a stored log of lm-evaluation-harness";
+const LLM_C_SCRIPT: &str = "karpathy/llm.c, dev/data/hellaswag.py, in TF32";
 /// Endings of an item.
 const ENDINGS: usize = 4;
 
@@ -27,16 +29,10 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     source: "lm-evaluation-harness 0.4.13, task hellaswag",
     dataset: DATASET,
     published: &[
-        published(Size::Small, "acc", 0.2892, "hellaswag:lm-eval", "a stored log of lm-evaluation-harness"),
-        published(
-            Size::Small,
-            "acc_norm",
-            0.3114,
-            "hellaswag:lm-eval",
-            "a stored log of lm-evaluation-harness",
-        ),
-        published(Size::Xl, "acc", 0.4003, "hellaswag:lm-eval", "EleutherAI/gpt-neo, README"),
-        published(Size::Xl, "acc_norm", 0.5089, "hellaswag:lm-eval", "EleutherAI/gpt-neo, README"),
+        published(Size::Small, "acc", 0.2892, "hellaswag:lm-eval", STORED_LOG),
+        published(Size::Small, "acc_norm", 0.3114, "hellaswag:lm-eval", STORED_LOG),
+        published(Size::Xl, "acc", 0.4003, "hellaswag:lm-eval", GPT_NEO),
+        published(Size::Xl, "acc_norm", 0.5089, "hellaswag:lm-eval", GPT_NEO),
     ],
     parameter: None,
     few_shot: Some(ExampleSource::TrainingWithoutQuestion),
@@ -51,39 +47,13 @@ pub(super) const LLM_C: Protocol = Protocol {
     source: "karpathy/llm.c, dev/data/hellaswag.py",
     dataset: DATASET,
     published: &[
-        published(
-            Size::Small,
-            "acc",
-            0.2859,
-            "hellaswag:llm.c",
-            "karpathy/llm.c, dev/data/hellaswag.py, in TF32",
-        ),
-        published(
-            Size::Small,
-            "acc_norm",
-            0.2955,
-            "hellaswag:llm.c",
-            "karpathy/llm.c, dev/data/hellaswag.py, in TF32",
-        ),
+        published(Size::Small, "acc", 0.2859, "hellaswag:llm.c", LLM_C_SCRIPT),
+        published(Size::Small, "acc_norm", 0.2955, "hellaswag:llm.c", LLM_C_SCRIPT),
         published(Size::Medium, "acc_norm", 0.375224, "hellaswag:llm.c", "karpathy/llm.c, in bf16"),
         published(Size::Large, "acc_norm", 0.431986, "hellaswag:llm.c", "karpathy/llm.c, in bf16"),
-        published(
-            Size::Xl,
-            "acc",
-            0.3842,
-            "hellaswag:llm.c",
-            "karpathy/llm.c, dev/data/hellaswag.py, in TF32",
-        ),
-        published(
-            Size::Xl,
-            "acc_norm",
-            0.4893,
-            "hellaswag:llm.c",
-            "karpathy/llm.c, dev/data/hellaswag.py, in TF32",
-        ),
+        published(Size::Xl, "acc", 0.3842, "hellaswag:llm.c", LLM_C_SCRIPT),
+        published(Size::Xl, "acc_norm", 0.4893, "hellaswag:llm.c", LLM_C_SCRIPT),
     ],
-    parameter: None,
-    few_shot: None,
     prepare: |data, setting| {
         prepare_records(data, setting, data.records(), |index, record| as_it_is(setting, index, record))
     },
@@ -91,6 +61,7 @@ pub(super) const LLM_C: Protocol = Protocol {
         let by_tokens = share_of("acc_norm", results, |predicted| predicted.per_token);
         lm_eval::acc(results).into_iter().chain(by_tokens).collect()
     },
+    ..PLAIN
 };
 
 /// Texts cleaned as lm-evaluation-harness does; the mean of the tokens behind those that all four begin with.
@@ -99,9 +70,6 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     about: "which ending goes on from a cleaned text; by tokens, from the first in which the endings differ",
     source: "llama.cpp, tools/perplexity/perplexity.cpp, hellaswag_score; all items in their order",
     dataset: DATASET,
-    published: &[],
-    parameter: None,
-    few_shot: None,
     prepare: |data, setting| {
         let records = if data.has_records() { data.records() } else { six_lines(data)? };
         prepare_records(data, setting, records, |index, record| from_difference(setting, index, record))
@@ -109,6 +77,7 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     measure: |_, results| {
         share_of("acc_norm", results, |predicted| predicted.per_token).into_iter().collect::<Vec<Metric>>()
     },
+    ..PLAIN
 };
 
 /// The question of a published entry, cleaned; or of one that is cleaned already, with `query` and `choices`.

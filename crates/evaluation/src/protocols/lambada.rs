@@ -6,7 +6,7 @@ use candle_gpt2_engine::Vocabulary;
 
 use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
-use super::{Made, paper, prepare_records, published, scored, whole};
+use super::{GPT_NEO, Made, PLAIN, paper, prepare_records, published, scored, whole};
 use crate::detokenize::strip;
 use crate::metric::{Ratio, texts};
 use crate::protocol::Dataset;
@@ -26,6 +26,8 @@ const DATASET: Dataset = Dataset {
     licence: "MIT",
 };
 
+const ISSUE_2159: &str = "EleutherAI/lm-evaluation-harness#2159";
+
 /// All tokens of the last word, and the word's perplexity.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "lambada:lm-eval",
@@ -33,16 +35,10 @@ pub(super) const LM_EVAL: Protocol = Protocol {
     source: "lm-evaluation-harness 0.4.13, task lambada_openai",
     dataset: DATASET,
     published: &[
-        published(Size::Small, "acc", 0.3256, "lambada:lm-eval", "EleutherAI/lm-evaluation-harness#2159"),
-        published(
-            Size::Small,
-            "perplexity",
-            40.0554,
-            "lambada:lm-eval",
-            "EleutherAI/lm-evaluation-harness#2159",
-        ),
-        published(Size::Xl, "acc", 0.5121, "lambada:lm-eval", "EleutherAI/gpt-neo, README"),
-        published(Size::Xl, "perplexity", 10.634, "lambada:lm-eval", "EleutherAI/gpt-neo, README"),
+        published(Size::Small, "acc", 0.3256, "lambada:lm-eval", ISSUE_2159),
+        published(Size::Small, "perplexity", 40.0554, "lambada:lm-eval", ISSUE_2159),
+        published(Size::Xl, "acc", 0.5121, "lambada:lm-eval", GPT_NEO),
+        published(Size::Xl, "perplexity", 10.634, "lambada:lm-eval", GPT_NEO),
         ACC[0],
         ACC[1],
         ACC[2],
@@ -77,10 +73,9 @@ pub(super) const LAST_TOKEN: Protocol = Protocol {
         ACC[2],
         ACC[3],
     ],
-    parameter: None,
-    few_shot: None,
     prepare: |data, setting| prepare_with(data, setting, last_token),
     measure: |_, results| all_greedy(results).into_iter().collect(),
+    ..PLAIN
 };
 
 /// The last word as white space cuts it, encoded by itself behind a context without white space at its ends.
@@ -90,10 +85,9 @@ pub(super) const MEGATRON_STRICT: Protocol = Protocol {
     source: "NVIDIA/Megatron-LM core_r0.9.0, tasks/zeroshot_gpt, --strict-lambada",
     dataset: DATASET,
     published: &ACC,
-    parameter: None,
-    few_shot: None,
     prepare: |data, setting| prepare_with(data, setting, white_space_word),
     measure: |_, results| all_greedy(results).into_iter().collect(),
+    ..PLAIN
 };
 
 /// A word that the model writes while stop words are forbidden, as the paper describes its own.
@@ -109,8 +103,6 @@ pub(super) const STOP_WORDS: Protocol = Protocol {
         ACC[2],
         ACC[3],
     ],
-    parameter: None,
-    few_shot: None,
     prepare: |data, setting| {
         let prepared = prepare_with(data, setting, written_word)?;
         Ok(Prepared { left_out: stop_tokens(setting.vocabulary), ..prepared })
@@ -120,6 +112,7 @@ pub(super) const STOP_WORDS: Protocol = Protocol {
             |result: &ItemResult| result.words.as_ref().is_some_and(|[right, written]| right == written);
         Metric::share("acc", results.iter().map(is_right)).into_iter().collect()
     },
+    ..PLAIN
 };
 
 /// The paper's accuracies, which are with a filter of stop words that was not published.

@@ -16,8 +16,8 @@ use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
 use crate::{
-    Choice, Data, DataError, EvaluationError, Item, Prepared, Protocol, Published, Record, Setting, Size,
-    Totals, Work,
+    Choice, Data, DataError, Dataset, EvaluationError, Item, Kl, Prepared, Protocol, Published, Record,
+    Setting, Size, Work,
 };
 
 /// All of them, in the order in which they are listed.
@@ -43,6 +43,31 @@ pub(crate) const ALL: &[&Protocol] = &[
     &text::BITS,
 ];
 
+/// What rows may leave out.
+const PLAIN: Protocol = Protocol {
+    name: "",
+    about: "",
+    source: "",
+    dataset: Dataset { name: "any text in UTF-8", hub: None, sha256: &[], licence: "the text's" },
+    published: &[],
+    parameter: None,
+    few_shot: None,
+    prepare: |data, _| Err(unusable(data, "no protocol reads it")),
+    measure: |_, _| Vec::new(),
+};
+
+/// What is known of two models side by side.
+pub(crate) const KL: Protocol = Protocol { name: Kl::NAME, about: Kl::ABOUT, source: Kl::SOURCE, ..PLAIN };
+/// What is known of a task of a YAML file, whose data are those of the file.
+pub(crate) const TASK: Protocol = Protocol {
+    source: "lm-evaluation-harness 0.4.13, a task of a YAML file",
+    dataset: Dataset { name: "those of the task file", ..PLAIN.dataset },
+    ..PLAIN
+};
+
+/// Sources of figures of several tasks.
+const GPT_NEO: &str = "EleutherAI/gpt-neo, README";
+const GPT2_CARD: &str = "crumb/gpt2023, model card";
 /// What the paper says, of which it is not known by what protocol.
 const PAPER: &str = "Radford et al. 2019, table 3";
 /// The protocol of the paper's figures.
@@ -83,14 +108,7 @@ fn prepare_records(
     records: impl Iterator<Item = Result<Record, DataError>>,
     mut make: impl FnMut(usize, &Record) -> Result<Made, EvaluationError>,
 ) -> Result<Prepared, EvaluationError> {
-    let mut prepared = Prepared {
-        items: Vec::new(),
-        totals: Totals::default(),
-        left_out: Vec::new(),
-        cut: 0,
-        notes: Vec::new(),
-        damaged: None,
-    };
+    let mut prepared = Prepared::default();
     for (index, record) in records.take(limit(setting)?).enumerate() {
         if setting.reporter.is_interrupted() {
             return Err(EvaluationError::Interrupted);
@@ -111,11 +129,6 @@ fn prepare_records(
         return Err(unusable(data, "expected at least one entry, found none"));
     }
     Ok(prepared)
-}
-
-/// Items that are not made of records.
-fn prepared(items: Vec<Item>, totals: Totals) -> Prepared {
-    Prepared { items, totals, left_out: Vec::new(), cut: 0, notes: Vec::new(), damaged: None }
 }
 
 /// The number of items that are wanted.

@@ -4,7 +4,7 @@
 //! lm-evaluation-harness 0.4.13, `tasks/{piqa,arc,openbookqa,sciq}/*.yaml`.
 
 use super::lm_eval::{self, Question, at_least_two, places, prepare_questions};
-use super::published;
+use super::{GPT_NEO, GPT2_CARD, PLAIN, published};
 use crate::detokenize::is_space;
 use crate::protocol::Dataset;
 use crate::{DataError, ExampleSource, Protocol, Record, Size};
@@ -23,12 +23,11 @@ pub(super) const PIQA: Protocol = Protocol {
     published: &[
         published(Size::Small, "acc", 0.6289, "piqa:lm-eval", GPT2_CARD),
         published(Size::Small, "acc_norm", 0.6251, "piqa:lm-eval", GPT2_CARD),
-        published(Size::Xl, "acc", 0.7078, "piqa:lm-eval", "EleutherAI/gpt-neo, README"),
+        published(Size::Xl, "acc", 0.7078, "piqa:lm-eval", GPT_NEO),
     ],
-    parameter: None,
     few_shot: Some(ExampleSource::TrainingWithoutQuestion),
     prepare: |data, setting| prepare_questions(data, setting, piqa),
-    measure: lm_eval::measure,
+    ..QUESTIONS
 };
 
 /// Questions of science at school, the easy ones.
@@ -42,11 +41,8 @@ pub(super) const ARC_EASY: Protocol = Protocol {
         sha256: &[],
         licence: "CC BY-SA 4.0",
     },
-    published: &[],
-    parameter: None,
-    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, arc),
-    measure: lm_eval::measure,
+    ..QUESTIONS
 };
 
 /// Questions of science at school, the hard ones.
@@ -70,10 +66,8 @@ pub(super) const ARC_CHALLENGE: Protocol = Protocol {
             "crumb/gpt2023, model card; GPTQModel's tests",
         ),
     ],
-    parameter: None,
-    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, arc),
-    measure: lm_eval::measure,
+    ..QUESTIONS
 };
 
 /// Questions of science that a book answers, without the book.
@@ -87,11 +81,8 @@ pub(super) const OPENBOOKQA: Protocol = Protocol {
         sha256: &[],
         licence: "not said",
     },
-    published: &[],
-    parameter: None,
-    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, openbookqa),
-    measure: lm_eval::measure,
+    ..QUESTIONS
 };
 
 /// Questions of science behind the text that answers them.
@@ -105,14 +96,13 @@ pub(super) const SCIQ: Protocol = Protocol {
         sha256: &[],
         licence: "CC BY-NC 3.0",
     },
-    published: &[],
-    parameter: None,
-    few_shot: Some(ExampleSource::Training),
     prepare: |data, setting| prepare_questions(data, setting, sciq),
-    measure: lm_eval::measure,
+    ..QUESTIONS
 };
 
-const GPT2_CARD: &str = "crumb/gpt2023, model card";
+/// What they have in common.
+const QUESTIONS: Protocol =
+    Protocol { few_shot: Some(ExampleSource::Training), measure: lm_eval::measure, ..PLAIN };
 
 fn piqa(record: &Record) -> Result<Question, DataError> {
     let (choices, fields) = named(record, &["sol1", "sol2"])?;

@@ -3,11 +3,11 @@
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
-use super::{limit, lm_eval, prepared, unusable, wrong_setting};
+use super::{PLAIN, limit, lm_eval, unusable, wrong_setting};
 use crate::detokenize::count_words;
 use crate::long_text::encode_text;
 use crate::metric::Ratio;
-use crate::protocol::{Dataset, Parameter};
+use crate::protocol::Parameter;
 use crate::{
     Choice, ChoiceResult, Data, EvaluationError, Item, ItemResult, Metric, Prepared, Protocol, Setting,
     Totals, Work,
@@ -18,15 +18,13 @@ pub(super) const BITS: Protocol = Protocol {
     name: "text:bits",
     about: "any text: bits per byte, character and token, perplexities per byte, token and word",
     source: "this program: every window begins with the token that begins texts, and every token is scored once",
-    dataset: Dataset { name: "any text in UTF-8", hub: None, sha256: &[], licence: "the text's" },
-    published: &[],
     parameter: Some(Parameter {
         default: None,
         about: "tokens from the beginning of a window to that of the next; half the model's context where it is not given",
     }),
-    few_shot: None,
     prepare,
     measure,
+    ..PLAIN
 };
 
 fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationError> {
@@ -68,7 +66,7 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
     if items.is_empty() {
         return Err(unusable(data, "expected a text, found one without tokens"));
     }
-    Ok(Prepared { notes, ..prepared(items, Totals { tokens, words }) })
+    Ok(Prepared { items, totals: Totals { tokens, words }, notes, ..Prepared::default() })
 }
 
 fn measure(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::llama_cpp::{encode_file, first_scored, window_length};
 use super::text::{Window, stride, windows_as_items};
-use super::{Made, limit, lm_eval, paper, prepare_records, prepared, published, scored, unusable};
+use super::{Made, PLAIN, limit, lm_eval, paper, prepare_records, published, scored, unusable};
 use crate::detokenize::{self, count_words, strip};
 use crate::long_text::encode_text;
 use crate::metric::{Ratio, texts};
@@ -50,10 +50,9 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         paper(Size::Large, "word_perplexity", 19.93),
         paper(Size::Xl, "word_perplexity", 18.34),
     ],
-    parameter: None,
-    few_shot: None,
     prepare: prepare_pages,
     measure: measure_pages,
+    ..PLAIN
 };
 
 /// The whole text in windows of the model's context, `N` tokens apart; per token.
@@ -121,13 +120,11 @@ pub(super) const LLAMA_CPP: Protocol = Protocol {
     about: "the text in windows of --context tokens (512) side by side, whose second half is scored: perplexity per token",
     source: "llama.cpp, tools/perplexity/perplexity.cpp, perplexity",
     dataset: ROWS,
-    published: &[],
-    parameter: None,
-    few_shot: None,
     prepare: prepare_llama_cpp,
     measure: |_, results| {
         Ratio::of_tokens(results).map(|nats| Metric::perplexity("perplexity", &nats)).into_iter().collect()
     },
+    ..PLAIN
 };
 
 const ML_BY_HAND: &str = "workofart/ml-by-hand; huggingface/transformers#13761";
@@ -333,7 +330,8 @@ fn some_windows(
     if windows.is_empty() {
         return Err(unusable(data, format!("expected a text of at least 2 tokens, found {}", ids.len())));
     }
-    Ok(prepared(windows_as_items(setting.vocabulary, ids, windows), totals))
+    let items = windows_as_items(setting.vocabulary, ids, windows);
+    Ok(Prepared { items, totals, ..Prepared::default() })
 }
 
 /// The text of the file, or of the rows that the hub has of it.

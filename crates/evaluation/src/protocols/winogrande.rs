@@ -5,7 +5,7 @@
 
 use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
-use super::{Made, prepare_records, published};
+use super::{GPT_NEO, GPT2_CARD, Made, prepare_records, published};
 use crate::detokenize::strip;
 use crate::protocol::Dataset;
 use crate::{DataError, EvaluationError, ExampleSource, Protocol, Record, Setting, Size};
@@ -25,8 +25,8 @@ pub(super) const LM_EVAL: Protocol = Protocol {
         licence: "CC BY",
     },
     published: &[
-        published(Size::Small, "acc", 0.5162, "winogrande:lm-eval", "crumb/gpt2023, model card"),
-        published(Size::Xl, "acc", 0.5940, "winogrande:lm-eval", "EleutherAI/gpt-neo, README"),
+        published(Size::Small, "acc", 0.5162, "winogrande:lm-eval", GPT2_CARD),
+        published(Size::Xl, "acc", 0.5940, "winogrande:lm-eval", GPT_NEO),
     ],
     parameter: None,
     few_shot: Some(ExampleSource::TrainingWithoutQuestion),

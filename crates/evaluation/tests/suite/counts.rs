@@ -53,14 +53,7 @@ impl Texts {
         let (protocol, number) = named(protocol).unwrap();
         assert_eq!(protocol.dataset.sha256.contains(&data.sha256()), file != HELLASWAG, "{file}");
         let number = number.or(protocol.parameter.and_then(|parameter| parameter.default)).unwrap_or(0);
-        let setting = Setting {
-            vocabulary: &self.vocabulary,
-            parameter: number,
-            context: None,
-            limit: None,
-            shots: None,
-            reporter: &Silent,
-        };
+        let setting = Setting { parameter: number, ..Setting::new(&self.vocabulary, &Silent) };
         let prepared = (protocol.prepare)(&data, &setting).unwrap();
         assert_eq!((prepared.cut, prepared.damaged.as_ref()), (0, None));
         prepared
@@ -152,14 +145,7 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
     let prepared = texts.prepared("wikitext:llama.cpp", WIKITEXT);
     assert_eq!((prepared.items.len(), only(&prepared).map(scored).sum::<usize>()), (559, 142_545));
     let data = Data::read(&texts.path(WIKITEXT)).unwrap();
-    let setting = Setting {
-        vocabulary: &texts.vocabulary,
-        parameter: 0,
-        context: Some(1024),
-        limit: None,
-        shots: None,
-        reporter: &Silent,
-    };
+    let setting = Setting { context: Some(1024), ..Setting::new(&texts.vocabulary, &Silent) };
     let longer = (named("wikitext:llama.cpp").unwrap().0.prepare)(&data, &setting).unwrap();
     assert_eq!((longer.items.len(), only(&longer).map(scored).sum::<usize>()), (279, 142_569));
 }
@@ -168,14 +154,7 @@ fn llama_cpp_scores_the_second_half_of_each_chunk() {
 fn every_token_of_a_text_takes_bits() {
     let Some(texts) = texts() else { return };
     let data = Data::read(&texts.path(WIKITEXT)).unwrap();
-    let setting = Setting {
-        vocabulary: &texts.vocabulary,
-        parameter: 0,
-        context: None,
-        limit: None,
-        shots: None,
-        reporter: &Silent,
-    };
+    let setting = Setting::new(&texts.vocabulary, &Silent);
     let prepared = (named("text:bits").unwrap().0.prepare)(&data, &setting).unwrap();
     assert_eq!(only(&prepared).map(scored).sum::<usize>(), 286_221);
     assert_eq!(only(&prepared).map(|window| window.bytes).sum::<usize>(), 1_290_590);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Silent};
-use candle_gpt2_evaluation::{Choice, EvaluationError, Item, ItemResult, Predicted, Prepared, Totals, Work};
+use candle_gpt2_evaluation::{Choice, EvaluationError, Item, ItemResult, Predicted, Prepared, Work};
 use candle_gpt2_generation::{GenerationConfig, Sequence, score_continuations};
 
 /// Sums of a few f32 log-probabilities, computed with other numbers of rows at a time.
@@ -15,14 +15,7 @@ fn built_in() -> LoadedModel {
 }
 
 fn prepared(items: Vec<Item>) -> Prepared {
-    Prepared {
-        items,
-        totals: Totals::default(),
-        left_out: Vec::new(),
-        cut: 0,
-        notes: Vec::new(),
-        damaged: None,
-    }
+    Prepared { items, ..Prepared::default() }
 }
 
 fn item(index: usize, context_tokens: usize, work: Work) -> Item {

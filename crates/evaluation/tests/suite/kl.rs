@@ -113,14 +113,7 @@ fn prepared(
     limit: Option<usize>,
 ) -> Result<Kl, EvaluationError> {
     let (_folder, path) = file(text);
-    let setting = Setting {
-        vocabulary: model.vocabulary(),
-        parameter: 0,
-        context,
-        limit,
-        shots: None,
-        reporter: &Silent,
-    };
+    let setting = Setting { context, limit, ..Setting::new(model.vocabulary(), &Silent) };
     Kl::prepare(&Data::read(&path).unwrap(), &setting)
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use candle_gpt2_evaluation::{
-    Choice, ChoiceResult, EvaluationError, Item, ItemLog, ItemResult, LogHead, Prepared, Totals, Work,
+    Choice, ChoiceResult, EvaluationError, Item, ItemLog, ItemResult, LogHead, Prepared, Work, logged_results,
 };
 use candle_gpt2_generation::Sequence;
 
@@ -24,37 +24,21 @@ fn prepared(items: usize) -> Prepared {
         work: Work::Score { choices: vec![choice(2), choice(1)], gold: Some(1) },
     };
     let items = (0..items).map(item).collect();
-    Prepared {
-        items,
-        totals: Totals::default(),
-        left_out: Vec::new(),
-        cut: 0,
-        notes: Vec::new(),
-        damaged: None,
-    }
+    Prepared { items, ..Prepared::default() }
 }
 
 fn result(index: usize, logprob: f64) -> ItemResult {
-    let choice = |tokens| ChoiceResult {
-        logprob,
-        tokens,
-        characters: 4,
-        bytes: 5,
-        words: None,
-        is_greedy: false,
-        squares: logprob * logprob,
-    };
+    let choice =
+        |tokens| ChoiceResult { logprob, tokens, characters: 4, bytes: 5, ..ChoiceResult::default() };
     ItemResult {
         index,
         id: Some(format!("item-{index}")),
-        group: None,
         asked: prepared(index + 1).items[index].asked(),
         context_tokens: 3,
         choices: vec![choice(2), choice(1)],
         gold: Some(1),
-        predicted: None,
-        words: None,
         correct: Some(true),
+        ..ItemResult::default()
     }
 }
 
@@ -190,6 +174,28 @@ fn what_is_no_log_or_not_to_be_gone_on_with_is_left_alone() {
         ItemLog::open(&path, true).unwrap().results(&head(), &prepared(1)),
         "line 1: none of a log of items",
     );
+}
+
+/// The log of another run, which may be longer and is left as it is.
+#[test]
+fn the_items_of_another_run_are_those_of_the_same_data() {
+    let results = [result(0, -1.0), result(1, -2.0)];
+    let (_folder, path) = written(&results);
+    let whole = fs::read_to_string(&path).unwrap();
+    fs::write(&path, format!("{whole}{{\"protocol\":\"task:one\",\"ru")).unwrap();
+    for count in [1, 2] {
+        let (run, found) = logged_results(&path, "task:one", &prepared(count)).unwrap();
+        assert_eq!((run.as_str(), &found[..]), ("a model, f32", &results[..count]));
+    }
+    let refused = |text: &str, protocol: &str, items: usize, expected: &str| {
+        fs::write(&path, text).unwrap();
+        assert_refused(logged_results(&path, protocol, &prepared(items)), expected);
+        assert_eq!(fs::read_to_string(&path).unwrap(), text, "the file is left alone");
+    };
+    refused(&whole, "task:two", 1, "log.jsonl: it has 0 items of `task:two`, and this run 1; limit this run");
+    refused(&whole, "task:one", 3, "it has 2 items of `task:one`, and this run 3");
+    refused(&whole.replace("item-1", "x"), "task:one", 2, "line 2: its id is Some(\"x\"), and the item's is");
+    refused("{\"text\": \"a\"}\n", "task:one", 1, "line 1: none of a log of items");
 }
 
 #[test]

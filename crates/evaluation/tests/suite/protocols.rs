@@ -46,14 +46,8 @@ impl Model {
     ) -> Result<Prepared, EvaluationError> {
         let (protocol, number) = named(protocol).unwrap();
         let number = number.or(protocol.parameter.and_then(|parameter| parameter.default));
-        let setting = Setting {
-            vocabulary: self.vocabulary(),
-            parameter: number.unwrap_or(0),
-            context: None,
-            limit,
-            shots: None,
-            reporter: &Silent,
-        };
+        let setting =
+            Setting { parameter: number.unwrap_or(0), limit, ..Setting::new(self.vocabulary(), &Silent) };
         (protocol.prepare)(data, &setting)
     }
 

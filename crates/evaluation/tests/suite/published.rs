@@ -16,13 +16,8 @@ const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 /// Names a folder with the data.
 const DATA_VARIABLE: &str = "GPT2_EVALUATION_DATA";
 
-/// A protocol's published figures of a model: metric, value, and what it may differ by.
-struct Figures {
-    model: &'static str,
-    protocol: &'static str,
-    data: &'static str,
-    metrics: &'static [(&'static str, f64, f64)],
-}
+/// A model, a protocol and its data with the published figures: metric, value, and what it may differ by.
+type Figures = (&'static str, &'static str, &'static str, &'static [(&'static str, f64, f64)]);
 
 /// Three items of LAMBADA may fall the other way with other kernels.
 const LAMBADA_ITEMS: f64 = 3.0 / 5153.0;
@@ -33,76 +28,48 @@ const FOUR_DIGITS: f64 = 0.5e-4;
 const HUNDREDTH: f64 = 0.01;
 
 const LAMBADA: [Figures; 3] = [
-    Figures {
-        model: "gpt2",
-        protocol: "lambada:lm-eval",
-        data: "lambada_openai.jsonl",
-        metrics: &[("acc", 0.3256, LAMBADA_ITEMS + FOUR_DIGITS), ("perplexity", 40.0554, HUNDREDTH)],
-    },
-    Figures {
-        model: "gpt2",
-        protocol: "lambada:last-token",
-        data: "lambada_openai.jsonl",
-        metrics: &[("acc", 0.4667, LAMBADA_ITEMS + FOUR_DIGITS)],
-    },
-    Figures {
-        model: "gpt2",
-        protocol: "lambada:stop-words",
-        data: "lambada_openai.jsonl",
-        metrics: &[("acc", 0.4198, LAMBADA_ITEMS + FOUR_DIGITS)],
-    },
+    (
+        "gpt2",
+        "lambada:lm-eval",
+        "lambada_openai.jsonl",
+        &[("acc", 0.3256, LAMBADA_ITEMS + FOUR_DIGITS), ("perplexity", 40.0554, HUNDREDTH)],
+    ),
+    ("gpt2", "lambada:last-token", "lambada_openai.jsonl", &[("acc", 0.4667, LAMBADA_ITEMS + FOUR_DIGITS)]),
+    ("gpt2", "lambada:stop-words", "lambada_openai.jsonl", &[("acc", 0.4198, LAMBADA_ITEMS + FOUR_DIGITS)]),
 ];
 
 const WIKITEXT: [Figures; 4] = [
-    Figures {
-        model: "gpt2",
-        protocol: "wikitext:lm-eval",
-        data: "wiki.test.raw",
-        metrics: &[
+    (
+        "gpt2",
+        "wikitext:lm-eval",
+        "wiki.test.raw",
+        &[
             ("word_perplexity", 37.3698, 1e-4),
             ("byte_perplexity", 1.9682, 1e-4),
             ("bits_per_byte", 0.9769, 1e-4),
         ],
-    },
-    Figures {
-        model: "gpt2",
-        protocol: "wikitext:hf-1024",
-        data: "wiki.test.raw",
-        metrics: &[("perplexity", 29.94, HUNDREDTH)],
-    },
-    Figures {
-        model: "gpt2-large",
-        protocol: "wikitext:hf-1024",
-        data: "wiki.test.raw",
-        metrics: &[("perplexity", 19.44, HUNDREDTH)],
-    },
-    Figures {
-        model: "gpt2-large",
-        protocol: "wikitext:hf-512",
-        data: "wiki.test.raw",
-        metrics: &[("perplexity", 16.44, HUNDREDTH)],
-    },
+    ),
+    ("gpt2", "wikitext:hf-1024", "wiki.test.raw", &[("perplexity", 29.94, HUNDREDTH)]),
+    ("gpt2-large", "wikitext:hf-1024", "wiki.test.raw", &[("perplexity", 19.44, HUNDREDTH)]),
+    ("gpt2-large", "wikitext:hf-512", "wiki.test.raw", &[("perplexity", 16.44, HUNDREDTH)]),
 ];
 
 const HELLASWAG: [Figures; 2] = [
-    Figures {
-        model: "gpt2",
-        protocol: "hellaswag:lm-eval",
-        data: "hellaswag_val.jsonl",
-        metrics: &[
-            ("acc", 2904.0 / 10_042.0, HELLASWAG_ITEMS),
-            ("acc_norm", 3127.0 / 10_042.0, HELLASWAG_ITEMS),
-        ],
-    },
-    Figures {
-        model: "gpt2",
-        protocol: "hellaswag:llm.c",
-        data: "hellaswag_val.jsonl",
-        metrics: &[
+    (
+        "gpt2",
+        "hellaswag:lm-eval",
+        "hellaswag_val.jsonl",
+        &[("acc", 2904.0 / 10_042.0, HELLASWAG_ITEMS), ("acc_norm", 3127.0 / 10_042.0, HELLASWAG_ITEMS)],
+    ),
+    (
+        "gpt2",
+        "hellaswag:llm.c",
+        "hellaswag_val.jsonl",
+        &[
             ("acc", 0.2859, HELLASWAG_ITEMS + FOUR_DIGITS),
             ("acc_norm", 0.2955, HELLASWAG_ITEMS + FOUR_DIGITS),
         ],
-    },
+    ),
 ];
 
 /// The folder of a published model.
@@ -138,7 +105,7 @@ fn load(folder: &Path) -> LoadedModel {
 fn check(figures: &[Figures]) {
     let mut loaded: Option<(&str, LoadedModel)> = None;
     let mut wrong = Vec::new();
-    for Figures { model, protocol, data, metrics } in figures {
+    for (model, protocol, data, metrics) in figures {
         let (Some(folder), Some(path)) = (model_folder(model), data_file(data)) else {
             skipped(&format!(
                 "{protocol} of {model}: it needs {PUBLISHED_VARIABLE} to name a folder with {model}, and {DATA_VARIABLE} one with {data}"
@@ -151,14 +118,8 @@ fn check(figures: &[Figures]) {
         let Some((_, loaded)) = &loaded else { continue };
         let (protocol_of_name, number) = named(protocol).unwrap();
         let data = Data::read(&path).unwrap();
-        let setting = Setting {
-            vocabulary: loaded.vocabulary(),
-            parameter: number.unwrap_or(0),
-            context: None,
-            limit: None,
-            shots: None,
-            reporter: &Silent,
-        };
+        let setting =
+            Setting { parameter: number.unwrap_or(0), ..Setting::new(loaded.vocabulary(), &Silent) };
         let prepared = (protocol_of_name.prepare)(&data, &setting).unwrap();
         assert_eq!(prepared.damaged, None, "{protocol}");
         let results = prepared.evaluate(loaded, Vec::new(), &Silent, &mut |_| Ok(())).unwrap();

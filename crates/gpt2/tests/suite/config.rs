@@ -4,6 +4,7 @@ use candle_gpt2::{
     Activation, ConfigError, Gpt2Config, HeadKind, ParameterCounts, ProblemType, Summary, SummaryType,
     expected_parameters,
 };
+use candle_gpt2_testing::table;
 use serde_json::{Value, json};
 
 fn base() -> Value {
@@ -24,6 +25,10 @@ fn read_without(key: &str, additions: Value) -> Result<Gpt2Config, ConfigError> 
     config.as_object_mut().unwrap().remove(key);
     config.as_object_mut().unwrap().extend(additions.as_object().unwrap().clone());
     Gpt2Config::from_json(&config.to_string())
+}
+
+fn json_of(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
 }
 
 fn message(result: Result<Gpt2Config, ConfigError>) -> String {
@@ -160,71 +165,44 @@ fn missing_sizes_are_named() {
 
 #[test]
 fn values_out_of_range_are_refused() {
-    for (changes, expected) in [
-        (json!({"n_layer": 0}), "`n_layer`: expected a whole number from 1 to 1024, found 0"),
-        (json!({"n_embd": -24}), "`n_embd`: expected a whole number from 1 to 4194304, found -24"),
-        (json!({"n_embd": 1e18}), "`n_embd`: expected a whole number from 1 to 4194304, found 1e+18"),
-        (
-            json!({"vocab_size": u64::MAX}),
-            "`vocab_size`: expected a whole number from 1 to 67108864, found 18446744073709551615",
-        ),
-        (json!({"n_positions": 2.5}), "`n_positions`: expected a whole number from 1 to 67108864, found 2.5"),
-        (json!({"n_head": "3"}), "`n_head`: expected a whole number from 1 to 4194304, found \"3\""),
-        (json!({"n_inner": 0}), "`n_inner`: expected a whole number from 1 to 4194304, found 0"),
-        (json!({"n_head": 5}), "`n_head` = 5 does not divide `n_embd` = 24; every head needs the same width"),
-        (json!({"layer_norm_epsilon": -1}), "`layer_norm_epsilon`: expected a number from 0 to 1, found -1"),
-        (json!({"attn_pdrop": 1.5}), "`attn_pdrop`: expected a number from 0 to 1, found 1.5"),
-        (
-            json!({"tie_word_embeddings": "yes"}),
-            "`tie_word_embeddings`: expected true or false, found \"yes\"",
-        ),
-        (json!({"scale_attn_weights": null}), "`scale_attn_weights`: expected true or false, found null"),
-        (json!({"scale_attn_weights": null}), "`scale_attn_weights`: expected true or false, found null"),
-        (json!({"eos_token_id": "x"}), "`eos_token_id`: expected a token id, or a list of them, found \"x\""),
-    ] {
-        assert_eq!(message(read(changes)), expected);
+    for [changes, expected] in table(
+        r#"
+{"n_layer": 0} | `n_layer`: expected a whole number from 1 to 1024, found 0
+{"n_embd": -24} | `n_embd`: expected a whole number from 1 to 4194304, found -24
+{"n_embd": 1e18} | `n_embd`: expected a whole number from 1 to 4194304, found 1e+18
+{"vocab_size": 18446744073709551615} | `vocab_size`: expected a whole number from 1 to 67108864, found 18446744073709551615
+{"n_positions": 2.5} | `n_positions`: expected a whole number from 1 to 67108864, found 2.5
+{"n_head": "3"} | `n_head`: expected a whole number from 1 to 4194304, found "3"
+{"n_inner": 0} | `n_inner`: expected a whole number from 1 to 4194304, found 0
+{"n_head": 5} | `n_head` = 5 does not divide `n_embd` = 24; every head needs the same width
+{"layer_norm_epsilon": -1} | `layer_norm_epsilon`: expected a number from 0 to 1, found -1
+{"attn_pdrop": 1.5} | `attn_pdrop`: expected a number from 0 to 1, found 1.5
+{"tie_word_embeddings": "yes"} | `tie_word_embeddings`: expected true or false, found "yes"
+{"scale_attn_weights": null} | `scale_attn_weights`: expected true or false, found null
+{"eos_token_id": "x"} | `eos_token_id`: expected a token id, or a list of them, found "x"
+"#,
+    ) {
+        assert_eq!(message(read(json_of(changes))), expected);
     }
 }
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    for (changes, expected) in [
-        (json!({"model_type": "llama"}), "`model_type` = \"llama\" is not supported"),
-        (
-            json!({"architectures": ["GPT2ForQuestionAnswering"]}),
-            "`architectures` = \"GPT2ForQuestionAnswering\" is not supported: the known classes are GPT2LMHeadModel, ",
-        ),
-        (
-            json!({"architectures": ["GPT2DoubleHeadsModel"], "summary_type": "attn"}),
-            "`summary_type` = \"attn\" is not supported: the known ones are cls_index, last, first, mean",
-        ),
-        (
-            json!({"architectures": ["GPT2DoubleHeadsModel"], "summary_use_proj": false}),
-            "`summary_use_proj` = false is not supported: the head must give one logit for each choice",
-        ),
-        (
-            json!({"architectures": ["GPT2ForSequenceClassification"], "problem_type": "ranking"}),
-            "`problem_type` = \"ranking\" is not supported: the known ones are regression, ",
-        ),
-        (
-            json!({
-                "architectures": ["GPT2ForSequenceClassification"], "num_labels": 1,
-                "problem_type": "single_label_classification",
-            }),
-            "`problem_type` = \"single_label_classification\" is not supported: one label alone",
-        ),
-        (json!({"is_encoder_decoder": true}), "`is_encoder_decoder` = true is not supported"),
-        (
-            json!({"activation_function": "gelu_fast"}),
-            "`activation_function` = \"gelu_fast\" is not supported",
-        ),
-        (json!({"pruned_heads": {"0": [1]}}), "`pruned_heads` = {\"0\":[1]} is not supported"),
-        (
-            json!({"quantization_config": {"bits": 4}}),
-            "`quantization_config` = {\"bits\":4} is not supported",
-        ),
-    ] {
-        let found = message(read(changes));
+    for [changes, expected] in table(
+        r#"
+{"model_type": "llama"} | `model_type` = "llama" is not supported
+{"architectures": ["GPT2ForQuestionAnswering"]} | `architectures` = "GPT2ForQuestionAnswering" is not supported: the known classes are GPT2LMHeadModel,
+{"architectures": ["GPT2DoubleHeadsModel"], "summary_type": "attn"} | `summary_type` = "attn" is not supported: the known ones are cls_index, last, first, mean
+{"architectures": ["GPT2DoubleHeadsModel"], "summary_use_proj": false} | `summary_use_proj` = false is not supported: the head must give one logit for each choice
+{"architectures": ["GPT2ForSequenceClassification"], "problem_type": "ranking"} | `problem_type` = "ranking" is not supported: the known ones are regression,
+{ "architectures": ["GPT2ForSequenceClassification"], "num_labels": 1, "problem_type": "single_label_classification" } | `problem_type` = "single_label_classification" is not supported: one label alone
+{"is_encoder_decoder": true} | `is_encoder_decoder` = true is not supported
+{"activation_function": "gelu_fast"} | `activation_function` = "gelu_fast" is not supported
+{"pruned_heads": {"0": [1]}} | `pruned_heads` = {"0":[1]} is not supported
+{"quantization_config": {"bits": 4}} | `quantization_config` = {"bits":4} is not supported
+"#,
+    ) {
+        let found = message(read(json_of(changes)));
         assert!(found.starts_with(expected), "{found}");
     }
     assert!(read(json!({"pruned_heads": {}, "add_cross_attention": false})).is_ok());
@@ -253,29 +231,22 @@ fn labels_are_read_from_any_of_their_keys() {
     let behind =
         json!({"id2label": {"0": "no", "1": "yes"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2}});
     assert_eq!(labels(behind).unwrap(), ["no", "yes"]);
-    for (keys, expected) in [
-        (
-            json!({"id2label": {"0": "no", "1": "yes"}, "num_labels": 3}),
-            "`num_labels` is 3, but its alias `id2label` is {\"0\":\"no\",\"1\":\"yes\"}; remove one of them",
-        ),
-        (json!({"label2id": {"no": 0}, "num_labels": 2}), "`num_labels` is 2, but its alias `label2id` is"),
-        (
-            json!({"id2label": {"0": "no", "2": "yes"}}),
-            "`id2label`: expected a name for each number from 0 on",
-        ),
-        (json!({"id2label": {"0": 7}}), "`id2label`: expected a name for each number from 0 on"),
-        (json!({"label2id": {"no": 0, "yes": 2}}), "`label2id`: expected the numbers from 0 on"),
-        (json!({"label2id": {"no": 0, "yes": 0}}), "`label2id`: expected the numbers from 0 on"),
-        (json!({"label2id": ["no"]}), "`label2id`: expected the numbers from 0 on"),
-        (
-            json!({"id2label": {"0": "no", "1": "no"}}),
-            "`id2label`: expected a name of its own for each label",
-        ),
-        (json!({"id2label": {}}), "`id2label`: expected from 1 to 1048576 labels, found 0"),
-        (json!({"num_labels": 1 << 21}), "`num_labels`: expected a whole number from 1 to 1048576"),
-        (json!({"num_labels": 0}), "`num_labels`: expected a whole number from 1 to 1048576, found 0"),
-    ] {
-        let found = labels(keys).expect_err("a refusal").to_string();
+    for [keys, expected] in table(
+        r#"
+{"id2label": {"0": "no", "1": "yes"}, "num_labels": 3} | `num_labels` is 3, but its alias `id2label` is {"0":"no","1":"yes"}; remove one of them
+{"label2id": {"no": 0}, "num_labels": 2} | `num_labels` is 2, but its alias `label2id` is
+{"id2label": {"0": "no", "2": "yes"}} | `id2label`: expected a name for each number from 0 on
+{"id2label": {"0": 7}} | `id2label`: expected a name for each number from 0 on
+{"label2id": {"no": 0, "yes": 2}} | `label2id`: expected the numbers from 0 on
+{"label2id": {"no": 0, "yes": 0}} | `label2id`: expected the numbers from 0 on
+{"label2id": ["no"]} | `label2id`: expected the numbers from 0 on
+{"id2label": {"0": "no", "1": "no"}} | `id2label`: expected a name of its own for each label
+{"id2label": {}} | `id2label`: expected from 1 to 1048576 labels, found 0
+{"num_labels": 2097152} | `num_labels`: expected a whole number from 1 to 1048576
+{"num_labels": 0} | `num_labels`: expected a whole number from 1 to 1048576, found 0
+"#,
+    ) {
+        let found = labels(json_of(keys)).expect_err("a refusal").to_string();
         assert!(found.starts_with(expected), "{found}");
     }
 }

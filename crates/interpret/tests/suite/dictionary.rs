@@ -8,7 +8,7 @@ use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, DictionaryFormat, LatentActivation, Processing, TrainedOn, openai_site,
 };
-use candle_gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, values};
+use candle_gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, table, values};
 use candle_gpt2_weights::TensorFile;
 use serde_json::{Value, json};
 
@@ -388,35 +388,28 @@ fn configurations_of_every_version_are_read() {
 
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
-    for (changes, expected) in [
-        (json!({"hook_name": null}), "`hook_name`: expected the place of the model"),
-        (json!({"hook_name": 8}), "`hook_name`: expected a text; found 8"),
-        (json!({"hook_name": "blocks.8.hok_resid_pre"}), "the nearest name is `blocks.8.hook_resid_pre`"),
-        (json!({"d_in": null}), "`d_in` or `act_size`: expected a whole number from 1; found nothing"),
-        (json!({"d_in": 0}), "`d_in`: expected a whole number from 1; found 0"),
-        (json!({"d_sae": 1e30}), "`d_sae`: expected a whole number"),
-        (json!({"d_sae": "many"}), "`d_sae`: expected a whole number from 1; found \"many\""),
-        (json!({"architecture": "gated"}), "`architecture`: expected \"standard\", \"topk\" or \"jumprelu\""),
-        (
-            json!({"activation_fn": "tanh-relu"}),
-            "`activation_fn`: expected \"relu\" or \"topk\"; found \"tanh-relu\"",
-        ),
-        (json!({"activation_fn_str": "topk"}), "`k`: expected a whole number from 1; found nothing"),
-        (json!({"architecture": "topk", "k": 0}), "`k`: expected a whole number from 1; found 0"),
-        (json!({"normalize_activations": "expected_average_only_in"}), "fold_activation_norm_scaling_factor"),
-        (
-            json!({"normalize_activations": true}),
-            "`normalize_activations`: expected \"none\" or \"layer_norm\"",
-        ),
-        (json!({"normalize_activations": "constant_norm_rescale"}), "found \"constant_norm_rescale\""),
-        (
-            json!({"apply_b_dec_to_input": "no"}),
-            "`apply_b_dec_to_input`: expected true or false; found \"no\"",
-        ),
-        (json!({"hook_head_index": 3}), "dictionaries of a single head are not supported; found 3"),
-        (json!({"hook_name_out": "blocks.8.hook_mlp_out"}), "transcoders"),
-    ] {
-        let message = config(changes).unwrap_err();
+    for [changes, expected] in table(
+        r#"
+{"hook_name": null} | `hook_name`: expected the place of the model
+{"hook_name": 8} | `hook_name`: expected a text; found 8
+{"hook_name": "blocks.8.hok_resid_pre"} | the nearest name is `blocks.8.hook_resid_pre`
+{"d_in": null} | `d_in` or `act_size`: expected a whole number from 1; found nothing
+{"d_in": 0} | `d_in`: expected a whole number from 1; found 0
+{"d_sae": 1e30} | `d_sae`: expected a whole number
+{"d_sae": "many"} | `d_sae`: expected a whole number from 1; found "many"
+{"architecture": "gated"} | `architecture`: expected "standard", "topk" or "jumprelu"
+{"activation_fn": "tanh-relu"} | `activation_fn`: expected "relu" or "topk"; found "tanh-relu"
+{"activation_fn_str": "topk"} | `k`: expected a whole number from 1; found nothing
+{"architecture": "topk", "k": 0} | `k`: expected a whole number from 1; found 0
+{"normalize_activations": "expected_average_only_in"} | fold_activation_norm_scaling_factor
+{"normalize_activations": true} | `normalize_activations`: expected "none" or "layer_norm"
+{"normalize_activations": "constant_norm_rescale"} | found "constant_norm_rescale"
+{"apply_b_dec_to_input": "no"} | `apply_b_dec_to_input`: expected true or false; found "no"
+{"hook_head_index": 3} | dictionaries of a single head are not supported; found 3
+{"hook_name_out": "blocks.8.hook_mlp_out"} | transcoders
+"#,
+    ) {
+        let message = config(serde_json::from_str(changes).unwrap()).unwrap_err();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
     }
     for text in ["", "{", "[1]", "null", &"[".repeat(100_000)] {

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Unit};
 use candle_gpt2_jobs::{JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
 use candle_gpt2_testing::CheckpointFolder;
-use candle_gpt2_training::TrainingError;
+use candle_gpt2_training::{Task, TrainingError};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
@@ -204,6 +204,9 @@ fn a_checkpoint_is_trained_further_with_samples_and_events() {
     let header = String::from_utf8_lossy(&read(&job, "model.safetensors")[..400]).into_owned();
     assert!(header.contains("\"F16\""), "{header}");
     assert!(job.out.join("adapter/adapter_model.safetensors").exists());
+    let vocabulary = |file: &[u8]| serde_json::from_slice::<Value>(file).unwrap()["model"]["vocab"].clone();
+    let given = fs::read(tiny.file("tokenizer.json")).unwrap();
+    assert_eq!(vocabulary(&read(&job, "tokenizer.json")), vocabulary(&given));
 }
 
 #[test]
@@ -244,6 +247,13 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
         ),
         "{told}"
     );
+    // A text without a window takes no memory.
+    let short = (folder.path().join("short.txt"), "The dog was found.");
+    fs::write(&short.0, short.1).unwrap();
+    let tried = TrainOptions { ignore_memory: true, held_out: 0.0, ..much.clone() };
+    let start = Start::Checkpoint(tiny().path().to_owned());
+    let tried = run(&TrainJob { data: vec![short.0], start, ..job(folder.path(), "tried", tried) });
+    assert!(tried.unwrap_err().to_string().contains("one window of the context takes 49"));
     let told = refused(TrainOptions { recompute: true, ..much });
     assert!(
         told.ends_with(
@@ -251,6 +261,175 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
         ),
         "{told}"
     );
+}
+
+/// A checkpoint whose end token is in its own vocabulary.
+fn tiny() -> CheckpointFolder {
+    CheckpointFolder::tiny().with_config(json!({"eos_token_id": 0, "bos_token_id": 0}))
+}
+
+/// A training of a checkpoint on a file of this content.
+fn further(
+    folder: &Path,
+    checkpoint: &CheckpointFolder,
+    data: (&str, &str),
+    options: TrainOptions,
+) -> TrainJob {
+    fs::write(folder.join(data.0), data.1).unwrap();
+    let start = Start::Checkpoint(checkpoint.path().to_owned());
+    let options = TrainOptions { steps: 2, batch_size: 4, ..options };
+    TrainJob { data: vec![folder.join(data.0)], start, ..job(folder, "out", options) }
+}
+
+#[test]
+fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = tiny();
+    let completion = format!("{{\"prompt\": \"a\", \"completion\": \"{}\"}}\n", "many words ".repeat(60));
+    let labels = "the rows up to here have 1 labels (ham); a classifier has from 2 to 1000";
+    for (task, name, content, expected) in [
+        (Task::Text, "empty.txt", "", "the file is empty"),
+        (Task::Text, "short.txt", "aba", "one window of the context takes"),
+        (Task::Text, "no.jsonl", "not json\n", "line 1: not valid JSON"),
+        (Task::Classify, "empty.jsonl", "{\"text\": \"a\", \"label\": \"\"}\n", "line 1: `label` is empty"),
+        (Task::Classify, "same.tsv", "ham\ta\nham\tb\n", &format!("line 2: {labels}")),
+        (Task::Classify, "textless.tsv", "ham\ta\nspam\t\n", "line 2: `text` has no tokens"),
+        (Task::Answer, "half.jsonl", "\n{\"completion\": \"a\"}\n", "line 2: the object has no `prompt`"),
+        (Task::Answer, "long.jsonl", &completion, "line 1: `completion` has"),
+    ] {
+        let job =
+            further(folder.path(), &tiny, (name, content), TrainOptions { task, ..TrainOptions::default() });
+        let error = run(&job).unwrap_err();
+        let told = error.to_string();
+        let is_named = name == "short.txt" || told.contains(name);
+        assert!(!error.is_usage() && told.contains(expected) && is_named, "`{expected}` is not in: {told}");
+    }
+    // Enough for a window, and too little for a tokenizer of so many tokens.
+    let config = Gpt2Config { vocab_size: 9000, ..Gpt2Config::from_json(CONFIG).unwrap() };
+    let large = TrainJob {
+        start: Start::Config(config.into()),
+        ..job(folder.path(), "out", TrainOptions::default())
+    };
+    let told = run(&large).unwrap_err().to_string();
+    assert!(told.contains("tokens only; lower it to "), "{told}");
+    // A tokenizer of more tokens than the model has.
+    let tokenizer = Some(folder.path().join("large"));
+    let config = Gpt2Config { vocab_size: 380, ..Gpt2Config::from_json(CONFIG).unwrap() };
+    let once = TrainOptions { steps: 1, ..TrainOptions::default() };
+    run(&TrainJob { start: Start::Config(config.into()), ..job(folder.path(), "large", once.clone()) })
+        .unwrap();
+    let start = Start::Checkpoint(tiny.path().to_owned());
+    let told =
+        run(&TrainJob { start, tokenizer, ..job(folder.path(), "out", once) }).unwrap_err().to_string();
+    assert!(told.contains("the tokenizer does not belong to this model"), "{told}");
+}
+
+#[test]
+fn labels_are_those_of_a_head_that_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let heads = CheckpointFolder::of("heads/sequence");
+    let config: Value = serde_json::from_slice(&fs::read(heads.file("config.json")).unwrap()).unwrap();
+    let known = ["0", "3"].map(|id| config["id2label"][id].as_str().unwrap());
+    let rows = |last: &str| {
+        let row = |label: &str, text: &str| format!("{}\n", json!({"text": text, "label": label}));
+        row(known[0], "one").repeat(12) + &row(known[1], "two").repeat(12) + &row(last, "three")
+    };
+    let of = |checkpoint: &CheckpointFolder, last: &str, options: TrainOptions| {
+        further(folder.path(), checkpoint, ("rows.jsonl", &rows(last)), options)
+    };
+    let classify = || TrainOptions { task: Task::Classify, ..TrainOptions::default() };
+    let told = run(&of(&heads, "nowhere", classify())).unwrap_err().to_string();
+    assert!(told.contains("line 25: the label `nowhere` is none of the model's: "), "{told}");
+    let refused = |job: TrainJob, expected: &str| {
+        let error = run(&job).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains(expected), "{error}");
+    };
+    let weights = Some("nowhere=2".parse().unwrap());
+    let weighted = TrainOptions { class_weights: weights, ..classify() };
+    refused(of(&heads, "3", weighted), "`class_weights`: expected labels of ");
+    let answer = TrainOptions { task: Task::Answer, ..TrainOptions::default() };
+    refused(of(&heads, "3", answer), "`task` answer trains language models");
+    for (name, class) in
+        [("heads/token", "GPT2ForTokenClassification"), ("heads/multi_label", "multi_label_classification")]
+    {
+        refused(of(&CheckpointFolder::of(name), "3", classify()), class);
+    }
+    // The number of a label stands for it, as in data for transformers.
+    let numbered = of(&heads, "3", classify());
+    let report = run(&numbered).unwrap();
+    let labels = report.classification.unwrap().labels.len();
+    assert_eq!(labels, config["id2label"].as_object().unwrap().len());
+    assert_eq!(report.training_rows, Some(25 - 2), "the last of 12 and of 13 rows");
+    let trained: Value = serde_json::from_slice(&read(&numbered, "config.json")).unwrap();
+    assert_eq!(trained["id2label"], config["id2label"]);
+}
+
+/// Keeps what is worth knowing.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Reporter for Notes {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, note: &str) {
+        self.0.lock().unwrap().push(note.to_owned());
+    }
+}
+
+#[test]
+fn rows_longer_than_the_context_lose_their_first_tokens_and_that_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = "ham\tone two three four five six\nspam\ta\n".repeat(20);
+    let options = TrainOptions { task: Task::Classify, context: Some(4), ..TrainOptions::default() };
+    let notes = Arc::new(Notes::default());
+    let reporter: Arc<dyn Reporter> = notes.clone();
+    let report = further(folder.path(), &tiny(), ("rows.tsv", &rows), options).run(&reporter, &mut |_| {});
+    assert!(report.unwrap().training_tokens <= 36 * 4);
+    let told = "20 of 40 rows are longer than the context of 4 tokens, and lose their first ones";
+    assert!(notes.0.lock().unwrap().iter().any(|note| note == told), "{notes:?}", notes = notes.0);
+}
+
+/// What is resumed, and what with.
+#[test]
+fn another_training_of_rows_is_not_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = tiny();
+    let rows: String = (0..40).map(|row| format!("{}\tword {row}\n", ["ham", "spam"][row % 2])).collect();
+    let weighted = |train_blocks, weights: Option<&str>| TrainOptions {
+        task: Task::Classify,
+        resume: true,
+        train_blocks,
+        class_weights: weights.map(|weights| weights.parse().unwrap()),
+        ..TrainOptions::default()
+    };
+    let job = |options, rows: &str| further(folder.path(), &tiny, ("rows.tsv", rows), options);
+    run(&job(weighted(Some(1), Some("spam=2")), &rows)).unwrap();
+    for (options, rows, expected) in [
+        (weighted(None, Some("spam=2")), &rows, "other options: train_blocks is 1 there and null here"),
+        (weighted(Some(1), None), &rows, "class_weights is [1.0,2.0] there and null here"),
+        (weighted(Some(1), Some("spam=2")), &rows.replace("word 7", "word 8"), "a run with other data"),
+    ] {
+        let told = run(&job(options, rows)).unwrap_err().to_string();
+        assert!(told.contains(expected), "`{expected}` is not in: {told}");
+    }
+}
+
+#[test]
+fn a_loss_that_is_not_a_number_stops_and_names_the_last_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions {
+        steps: 40,
+        batch_size: 2,
+        lr: Some(1e30),
+        grad_clip: 0.0,
+        warmup_steps: Some(0),
+        save_every: 1,
+        ..TrainOptions::default()
+    };
+    let told = run(&job(folder.path(), "out", options)).unwrap_err().to_string();
+    assert!(told.contains("is not a number") && told.contains("the last good checkpoint is"), "{told}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! are those of the kernels.
 
 use candle_core::{DType, Device};
-use candle_gpt2::{Gpt2Config, HeadKind};
+use candle_gpt2::{Activation, Gpt2Config, HeadKind};
 use candle_gpt2_kernels::composed;
 use candle_gpt2_testing::{device, skipped};
 use candle_gpt2_training::{
@@ -148,6 +148,23 @@ fn fifty_steps_on_rows_have_the_losses_of_the_kernels() {
         assert!((after - before).abs() > 1e-3, "{what}: from {before} to {after} says nothing");
         assert_ne!(found, expected, "{what}: another path rounds otherwise");
         assert_near(what, &found, &expected, TOLERANCE);
+    }
+}
+
+/// candle computes SiLU, between operations of ours.
+#[test]
+fn blocks_that_are_computed_again_have_the_same_losses_to_the_last_bit() {
+    let tokens = tokens();
+    let numbers = Hyperparameters { accumulate: 2, ..numbers() };
+    let windows = Windows::new(&tokens, numbers.context, numbers.seed).unwrap();
+    let batch = windows.batch(0, 4);
+    let makes = [trainer as fn(&Gpt2Config, &Hyperparameters, &Device) -> Trainer, trainer, adapted];
+    for (activation_function, make) in
+        [Activation::GeluTanh, Activation::Silu, Activation::Relu].into_iter().zip(makes)
+    {
+        let config = Gpt2Config { activation_function, ..config(0.2) };
+        let run = |again| losses(make(&config, &numbers, &Device::Cpu).recomputing(again), &windows, &batch);
+        assert_eq!(run(false), run(true), "{activation_function:?}");
     }
 }
 

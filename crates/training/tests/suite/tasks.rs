@@ -105,15 +105,9 @@ fn case(name: &str) -> (Fixture, Trainer, InOrder) {
 
 #[test]
 fn ten_steps_of_each_kind_have_the_losses_of_pytorch() {
-    for name in [
-        "classify_all",
-        "classify_weighted",
-        "classify_blocks",
-        "classify_adapters",
-        "answer_all",
-        "answer_blocks",
-        "answer_adapters",
-    ] {
+    let names = "classify_all classify_weighted classify_blocks classify_adapters answer_all answer_blocks \
+        answer_adapters";
+    for name in names.split(' ') {
         let (fixture, mut trainer, rows) = case(name);
         let expected = |name: &str| values(&fixture.tensor(name));
         let steps = expected("losses").into_iter().zip(expected("norms")).zip(expected("rates"));

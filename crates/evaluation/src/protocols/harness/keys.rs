@@ -37,22 +37,10 @@ pub(super) struct Keys {
     pub(super) fewshot_config: FewShotKeys,
     pub(super) num_fewshot: Option<usize>,
     pub(super) metric_list: Option<Vec<MetricKeys>>,
-    // What follows changes no figure here.
-    #[serde(rename = "task_alias")]
-    _task_alias: Option<Value>,
-    #[serde(rename = "tag")]
-    _tag: Option<Value>,
-    #[serde(rename = "dataset_name")]
-    _dataset_name: Option<Value>,
-    #[serde(rename = "should_decontaminate")]
-    _should_decontaminate: Option<Value>,
-    #[serde(rename = "doc_to_decontamination_query")]
-    _decontamination_query: Option<Value>,
-    #[serde(rename = "generation_kwargs")]
-    _generation_kwargs: Option<Value>,
-    #[serde(rename = "metadata")]
-    _metadata: Option<Value>,
 }
+
+/// Keys that change no figure here.
+const WITHOUT_EFFECT: &str = "task_alias tag dataset_name should_decontaminate doc_to_decontamination_query generation_kwargs metadata";
 
 /// Keys of the harness that this program cannot follow, and why.
 const REFUSED: [(&str, &str); 12] = [
@@ -93,8 +81,7 @@ pub(super) struct DatasetKeys {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub(super) enum DataFiles {
-    One(PathBuf),
-    Several(Vec<PathBuf>),
+    Train(SplitFiles),
     Splits(std::collections::BTreeMap<String, SplitFiles>),
 }
 
@@ -103,6 +90,20 @@ pub(super) enum DataFiles {
 pub(super) enum SplitFiles {
     One(PathBuf),
     Several(Vec<PathBuf>),
+}
+
+impl DataFiles {
+    /// The files of a split; those without one are `train`.
+    pub(super) fn of_split(&self, split: &str) -> Option<Vec<PathBuf>> {
+        let files = match self {
+            Self::Train(files) => Some(files).filter(|_| split == "train"),
+            Self::Splits(splits) => splits.get(split),
+        };
+        files.map(|files| match files {
+            SplitFiles::One(file) => vec![file.clone()],
+            SplitFiles::Several(files) => files.clone(),
+        })
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -145,9 +146,11 @@ impl Keys {
                 return Err(wrong(path, format!("`{key}` cannot be followed: {why}")));
             }
         }
-        let read = mapping.into_iter().filter(|(key, value)| {
-            !value.is_null() && REFUSED.iter().all(|(refused, _)| key.as_str() != Some(refused))
-        });
+        let passed_over = |key: &Value| {
+            let mut names = REFUSED.iter().map(|(name, _)| *name).chain(WITHOUT_EFFECT.split(' '));
+            names.any(|name| key.as_str() == Some(name))
+        };
+        let read = mapping.into_iter().filter(|(key, value)| !value.is_null() && !passed_over(key));
         serde_yaml_ng::from_value(Value::Mapping(read.collect()))
             .map_err(|error| wrong(path, error.to_string()))
     }

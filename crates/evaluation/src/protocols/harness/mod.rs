@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use minijinja::Environment;
 
-use self::keys::{DataFiles, FewShotKeys, FormKey, Keys, SplitFiles, wrong};
+use self::keys::{FewShotKeys, FormKey, Keys, wrong};
 use self::template::{Entry, Form, Given, environment};
 use super::few_shot::{Examples, Pool, Sampler};
 use super::lm_eval::{self, Pair};
@@ -447,16 +447,7 @@ impl Splits {
             ));
         };
         let of_split = |split: &str| -> Result<Vec<PathBuf>, EvaluationError> {
-            let found = match files {
-                DataFiles::One(file) if split == "train" => Some(vec![file.clone()]),
-                DataFiles::Several(files) if split == "train" => Some(files.clone()),
-                DataFiles::One(_) | DataFiles::Several(_) => None,
-                DataFiles::Splits(splits) => splits.get(split).map(|files| match files {
-                    SplitFiles::One(file) => vec![file.clone()],
-                    SplitFiles::Several(files) => files.clone(),
-                }),
-            };
-            let files = found.ok_or_else(|| {
+            let files = files.of_split(split).ok_or_else(|| {
                 let what = format!("`dataset_kwargs.data_files` names no files of the split `{split}`; files without a split are `train`");
                 wrong(path, what)
             })?;

@@ -4,253 +4,63 @@ use candle_gpt2_evaluation::EvaluationError;
 
 use super::{Model, data};
 
-/// A good entry of each task, which mistakes are made in.
-const LAMBADA: &str = r#"{"text": "the king is dead"}"#;
-const PIQA: &str = r#"{"goal": "g", "sol1": "a", "sol2": "b", "label": 1}"#;
-const ARC: &str =
-    r#"{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}"#;
-const OPENBOOKQA: &str =
-    r#"{"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}"#;
-const SCIQ: &str = r#"{"support": "", "question": "q", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "d"}"#;
-const WINOGRANDE: &str = r#"{"sentence": "a _ b", "option1": "x", "option2": "y", "answer": "1"}"#;
-const BLIMP: &str = r#"{"sentence_good": "a", "sentence_bad": "b"}"#;
-const HELLASWAG: &str = r#"{"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}"#;
-const PREPARED: &str = r#"{"query": "q", "choices": ["a", "b", "c", "d"], "gold": 3}"#;
+/// Good entries, and behind each of them mistakes in it: the protocol, what is replaced by what, and what is said.
+const MISTAKES: &str = r#"{"text": "the king is dead"}
+lambada:lm-eval | "text": "the king is dead" | "body": 1 | field `text`: missing; there are `body`
+lambada:lm-eval | "the king is dead" | [] | field `text`: expected a text, found []
+lambada:lm-eval | the king is dead |  | field `text`: expected a text, found an empty one
+lambada:lm-eval | the king is dead | \n a | field `text`: expected a token before what is scored, found none
+lambada:lm-eval | "text" | "continuation" | field `context`: missing; there are `continuation`
+lambada:megatron-strict | the king is dead | \u0020\n | field `text`: expected a word, found none
+lambada:megatron-strict | the king is dead | dead | field `text`: expected a token before what is scored, found none
+lambada:last-token | the king is dead | a | field `text`: expected a token before what is scored, found none
+lambada:stop-words | the king is dead | \u0020 | field `text`: expected a word, found none
+lambada:stop-words | the king is dead | dead | field `text`: expected 1 to 250 tokens before the last word, with 6 more the model's context, found 0
+{"goal": "g", "sol1": "a", "sol2": "b", "label": 1}
+piqa:lm-eval | "label": 1 | "label": 2 | field `label`: expected a number from 0 to 1, found 2
+piqa:lm-eval | "label": 1 | "label": -1 | field `label`: expected a number from 0 to 1, found -1
+piqa:lm-eval | "b" | "" | field `sol2`: expected a text, found an empty one
+piqa:lm-eval | "goal" | "aim" | field `goal`: missing; there are `aim`, `label`, `sol1`, `sol2`
+{"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
+arc-easy:lm-eval | "answerKey": "A" | "answerKey": "E" | field `answerKey`: expected one of A, B, found "E"
+arc-easy:lm-eval | ["A", "B"] | ["A"] | field `choices.label`: expected 2 labels, as many as texts, found 1
+arc-challenge:lm-eval | ["a", "b"] | ["a", ""] | field `choices.text[1]`: expected a text, found an empty one
+arc-challenge:lm-eval | {"text": ["a", "b"], "label": ["A", "B"]} | 7 | field `choices`: expected a list of objects, found 7
+{"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
+openbookqa:lm-eval | "q" | "" | field `question_stem`: expected a text, found an empty one
+openbookqa:lm-eval | "question_stem": "q" | "question": {"stem": 1} | field `question.stem`: expected a text, found 1
+{"support": "", "question": "q", "distractor1": "a", "distractor2": "b", "distractor3": "c", "correct_answer": "d"}
+sciq:lm-eval | "distractor2" | "distractor4" | field `distractor2`: missing; there are `correct_answer`, `distractor1`, `distractor3`, `distractor4`, `question`, `support`
+sciq:lm-eval | "d" | "" | field `correct_answer`: expected a text, found an empty one
+{"sentence": "a _ b", "option1": "x", "option2": "y", "answer": "1"}
+winogrande:lm-eval | a _ b | a b | field `sentence`: expected a text with a gap, found no `_`
+winogrande:lm-eval | "1" | "0" | field `answer`: expected a number from 1 to 2, found "0"
+winogrande:lm-eval | "1" | "" | field `answer`: expected a number from 1 to 2, found ""
+winogrande:lm-eval | "x" | "" | field `option1`: expected a text, found an empty one
+{"sentence_good": "a", "sentence_bad": "b"}
+blimp:lm-eval | "b" | "" | field `sentence_bad`: expected a text, found an empty one
+{"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
+hellaswag:lm-eval | "label": 3 | "label": 4 | field `label`: expected a number from 0 to 3, found 4
+hellaswag:lm-eval | "label": 3 | "label": "" | field `label`: expected a number from 0 to 3, found ""
+hellaswag:lm-eval | , "z"] | ] | field `endings`: expected 4 texts, found 3
+hellaswag:llm.c | "y" | "" | field `endings[2]`: expected a text, found an empty one
+hellaswag:llm.c | "ctx": "a b" | "ctx": "" | field `ctx`: expected a text, found an empty one
+{"query": "q", "choices": ["a", "b", "c", "d"], "gold": 3}
+hellaswag:lm-eval | "gold": 3 | "gold": 9 | field `gold`: expected a number from 0 to 3, found 9
+hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two, found 0
+hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token that not all others have there too, found none, so that nothing is scored
+{"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
+hellaswag:lm-eval | "z"] | "z" | expected an object of JSON, found what is no JSON: expected `,` or `]` at column"#;
 
 #[test]
 fn every_mistake_is_named() {
     let model = Model::built_in();
-    let cases = [
-        (
-            "lambada:lm-eval",
-            LAMBADA,
-            r#""text": "the king is dead""#,
-            r#""body": 1"#,
-            "field `text`: missing; there are `body`",
-        ),
-        ("lambada:lm-eval", LAMBADA, "\"the king is dead\"", "[]", "field `text`: expected a text, found []"),
-        (
-            "lambada:lm-eval",
-            LAMBADA,
-            "the king is dead",
-            "",
-            "field `text`: expected a text, found an empty one",
-        ),
-        (
-            "lambada:lm-eval",
-            LAMBADA,
-            "the king is dead",
-            "\\n a",
-            "field `text`: expected a token before what is scored, found none",
-        ),
-        (
-            "lambada:lm-eval",
-            LAMBADA,
-            "\"text\"",
-            "\"continuation\"",
-            "field `context`: missing; there are `continuation`",
-        ),
-        (
-            "lambada:megatron-strict",
-            LAMBADA,
-            "the king is dead",
-            " \\n",
-            "field `text`: expected a word, found none",
-        ),
-        (
-            "lambada:megatron-strict",
-            LAMBADA,
-            "the king is ",
-            "",
-            "field `text`: expected a token before what is scored, found none",
-        ),
-        (
-            "lambada:last-token",
-            LAMBADA,
-            "the king is dead",
-            "a",
-            "field `text`: expected a token before what is scored, found none",
-        ),
-        ("lambada:stop-words", LAMBADA, "the king is dead", " ", "field `text`: expected a word, found none"),
-        (
-            "lambada:stop-words",
-            LAMBADA,
-            "the king is ",
-            "",
-            "field `text`: expected 1 to 250 tokens before the last word, with 6 more the model's context, found 0",
-        ),
-        (
-            "piqa:lm-eval",
-            PIQA,
-            "\"label\": 1",
-            "\"label\": 2",
-            "field `label`: expected a number from 0 to 1, found 2",
-        ),
-        (
-            "piqa:lm-eval",
-            PIQA,
-            "\"label\": 1",
-            "\"label\": -1",
-            "field `label`: expected a number from 0 to 1, found -1",
-        ),
-        ("piqa:lm-eval", PIQA, "\"b\"", "\"\"", "field `sol2`: expected a text, found an empty one"),
-        (
-            "piqa:lm-eval",
-            PIQA,
-            "\"goal\"",
-            "\"aim\"",
-            "field `goal`: missing; there are `aim`, `label`, `sol1`, `sol2`",
-        ),
-        (
-            "arc-easy:lm-eval",
-            ARC,
-            "\"answerKey\": \"A\"",
-            "\"answerKey\": \"E\"",
-            "field `answerKey`: expected one of A, B, found \"E\"",
-        ),
-        (
-            "arc-easy:lm-eval",
-            ARC,
-            "[\"A\", \"B\"]",
-            "[\"A\"]",
-            "field `choices.label`: expected 2 labels, as many as texts, found 1",
-        ),
-        (
-            "arc-challenge:lm-eval",
-            ARC,
-            "[\"a\", \"b\"]",
-            "[\"a\", \"\"]",
-            "field `choices.text[1]`: expected a text, found an empty one",
-        ),
-        (
-            "arc-challenge:lm-eval",
-            ARC,
-            "{\"text\": [\"a\", \"b\"], \"label\": [\"A\", \"B\"]}",
-            "7",
-            "field `choices`: expected a list of objects, found 7",
-        ),
-        (
-            "openbookqa:lm-eval",
-            OPENBOOKQA,
-            "\"q\"",
-            "\"\"",
-            "field `question_stem`: expected a text, found an empty one",
-        ),
-        (
-            "openbookqa:lm-eval",
-            OPENBOOKQA,
-            "\"question_stem\": \"q\"",
-            "\"question\": {\"stem\": 1}",
-            "field `question.stem`: expected a text, found 1",
-        ),
-        (
-            "sciq:lm-eval",
-            SCIQ,
-            "\"distractor2\"",
-            "\"distractor4\"",
-            "field `distractor2`: missing; there are `correct_answer`, `distractor1`, `distractor3`, `distractor4`, `question`, `support`",
-        ),
-        (
-            "sciq:lm-eval",
-            SCIQ,
-            "\"d\"",
-            "\"\"",
-            "field `correct_answer`: expected a text, found an empty one",
-        ),
-        (
-            "winogrande:lm-eval",
-            WINOGRANDE,
-            "a _ b",
-            "a b",
-            "field `sentence`: expected a text with a gap, found no `_`",
-        ),
-        (
-            "winogrande:lm-eval",
-            WINOGRANDE,
-            "\"1\"",
-            "\"0\"",
-            "field `answer`: expected a number from 1 to 2, found \"0\"",
-        ),
-        (
-            "winogrande:lm-eval",
-            WINOGRANDE,
-            "\"1\"",
-            "\"\"",
-            "field `answer`: expected a number from 1 to 2, found \"\"",
-        ),
-        (
-            "winogrande:lm-eval",
-            WINOGRANDE,
-            "\"x\"",
-            "\"\"",
-            "field `option1`: expected a text, found an empty one",
-        ),
-        (
-            "blimp:lm-eval",
-            BLIMP,
-            "\"b\"",
-            "\"\"",
-            "field `sentence_bad`: expected a text, found an empty one",
-        ),
-        (
-            "hellaswag:lm-eval",
-            HELLASWAG,
-            "\"label\": 3",
-            "\"label\": 4",
-            "field `label`: expected a number from 0 to 3, found 4",
-        ),
-        (
-            "hellaswag:lm-eval",
-            HELLASWAG,
-            "\"label\": 3",
-            "\"label\": \"\"",
-            "field `label`: expected a number from 0 to 3, found \"\"",
-        ),
-        ("hellaswag:lm-eval", HELLASWAG, ", \"z\"]", "]", "field `endings`: expected 4 texts, found 3"),
-        (
-            "hellaswag:llm.c",
-            HELLASWAG,
-            "\"y\"",
-            "\"\"",
-            "field `endings[2]`: expected a text, found an empty one",
-        ),
-        (
-            "hellaswag:llm.c",
-            HELLASWAG,
-            "\"ctx\": \"a b\"",
-            "\"ctx\": \"\"",
-            "field `ctx`: expected a text, found an empty one",
-        ),
-        (
-            "hellaswag:lm-eval",
-            PREPARED,
-            "\"gold\": 3",
-            "\"gold\": 9",
-            "field `gold`: expected a number from 0 to 3, found 9",
-        ),
-        (
-            "hellaswag:lm-eval",
-            PREPARED,
-            "[\"a\", \"b\", \"c\", \"d\"]",
-            "[]",
-            "field `choices`: expected at least two, found 0",
-        ),
-        (
-            "hellaswag:llama.cpp",
-            PREPARED,
-            "[\"a\", \"b\", \"c\", \"d\"]",
-            "[\"a\", \"a b\", \"a c\", \"a d\"]",
-            "field `choices[0]`: expected a token that not all others have there too, found none, so that nothing is scored",
-        ),
-        (
-            "hellaswag:lm-eval",
-            HELLASWAG,
-            "\"z\"]",
-            "\"z\"",
-            "expected an object of JSON, found what is no JSON: expected `,` or `]` at column",
-        ),
-    ];
-    for (protocol, good, from, to, expected) in cases {
+    let mut good = "";
+    for line in MISTAKES.lines() {
+        let [protocol, from, to, expected] = line.split(" | ").collect::<Vec<_>>()[..] else {
+            good = line;
+            continue;
+        };
         let bad = good.replacen(from, to, 1);
         assert_ne!(good, bad, "{protocol}: {from}");
         let text = format!("{good}\n\n{bad}\n{good}\n");
@@ -268,7 +78,7 @@ fn every_mistake_is_named() {
 #[test]
 fn a_choice_longer_than_the_context_is_an_error() {
     let model = Model::built_in();
-    let long = PIQA.replace("\"b\"", &format!("\"{}\"", "king ".repeat(400)));
+    let long = format!(r#"{{"goal": "g", "sol1": "a", "sol2": "{}", "label": 1}}"#, "king ".repeat(400));
     let error =
         model.try_prepare("piqa:lm-eval", None, &data("items.jsonl", &long)).unwrap().damaged.unwrap();
     assert_eq!(error.what, "field `sol2`: expected 1 to 256 tokens, the model's context, found 401");
@@ -347,7 +157,7 @@ fn damaged_rows_of_a_text_are_errors() {
 #[test]
 fn no_items_are_none_to_measure() {
     let model = Model::built_in();
-    let error = model.try_prepare("lambada:lm-eval", Some(0), &data("items.jsonl", LAMBADA)).unwrap_err();
+    let error = model.try_prepare("lambada:lm-eval", Some(0), &data("items.jsonl", "{}")).unwrap_err();
     assert_eq!(
         (error.is_usage(), error.to_string().as_str()),
         (true, "limit: expected at least 1 item, found 0")

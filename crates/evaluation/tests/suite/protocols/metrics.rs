@@ -9,33 +9,14 @@ const ROUNDING: f64 = 1e-12;
 
 /// A choice by its log-probability, tokens and characters; each character is two bytes.
 fn choice(logprob: f64, tokens: usize, characters: usize) -> ChoiceResult {
-    let squares = logprob.powi(2);
-    ChoiceResult {
-        logprob,
-        tokens,
-        characters,
-        bytes: 2 * characters,
-        words: None,
-        is_greedy: false,
-        squares,
-    }
+    let (bytes, squares) = (2 * characters, logprob.powi(2));
+    ChoiceResult { logprob, tokens, characters, bytes, squares, ..ChoiceResult::default() }
 }
 
 fn result(index: usize, choices: Vec<ChoiceResult>, gold: Option<usize>) -> ItemResult {
     let predicted = gold.map(|_| Predicted::of(&choices));
     let correct = gold.zip(predicted).map(|(gold, predicted)| gold == predicted.sum);
-    ItemResult {
-        index,
-        id: None,
-        group: None,
-        asked: String::new(),
-        context_tokens: 1,
-        choices,
-        gold,
-        predicted,
-        words: None,
-        correct,
-    }
+    ItemResult { index, choices, gold, predicted, correct, ..ItemResult::default() }
 }
 
 fn texts(texts: impl IntoIterator<Item = ChoiceResult>) -> Vec<ItemResult> {
@@ -81,14 +62,9 @@ fn every_protocol_has_its_norm() {
     let acc = ("acc".to_owned(), [1.0, 0.0, 0.0]);
     let by_characters = ("acc_norm".to_owned(), [0.0, 1.0, 0.0]);
     let by_tokens = ("acc_norm".to_owned(), [0.0, 0.0, 1.0]);
-    for protocol in [
-        "piqa:lm-eval",
-        "arc-easy:lm-eval",
-        "arc-challenge:lm-eval",
-        "openbookqa:lm-eval",
-        "sciq:lm-eval",
-        "hellaswag:lm-eval",
-    ] {
+    let questions = "piqa:lm-eval arc-easy:lm-eval arc-challenge:lm-eval openbookqa:lm-eval sciq:lm-eval \
+        hellaswag:lm-eval";
+    for protocol in questions.split(' ') {
         assert_eq!(figures(protocol), [acc.clone(), by_characters.clone()], "{protocol}");
     }
     assert_eq!(figures("hellaswag:llm.c"), [acc.clone(), by_tokens.clone()]);

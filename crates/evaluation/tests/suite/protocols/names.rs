@@ -19,27 +19,11 @@ fn a_name_is_a_task_and_a_protocol() {
     }
     let names: HashSet<&str> = protocols().iter().map(|protocol| protocol.name).collect();
     assert_eq!(names.len(), protocols().len());
-    for name in [
-        "wikitext:lm-eval",
-        "wikitext:hf-N",
-        "wikitext:megatron",
-        "wikitext:llama.cpp",
-        "lambada:lm-eval",
-        "lambada:last-token",
-        "lambada:megatron-strict",
-        "lambada:stop-words",
-        "hellaswag:lm-eval",
-        "hellaswag:llm.c",
-        "hellaswag:llama.cpp",
-        "piqa:lm-eval",
-        "arc-easy:lm-eval",
-        "arc-challenge:lm-eval",
-        "openbookqa:lm-eval",
-        "sciq:lm-eval",
-        "winogrande:lm-eval",
-        "blimp:lm-eval",
-        "text:bits",
-    ] {
+    let all = "wikitext:lm-eval wikitext:hf-N wikitext:megatron wikitext:llama.cpp lambada:lm-eval \
+        lambada:last-token lambada:megatron-strict lambada:stop-words hellaswag:lm-eval hellaswag:llm.c \
+        hellaswag:llama.cpp piqa:lm-eval arc-easy:lm-eval arc-challenge:lm-eval openbookqa:lm-eval \
+        sciq:lm-eval winogrande:lm-eval blimp:lm-eval text:bits";
+    for name in all.split(' ') {
         assert!(names.contains(name), "{name}");
     }
 }

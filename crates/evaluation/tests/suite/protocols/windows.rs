@@ -199,14 +199,7 @@ fn megatrons_windows_are_those_of_its_dataset() {
 }
 
 fn llama_cpp(model: &Model, context: Option<usize>, text: &str) -> Result<Prepared, String> {
-    let setting = Setting {
-        vocabulary: model.vocabulary(),
-        parameter: 0,
-        context,
-        limit: None,
-        shots: None,
-        reporter: &Silent,
-    };
+    let setting = Setting { context, ..Setting::new(model.vocabulary(), &Silent) };
     let protocol = named("wikitext:llama.cpp").unwrap().0;
     (protocol.prepare)(&data("a.txt", text), &setting).map_err(|error| error.to_string())
 }
