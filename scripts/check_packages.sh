@@ -10,7 +10,7 @@ folder=$target/packed
 prompt=(generate "ROMEO:" --max-new-tokens 5)
 
 packages=()
-for manifest in crates/*/Cargo.toml models/*/Cargo.toml; do
+for manifest in crates/*/Cargo.toml models/*/Cargo.toml web/Cargo.toml; do
   grep -q '^publish = false' "$manifest" || packages+=("$(awk -F'"' '/^name = / { print $2; exit }' "$manifest")")
 done
 version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)

@@ -2,7 +2,7 @@
 // web/dist/, the same for a static host; web/dist/npm/, the package. usage: node web/assemble.mjs
 
 import { createHash } from "node:crypto";
-import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
@@ -10,13 +10,6 @@ import { gzipSync } from "node:zlib";
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const MOST_BYTES = 12_000_000;
 
-// The parts of the page, in the order in which they are loaded.
-const PARTS = "crates/pictures/src/parts";
-const STYLES = [`${PARTS}/parts.css`, `${PARTS}/writing.css`, `${PARTS}/head.css`, "web/page.css"];
-const SCRIPTS = [
-  ...["parts", "report", "writing", "head"].map((name) => `${PARTS}/${name}.js`),
-  ...["command", "engine", "model", "tour", "page"].map((name) => `web/${name}.js`),
-];
 const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `models/shakespeare/${name}`);
 
 // What a page may do: nothing that leaves it. From a file its scripts stand inside it, from a host beside it.
@@ -47,37 +40,33 @@ const split = (data) => Buffer.concat([0, 1].map((half) => data.filter((_, place
 const packed = (data) => gzipSync(data, { level: 9 }).toString("base64");
 const data = (id, content) => `<script type="text/plain" id="${id}"${id === "weights" ? " data-split" : ""}>${content}</script>\n`;
 
-const styles = STYLES.map((path) => [basename(path), text(path)]);
-const scripts = SCRIPTS.map((path) => [basename(path), text(path)]);
+const index = text("web/index.html");
+// A file that the page loads, by its name there.
+const own = (name) => text(["web", "web/parts"].map((folder) => join(folder, name === "transport.js" ? "engine.js" : name)).find((path) => existsSync(join(ROOT, path))));
+const LINK = /<link rel="stylesheet" href="(.*)">/g, SCRIPT = /<script src="(.*)"><\/script>/g;
+const loaded = [LINK, SCRIPT].flatMap((tag) => [...index.matchAll(tag)].map(([, name]) => [name, own(name)]));
 const worker = text("target/browser/page/gpt2.js") + text("web/worker.js");
 const wasm = bytes("target/browser/page/gpt2_bg.wasm");
-const index = text("web/index.html");
-const [report, head] = ["report", "head"].map((name) => text(`${PARTS}/${name}.html`));
+const [report, head] = ["report", "head"].map((name) => own(`${name}.html`));
+
+const page = (html, policy, data) => {
+  const meta = `<meta http-equiv="Content-Security-Policy" content="${policy}">\n`;
+  return filled(html, { transport: "engine", policy: meta, report, head, data });
+};
 
 function oneFile() {
   const [weights, config, tokenizer] = MODEL.map(bytes);
-  return filled(index, {
-    policy: FILE_POLICY,
-    styles: styles.map(([, style]) => `<style>${style}</style>\n`).join(""),
-    report,
-    head,
-    data: data("worker", inside(worker)) + data("wasm", packed(wasm)) + data("weights", packed(split(weights))) +
-      data("config", packed(config)) + data("tokenizer", packed(tokenizer)),
-    scripts: scripts.map(([, script]) => `<script>${inside(script)}</script>\n`).join(""),
-  });
+  const whole = index
+    .replace(LINK, (_, name) => `<style>${own(name)}</style>`)
+    .replace(SCRIPT, (_, name) => `<script>${inside(own(name))}</script>`);
+  const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) + data("weights", packed(split(weights))) +
+    data("config", packed(config)) + data("tokenizer", packed(tokenizer));
+  return page(whole, FILE_POLICY, packs);
 }
 
 // The files for a static host, by their names.
 function hosted() {
-  const page = filled(index, {
-    policy: HOST_POLICY,
-    styles: styles.map(([name]) => `<link rel="stylesheet" href="${name}">\n`).join(""),
-    report,
-    head,
-    data: "",
-    scripts: scripts.map(([name]) => `<script src="${name}" defer></script>\n`).join(""),
-  });
-  const files = [["index.html", page], ...styles, ...scripts, ["worker.js", worker], ["gpt2.wasm", wasm]];
+  const files = [["index.html", page(index, HOST_POLICY, "")], ...loaded, ["worker.js", worker], ["gpt2.wasm", wasm]];
   files.push(...MODEL.map((path) => [basename(path), bytes(path)]));
   const hash = createHash("sha256");
   for (const [name, content] of files) hash.update(name).update("\0").update(content).update("\0");
@@ -110,15 +99,15 @@ const sizes = (files) => {
 
 const dist = join(ROOT, "web/dist");
 rmSync(dist, { recursive: true, force: true });
-const page = Buffer.from(oneFile());
+const file = Buffer.from(oneFile());
 const [host, npm] = [hosted(), npmPackage()];
-write(dist, [...host, ["gpt2.html", page]]);
+write(dist, [...host, ["gpt2.html", file]]);
 write(join(dist, "npm"), npm);
 console.log(`gpt2_bg.wasm: ${sizes([["", wasm]])}`);
-console.log(`web/dist/gpt2.html: ${page.length} bytes`);
+console.log(`web/dist/gpt2.html: ${file.length} bytes`);
 console.log(`web/dist/: ${host.length} files, ${sizes(host)}`);
 console.log(`web/dist/npm/: ${npm.length} files, ${sizes(npm)}`);
-if (page.length >= MOST_BYTES) {
-  console.error(`gpt2.html has ${page.length} bytes, which is not below ${MOST_BYTES}`);
+if (file.length >= MOST_BYTES) {
+  console.error(`gpt2.html has ${file.length} bytes, which is not below ${MOST_BYTES}`);
   process.exit(1);
 }

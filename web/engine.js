@@ -1,5 +1,6 @@
 "use strict";
-// The model in its worker. The page asks it what it would ask a server, by the same paths and bodies, and gets the same answers.
+// The transport to the engine in a worker of this page. The page asks it what it would ask a server, by the same paths and bodies, and
+// gets the same answers; see server.js. Only this one loads other models.
 //
 // Each model has a worker of its own: memory that WebAssembly has taken is given back only with its worker, and the model before
 // writes on until the next one is ready. A worker that broke (a panic, no memory) is replaced by another with the same model.
@@ -101,8 +102,15 @@ const engine = (() => {
 
     async load(source, take) {
       const loaded = await this.call("load", { dtype: source.dtype }, take);
-      return { source, ...this.about, ...loaded };
+      return { source, ...this.about, ...loaded, title: "in this page", about: inWords(source, this.about) };
     }
+  }
+
+  // What a model is, in one line.
+  function inWords(source, { inspection, memory }) {
+    const name = source.isBuiltIn ? "a small model of Shakespeare, inside this page" : models.nameOf(source, inspection);
+    const size = `${models.size(memory[source.dtype ?? ""] ?? 0)} of memory`;
+    return [name, models.about(inspection), size, source.dtype, "nothing leaves this page"].filter(Boolean).join(" · ");
   }
 
   // The worker that answers, and the promise of its model: the next question waits for it.
@@ -141,8 +149,15 @@ const engine = (() => {
     ready.then(model => tell(model, reason), error => tell(null, new Failure(`${reason.message}, but could not be started again: ${error.message}`)));
   }
 
+  // On a static host: after the first visit it works without the host.
+  const isHosted = !document.getElementById("worker") && location.protocol.startsWith("http");
+  if (isHosted && "serviceWorker" in navigator) navigator.serviceWorker.register("service-worker.js").catch(() => {});
+
   return {
-    Failure, BUILT_IN,
+    BUILT_IN,
+    opening: { prompt: "ROMEO:\nMy love,", seed: "2" },
+    // That of `gpt2 serve`, for the requests that are shown.
+    address: () => "http://127.0.0.1:8080/v1",
 
     // Begins with a source. Calls heard(null, reason) when a worker broke, and heard(model, reason) when the model came back.
     start(source, heard) {
@@ -154,13 +169,13 @@ const engine = (() => {
 
     async ask(path, body) {
       await ready;
-      return current.call("ask", { path, body });
+      return current.call("ask", { path, body: command.json(body) });
     },
 
     // Calls take(chunk) for each chunk of a text, until it ends or is stopped.
     async stream(path, body, take) {
       await ready;
-      return current.call("write", { path, body }, chunks => chunks.forEach(take));
+      return current.call("write", { path, body: command.json(body) }, chunks => chunks.forEach(take));
     },
 
     stop() {

@@ -1,7 +1,7 @@
 "use strict";
 // A user's own model: from what is chosen or dropped to the files of a checkpoint, and what it is in words.
 const models = (() => {
-  // Files that stand beside weights and hold none.
+  // Files beside weights, which hold none.
   const BESIDE = /(\.json|\.jinja|^merges\.txt|^vocab\.bpe)$/i;
   const UNITS = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
   const AMOUNTS = [[1e9, " thousand million"], [1e6, " million"], [1e3, " thousand"]];

@@ -1,5 +1,8 @@
 "use strict";
-// The page: writes when it opens, shows what each token was chosen from and what comes next, looks inside, and takes other models.
+// The page: writes, shows what each token was chosen from and what comes next, scores, looks inside, and takes other models.
+//
+// It asks its transport, `engine`: a server (server.js), or the engine in a worker (engine.js), by the same paths and bodies. Parts of
+// the page that only one of them can do have `data-only`; page.css hides them from the other.
 (() => {
   const { Clock, END, Tokens, alternatives, bits, element, newSeed, percent, shown, tint, told } = parts;
   const find = id => document.getElementById(id);
@@ -10,42 +13,55 @@
   const FIRST_LINES = 4;
   // How many tokens the bars under the text show, and the box beside a token.
   const BARS = 10, CHOICES = 20;
+  // How long the pointer rests on a token before its alternatives are shown, and before they go: ms.
+  const POINTED_MS = 150, LEFT_MS = 300;
+  // How long nothing is typed before a text is counted, and before a server that others use too is asked what comes next: ms.
+  const TYPED_MS = 300;
+  // Steps that can be undone.
+  const HISTORY = 500;
   // What the page opens with, beside the values of the sliders below.
-  const OPENING = { prompt: "ROMEO:\nMy love,", seed: "2" };
-  // As parts.settings takes them. All are sent, since a checkpoint may have values of its own for what is left out.
+  const OPENING = { prompt: engine.opening.prompt, seed: engine.opening.seed || newSeed() };
+  // As parts.settings takes them. What a checkpoint may have values of its own for is always sent.
   const SLIDERS = [
-    ["max_tokens", "max-new-tokens", "most new tokens", 1, 1024, 1, 100, undefined, 1e6],
+    ["max_tokens", "max-new-tokens", "max tokens", 1, 1024, 1, 100, undefined, 1e6],
     ["temperature", "temperature", "temperature", 0, 2, 0.05, 0.8],
-    ["top_k", "top-k", "top-k: from the k most probable (0: all)", 0, 200, 1, 50, undefined, 1e6],
-    ["top_p", "top-p", "top-p: from those that add up to p", 0.01, 1, 0.01, 1],
+    ["top_k", "top-k", "top-k: the k most probable (0: all)", 0, 200, 1, 50, undefined, 1e6],
+    ["top_p", "top-p", "top-p: those that add up to p", 0.01, 1, 0.01, 1],
   ];
   const FURTHER = [
     ["min_p", "min-p", "min-p: at least this share of the largest", 0, 1, 0.01, 0],
     ["repetition_penalty", "repetition", "repetition penalty (1: off)", 0.5, 2, 0.05, 1],
+    ["presence_penalty", "presence", "presence penalty (0: off)", -2, 2, 0.1, 0, 0],
+    ["frequency_penalty", "frequency", "frequency penalty (0: off)", -2, 2, 0.1, 0, 0],
+    ["n", "n", "completions side by side", 1, 16, 1, 1, 1],
   ];
   const settings = [parts.settings(find("sliders"), SLIDERS, changed), parts.settings(find("further-sliders"), FURTHER, changed)];
   const controls = settings.flatMap(one => one.made);
-  const [prompt, seed, greedy] = ["prompt", "seed", "greedy"].map(find);
+  const [prompt, seed, greedy, stops] = ["prompt", "seed", "greedy", "stops"].map(find);
 
-  // The model as the engine tells it, and the sources of one that was refused and of the one that this page was used with before.
+  // The model as the transport describes it, and the sources of one that was refused and of the one that this page was used with before.
   let model = null, refused = null, wanted = "";
-  // The run that writes now, and what stands under the prompt. Its ids are those of its prompt and of its tokens.
+  // What runs now; close(failure) ends it on the page.
   let running = null;
-  let written = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false };
+  // The text under the prompt. Its ids are those of its prompt and of its tokens; a scored text begins with the prompt (isWhole).
+  const NOTHING = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false, isWhole: false };
+  let written = NOTHING;
 
   // ---- What is asked for
 
   // The fields of a request for these settings. Fails with the name of a field that holds no number it could.
   function fields() {
     const body = Object.assign({}, ...settings.map(one => one.fields()), parts.seedOf(seed));
+    const stop = stops.value.split("\n").filter(Boolean).map(line => line.replaceAll("\\n", "\n"));
+    if (stop.length) body.stop = stop;
     if (greedy.checked) body.temperature = 0;
     if (body.temperature > 0 && body.temperature < COLDEST) throw new Error(`temperature: give 0, or a number from ${COLDEST} on`);
     return body;
   }
 
-  // Without what says how long a text is and which one.
+  // Without how long a text is, where it ends, and which one it is.
   function sampling() {
-    const { max_tokens, seed, ...body } = fields();
+    const { max_tokens, seed, n, stop, ...body } = fields();
     return body;
   }
 
@@ -59,39 +75,77 @@
 
   function buttons() {
     find("stop").disabled = !running && !loading;
-    for (const id of ["write", "anew"]) find(id).disabled = !model;
+    for (const id of ["write", "again", "score"]) find(id).disabled = !model;
     find("go-on").disabled = !model || Boolean(running) || !written.text || isFull(written.ids);
+    find("undo").disabled = !past.length;
+    find("redo").disabled = !future.length;
   }
 
   // Whether the model's context has no room for a token after these.
   const isFull = ids => Boolean(model) && ids.length > model.config.n_positions;
 
-  // A sentence with the first lines of what it lists; all of them are behind a fold.
+  // A sentence with the first lines of what it lists; all of them are behind a fold. A server may ask for its key.
   function failed(error) {
+    if (error.status === 401) {
+      find("key").hidden = false;
+      find("key-value").focus();
+    }
     const lines = error.message.split("\n").map(line => line.trim()), more = lines.length - FIRST_LINES;
     say(`error: ${lines.slice(0, FIRST_LINES).join(" ")}${more > 0 ? ` and ${more} more` : ""}`);
     find("status-more").hidden = more <= 0;
     find("status-lines").textContent = error.message;
   }
 
-  // What the model is, in one line.
   function about() {
-    const { inspection, memory, source } = model;
-    const name = source.isBuiltIn ? "a small model of Shakespeare, inside this page" : models.nameOf(source, inspection);
-    const size = `${models.size(memory[source.dtype ?? ""] ?? 0)} of memory`;
-    find("about").textContent = [name, models.about(inspection), size, source.dtype, "nothing leaves this page"].filter(Boolean).join(" · ");
+    find("model").textContent = model.title;
+    find("about").textContent = model.about;
+    if (engine.isShared) document.title = `${model.name} · gpt2`;
+  }
+
+  // ---- Back and forth
+
+  const past = [], future = [];
+  const step = () => ({ before: prompt.value, text: written });
+
+  // What comes now can be undone to here.
+  function record() {
+    past.push(step());
+    if (past.length > HISTORY) past.shift();
+    future.length = 0;
+  }
+
+  function travel(from, to) {
+    if (!from.length) return;
+    if (running) halt();
+    choices.hide();
+    to.push(step());
+    const { before, text } = from.pop();
+    prompt.value = before;
+    put(text);
+    changed();
+  }
+  const undo = () => travel(past, future), redo = () => travel(future, past);
+
+  // Shows a text that is complete.
+  function put(text) {
+    written = text;
+    find("texts").replaceChildren();
+    draw();
+    follow(true);
+    buttons();
   }
 
   // ---- Writing
 
   // The text anew from the prompt.
-  const write = () => begin({ prompt: prompt.value, body: prompt.value, pieces: [], text: "", ids: [], promptIds: 0, isByHand: false });
+  const write = () => begin({ ...NOTHING, prompt: prompt.value }, prompt.value);
 
-  // More after what stands there; after another prompt, its text is read anew.
+  // More after the text; after another prompt, its text is read anew.
   function goOn() {
     if (!model || running || !written.text) return;
-    const isSame = written.prompt === prompt.value;
-    begin({ ...written, prompt: prompt.value, body: isSame && written.ids.length ? written.ids : prompt.value + written.text, isByHand: true });
+    if (isStale() && written.isWhole) return write();
+    const isKnown = !isStale() && written.ids.length > 0;
+    begin({ ...written, prompt: prompt.value, isByHand: true }, isKnown ? written.ids : prompt.value + written.text);
   }
 
   function anew() {
@@ -99,29 +153,33 @@
     write();
   }
 
-  // Begins a run: `from` holds what is kept of the text, and its `body` is what the model goes on from, as a text or as ids.
-  async function begin(from) {
+  // Begins a run. `from` is what is kept of the text, and `body` what the model continues: a text or ids.
+  async function begin(from, body) {
     if (!model) return;
     if (running) halt();
     choices.hide();
     if (!seed.value.trim()) seed.value = newSeed();
+    let asked;
     try {
-      fields();
+      asked = { ...fields(), prompt: body, logprobs: 0, return_token_ids: true, stream: true };
     } catch (error) {
       failed(error);
       return;
     }
+    record();
     keep();
-    const run = running = { ...from, kept: from.pieces, keptText: from.text, tokens: new Tokens(), added: "", newIds: [], clock: new Clock(), frame: 0 };
-    written = { prompt: from.prompt, text: from.text, pieces: from.pieces, ids: from.ids, promptIds: from.promptIds, isByHand: from.isByHand };
+    const texts = Array.from({ length: asked.n ?? 1 }, () => ({ tokens: new Tokens(), added: "", ids: [] }));
+    const run = running = { from, texts, promptIds: from.ids, clock: new Clock(), frame: 0, close: failure => end(run, failure) };
+    run.cards = texts.length > 1 ? texts.map((one, n) => card(run, one, n)) : [];
+    find("texts").replaceChildren(...run.cards.map(one => one.node));
+    written = from;
     showCommand();
     if (!from.text) find("said").replaceChildren();
     say("writing");
     draw();
     let failure = null;
     try {
-      const body = { ...fields(), prompt: from.body, logprobs: 0, return_token_ids: true, stream: true };
-      await engine.stream("v1/completions", body, chunk => { if (running === run) hear(run, chunk); });
+      await engine.stream("v1/completions", asked, chunk => { if (running === run) hear(run, chunk); });
     } catch (error) {
       failure = error;
     }
@@ -130,45 +188,141 @@
 
   function hear(run, chunk) {
     for (const choice of chunk.choices) {
+      const one = run.texts[choice.index];
       run.clock.tick();
-      run.added += choice.text;
-      run.tokens.take(choice.logprobs);
-      if (choice.prompt_token_ids && !run.keptText) run.promptIds = choice.prompt_token_ids.length;
-      if (choice.prompt_token_ids) run.ids = choice.prompt_token_ids;
-      run.newIds.push(...choice.token_ids ?? []);
-      run.finish ??= choice.finish_reason;
+      one.added += choice.text;
+      one.tokens.take(choice.logprobs);
+      one.ids.push(...choice.token_ids ?? []);
+      one.finish ??= choice.finish_reason;
+      if (choice.prompt_token_ids) run.promptIds = choice.prompt_token_ids;
     }
     run.frame ||= requestAnimationFrame(() => show(run, false));
+  }
+
+  const piecesOf = (one, place) => one.tokens.pieces(one.added, one.tokens.lists.text_offset[0] ?? 0, place);
+
+  // What one of a run's texts has become.
+  function textOf({ from, promptIds }, one) {
+    return {
+      ...from, text: from.text + one.added, pieces: from.pieces.concat(piecesOf(one, from.text.length)), ids: promptIds.concat(one.ids),
+      promptIds: from.text ? from.promptIds : promptIds.length,
+    };
   }
 
   // What a run has written so far, on the page.
   function show(run, isEnd) {
     cancelAnimationFrame(run.frame);
     run.frame = 0;
-    const first = run.tokens.lists.text_offset[0] ?? 0;
-    written = {
-      prompt: run.prompt, text: run.keptText + run.added, promptIds: run.promptIds, ids: run.ids.concat(run.newIds), isByHand: run.isByHand,
-      pieces: run.kept.concat(run.tokens.pieces(run.added, first, run.keptText.length)),
-    };
+    for (const one of run.cards) one.draw();
+    if (!run.cards.length) written = textOf(run, run.texts[0]);
     draw();
-    parts.announce(find("said"), [written.text], isEnd);
+    parts.announce(find("said"), run.texts.map(one => run.from.text + one.added), isEnd);
     follow(isEnd);
   }
 
   function end(run, failure) {
     running = null;
     show(run, true);
-    find("numbers").textContent = parts.numbers(run.clock, run.tokens.count, 1, run.finish);
+    const [first] = run.texts, count = run.texts.reduce((sum, one) => sum + one.tokens.count, 0);
+    find("numbers").textContent = parts.numbers(run.clock, count, run.texts.length, run.texts.length > 1 ? null : first.finish);
+    settle(failure);
+  }
+
+  function settle(failure) {
+    running = null;
     if (failure && !failure.stopped) failed(failure);
     else say(loading || "ready");
   }
 
-  // Stops the run; what it has written stays.
+  // Stops what runs; what it has written stays.
   function halt() {
-    const run = running;
-    if (!run) return;
+    if (!running) return;
     engine.stop();
-    end(run, null);
+    running.close(null);
+  }
+
+  // One of several texts; it can be taken.
+  function card(run, one, n) {
+    const words = element("p");
+    const taken = element("button", {
+      type: "button",
+      onclick() {
+        if (running) halt();
+        record();
+        put(textOf(run, one));
+        prompt.focus();
+      },
+    }, "Take this one");
+    taken.dataset.testid = `take-${n}`;
+    return {
+      node: element("article", { ariaLabel: `completion ${n + 1}` }, words, taken),
+      draw() {
+        words.replaceChildren(...piecesOf(one, 0).map(piece => {
+          const span = element("span", {}, one.added.slice(piece.start, piece.end));
+          tint(span, piece);
+          return span;
+        }));
+      },
+    };
+  }
+
+  // ---- How probable a text is
+
+  // Prompt and text as one; a text of another prompt is none of it.
+  const whole = () => isStale() ? prompt.value : written.isWhole ? written.text : prompt.value + written.text;
+
+  async function score() {
+    if (!model) return;
+    if (running) halt();
+    choices.hide();
+    const text = whole(), run = running = { close: settle };
+    say("scoring");
+    let failure = null;
+    try {
+      if (!text) throw new Error("there is no text to score; write something first");
+      const body = { prompt: text, max_tokens: 0, echo: true, logprobs: 0, return_token_ids: true };
+      const [{ logprobs, prompt_token_ids }] = (await engine.ask("v1/completions", body)).choices;
+      if (running !== run) return;
+      const tokens = new Tokens();
+      tokens.take(logprobs);
+      record();
+      put({ prompt: prompt.value, text, pieces: tokens.pieces(text, 0, 0), ids: prompt_token_ids, promptIds: 0, isByHand: true, isWhole: true });
+      const [mean, count] = tokens.mean;
+      find("numbers").textContent = count
+        ? `perplexity ${Math.exp(-mean).toPrecision(4)} · ${(-mean / Math.LN2).toPrecision(3)} bits a token, over ${count} tokens`
+        : "one token alone has no probability";
+    } catch (error) {
+      failure = error;
+    }
+    if (running === run) settle(failure);
+  }
+
+  // ---- How long it is
+
+  let counting;
+  function countSoon() {
+    clearTimeout(counting);
+    if (!running) counting = setTimeout(count, TYPED_MS);
+  }
+
+  async function count() {
+    const place = find("count"), text = whole();
+    try {
+      const said = await engine.ask("tokenize", { prompt: text });
+      if (text !== whole()) return;
+      place.dataset.count = said.count;
+      place.textContent = `${said.count} of ${model.config.n_positions} tokens`;
+    } catch {
+      // The next request that matters says what is wrong.
+      place.textContent = "";
+      delete place.dataset.count;
+    }
+    showRoom();
+  }
+
+  function showRoom() {
+    const left = model.config.n_positions - Number(find("count").dataset.count), most = settings[0].number("max_tokens");
+    find("room").textContent = left < most ? `room for ${left} more; max tokens is ${most}` : "";
   }
 
   // ---- The written text, a span a token
@@ -201,9 +355,8 @@
   }
 
   // Whether the text still belongs to the prompt above it.
-  function stale() {
-    paper.classList.toggle("stale", written.text !== "" && written.prompt !== prompt.value);
-  }
+  const isStale = () => written.text !== "" && written.prompt !== prompt.value;
+  const stale = () => paper.classList.toggle("stale", isStale());
 
   const placeOf = node => drawn.findIndex(one => one.node === node);
 
@@ -215,6 +368,7 @@
     const n = placeOf(event.target);
     if (n < 0) return;
     goTo(n);
+    pointLater();
     openChoices(n);
   });
   paper.addEventListener("keydown", event => {
@@ -239,10 +393,28 @@
     if (one) find("token").textContent = told(one.piece, one.text);
   });
 
-  // ---- What else could stand there
+  // ---- Alternatives of a token
 
   const choices = parts.popup(find("choices"), node => goTo(Math.max(0, placeOf(node))));
   let open = null;
+  const isOpen = () => !find("choices").hidden;
+
+  // A mouse that rests on a token shows them as well, until it leaves; after a click or a key they stay.
+  let pointed;
+  function pointLater(ms, act) {
+    clearTimeout(pointed);
+    pointed = act && setTimeout(() => { if (!running && !(isOpen() && open.isPinned)) act(); }, ms);
+  }
+  const leave = () => pointLater(LEFT_MS, choices.hide);
+  paper.addEventListener("pointerover", event => {
+    const n = placeOf(event.target);
+    if (event.pointerType !== "mouse" || event.buttons) return;
+    if (n < 0) leave();
+    else pointLater(POINTED_MS, () => openChoices(n, false, true));
+  });
+  paper.addEventListener("pointerleave", leave);
+  find("choices").addEventListener("pointerenter", () => pointLater());
+  find("choices").addEventListener("pointerleave", leave);
 
   // The ids before the n-th piece: of the prompt, and of the tokens of the pieces before it.
   function idsBefore(n) {
@@ -250,28 +422,28 @@
     return written.ids.slice(0, written.promptIds + tokens);
   }
 
-  async function openChoices(n, isByKey) {
+  async function openChoices(n, isByKey, isPointed) {
     if (!model || !drawn[n]) return;
     const { piece, node, text } = drawn[n];
     const list = element("div"), kept = element("p", { className: "quiet" });
     const close = element("button", { type: "button", ariaLabel: "close", onclick() { choices.hide(); goTo(n); } }, "×");
     choices.show(node, element("header", {}, element("p", {}, told(piece, text)), close), list, kept);
-    open = { n, piece, list, kept, ids: idsBefore(n) };
+    open = { n, piece, list, kept, ids: idsBefore(n), isPinned: !isPointed };
     await moveChoices(true);
-    if (open?.list !== list || find("choices").hidden) return;
+    if (open?.list !== list || !isOpen()) return;
     choices.place();
     if (isByKey) (list.querySelector("[tabindex='0']") ?? close).focus();
   }
 
   // The box as the settings are now.
   const moveChoices = paced(async () => {
-    if (!open || find("choices").hidden) return;
+    if (!open || !isOpen()) return;
     const { n, piece, list, kept, ids } = open;
     try {
       const look = await next(ids, CHOICES);
       if (open?.list !== list) return;
       const present = look.tokens.findIndex(one => one.token === piece.tokens[0].token);
-      alternatives(list, "what could stand here; Enter goes on from it", look.tokens.map(bar), Math.max(0, present), one => take(n, ids, one));
+      alternatives(list, "alternatives; Enter continues from one", look.tokens.map(bar), Math.max(0, present), one => take(n, ids, one));
       kept.textContent = keptOf(look);
     } catch (error) {
       kept.textContent = error.message;
@@ -279,36 +451,37 @@
   });
 
   // What may come after these ids or this text, at the present settings.
-  const next = (prompt, top) => engine.ask("look/next", { ...sampling(), prompt, top });
+  const next = (prompt, top) => {
+    const own = typeof prompt === "string" ? {} : { prompt_tokens: Math.min(written.promptIds, prompt.length) };
+    return engine.ask("look/next", { ...sampling(), ...own, prompt, top });
+  };
   const bar = one => ({ ...one, share: one.probability, text: `${one.probability ? "" : "left out, "}model ${percent(one.logprob)}` });
-  const keptOf = look => look.kept === 1 ? "These settings leave one token." : `These settings leave ${look.kept} tokens to draw from.`;
+  const keptOf = look => look.kept === 1 ? "These settings leave one token." : `These settings leave ${look.kept} tokens to sample from.`;
 
-  // Cuts the text where a piece stands, puts another token there and goes on; an end is left at that.
+  // Cuts the text before a piece, puts another token there and continues; after an end nothing comes.
   function take(n, ids, one) {
     choices.hide();
     if (running) halt();
     const before = written.pieces.slice(0, n), start = before.at(-1)?.end ?? 0;
     const text = one.token === END ? "" : one.token;
-    const piece = { start, end: start + text.length, tokens: [{ token: one.token, logprob: one.logprob, alternatives: [] }] };
+    const piece = { start, end: start + text.length, tokens: [{ token: one.token, logprob: one.logprob }] };
     const cut = {
-      prompt: written.prompt ?? prompt.value, text: written.text.slice(0, start) + text, pieces: [...before, piece], ids: [...ids, one.id],
-      promptIds: written.promptIds, isByHand: true,
+      ...written, prompt: written.prompt ?? prompt.value, text: written.text.slice(0, start) + text, pieces: [...before, piece],
+      ids: [...ids, one.id], isByHand: true,
     };
     find("said").replaceChildren();
     if (one.token !== END && !isFull(cut.ids)) {
-      begin({ ...cut, body: cut.ids });
+      begin(cut, cut.ids);
       goTo(n);
       return;
     }
-    written = cut;
-    draw();
-    follow(true);
-    buttons();
+    record();
+    put(cut);
   }
 
   addEventListener("pointerdown", event => {
     // The sliders move what the box shows, so that it stays while they are used.
-    if (!find("choices").hidden && !event.target.closest("#choices, #settings, #text span")) choices.hide();
+    if (isOpen() && !event.target.closest("#choices, #settings, #text span")) choices.hide();
   });
 
   // ---- What comes next
@@ -333,17 +506,22 @@
     };
   }
 
-  // What stands there: the text, or the prompt while another one is being written.
+  // Whether the text belongs to the prompt; otherwise the prompt alone is looked at.
   const isCurrent = () => written.ids.length > 0 && written.prompt === prompt.value;
 
   const moveNext = paced(async () => {
     if (!model) return;
     const [ids, isText] = [written.ids, isCurrent()];
+    if (!isText && !prompt.value) {
+      find("next").replaceChildren();
+      find("next-about").textContent = "";
+      return;
+    }
     try {
       const look = await next(isText ? ids : prompt.value, BARS);
       const n = written.pieces.length;
       const onTake = one => isText ? take(n, ids, one) : takeFirst(one);
-      alternatives(find("next"), "what comes next; Enter goes on with it", look.tokens.map(bar), -1, running ? null : onTake);
+      alternatives(find("next"), "what comes next; Enter continues with it", look.tokens.map(bar), -1, running ? null : onTake);
       find("next-about").textContent = `After the ${isText ? "text" : "prompt"} above; the bars are what the settings make of the model's own numbers. ${keptOf(look)}`;
     } catch (error) {
       find("next").replaceChildren();
@@ -354,15 +532,17 @@
   // A token chosen right after the prompt.
   async function takeFirst(one) {
     const { tokens } = await engine.ask("tokenize", { prompt: prompt.value });
-    written = { prompt: prompt.value, text: "", pieces: [], ids: tokens, promptIds: tokens.length, isByHand: true };
+    written = { ...NOTHING, prompt: prompt.value, ids: tokens, promptIds: tokens.length };
     take(0, tokens, one);
   }
 
-  // Bars and look keep step with the text, the look as long as it is quick.
+  // Bars and view follow the text, the view if it is quick. A server is asked for the bars of a whole text alone.
   function follow(isEnd) {
-    moveNext(isEnd);
-    if (lookTook < SLOW_MS) moveLook(isEnd && view !== "head");
-    find("look-again").hidden = lookTook < SLOW_MS;
+    const isQuick = !engine.isShared && lookTook < SLOW_MS;
+    if (isEnd) countSoon();
+    if (isEnd || !engine.isShared) moveNext(isEnd);
+    if (isQuick) moveLook(isEnd && view !== "head");
+    find("look-again").hidden = isQuick;
   }
 
   // ---- Looking inside
@@ -372,7 +552,7 @@
     head: "How one number of that picture comes about: choose a layer, a head, the token that looks (query) and the one it looks at (key).",
     lens: "What the model would write if it stopped after each layer: rows are layers, from the first at the bottom to the last.",
   };
-  // A look that takes longer is taken when it is asked for.
+  // A look that takes longer is taken when a button is pressed.
   const SLOW_MS = 700;
   let view = "attention", report = null, lookedAt = null, lookTook = 0;
   const chosen = { attention: "layer=1&head=0&row=7&column=3", lens: "" };
@@ -413,6 +593,7 @@
     if (view !== name) return;
     [report, lookedAt] = [found, found && name];
     find("report").hidden = !found;
+    find("report-title").textContent = found?.title ?? "";
     drawReport();
   });
 
@@ -433,9 +614,16 @@
 
   // ---- A head step by step
 
+  // A server does not say how many layers and heads there are; the attention of one token has them.
+  async function heads() {
+    if (model.config.n_layer) return;
+    const { axes } = await engine.ask("look/attention", { prompt: [0] });
+    [model.config.n_layer, model.config.n_head] = axes.map(axis => axis.labels.length);
+  }
+
   const drawHead = parts.head.view({
     async subject() {
-      const prompt = await looked("head");
+      const [prompt] = await Promise.all([looked("head"), heads()]);
       const labels = count => Array.from({ length: count }, (_, n) => String(n));
       return { prompt, count: prompt.length, layers: labels(model.config.n_layer), heads: labels(model.config.n_head) };
     },
@@ -474,7 +662,7 @@
       find("dtype").value = model?.source.dtype ?? "";
       if (!error.stopped) return failed(error);
       if (model) tellSource(model, model.source);
-      say(model ? "ready" : "loading the built-in model");
+      say(model ? "ready" : "starting");
     } finally {
       bar.hidden = !loading;
     }
@@ -486,15 +674,17 @@
   function taken(loaded) {
     model = loaded;
     refused = null;
-    written = { prompt: null, text: "", pieces: [], ids: [], promptIds: 0, isByHand: false };
+    written = NOTHING;
     [report, lookedAt, lookTook] = [null, null, 0];
     find("report").hidden = true;
     find("head-steps").replaceChildren();
+    about();
+    showCommand();
+    buttons();
+    if (!engine.load) return;
     find("built-in").disabled = Boolean(model.source.isBuiltIn);
     find("dtype").value = model.source.dtype ?? "";
     tellSource(model, model.source);
-    about();
-    showCommand();
   }
 
   function choose(files) {
@@ -516,7 +706,7 @@
   find("dtype").onchange = () => { if (model) load({ ...refused ?? model.source, dtype: find("dtype").value }); };
   find("built-in").onclick = () => load(engine.BUILT_IN);
 
-  const isFiles = event => event.dataTransfer?.types.includes("Files");
+  const isFiles = event => engine.load && event.dataTransfer?.types.includes("Files");
   addEventListener("dragover", event => {
     if (!isFiles(event)) return;
     event.preventDefault();
@@ -534,15 +724,24 @@
     }
   });
 
-  // ---- The same as a command, and as an address
+  // ---- The same as a command or a program, and as an address
+
+  const LANGUAGES = { "as-program": command.ofProgram, "as-curl": command.ofCurl, "as-python": command.ofPython };
+  let language = engine.load ? "as-program" : "as-curl";
 
   function showCommand() {
     if (!model) return;
+    for (const id in LANGUAGES) find(id).ariaPressed = String(id === language);
+    const isCommand = language === "as-program", place = find(isCommand ? "command" : "request");
+    find("command").hidden = !isCommand;
+    find("request").hidden = isCommand;
+    find("by-hand").hidden = !written.isByHand;
     try {
-      find("command").textContent = command.of({ ...fields(), prompt: prompt.value }, model.config.vocab_size, model);
-      find("by-hand").hidden = !written.isByHand;
+      const body = { prompt: prompt.value, ...fields() };
+      const request = { ...engine.isShared && { model: model.name }, ...body, stream: true };
+      place.textContent = isCommand ? command.ofProgram(body, model) : LANGUAGES[language](request, engine.address(), engine.hasKey);
     } catch (error) {
-      find("command").textContent = error.message;
+      place.textContent = error.message;
     }
   }
 
@@ -551,6 +750,7 @@
     const said = new URLSearchParams({ prompt: prompt.value, seed: seed.value });
     for (const { id, number, value } of controls) if (number.value !== String(value)) said.set(id, number.value);
     if (greedy.checked) said.set("greedy", "1");
+    if (stops.value) said.set("stops", stops.value);
     if (model?.source.dtype) said.set("dtype", model.source.dtype);
     const own = wanted || (model && !model.source.isBuiltIn ? models.nameOf(model.source, model.inspection) : "");
     if (own) said.set("model", own);
@@ -562,18 +762,19 @@
     prompt.value = given.get("prompt") ?? OPENING.prompt;
     seed.value = given.get("seed") || OPENING.seed;
     greedy.checked = given.get("greedy") === "1";
+    stops.value = given.get("stops") ?? "";
     for (const { id, number, range, value } of controls) range.value = number.value = given.get(id) ?? value;
     wanted = given.get("model") ?? "";
     if (!model && [...find("dtype").options].some(one => one.value === given.get("dtype"))) find("dtype").value = given.get("dtype");
-    if (!wanted && model) tellSource(model, model.source);
-    if (wanted) find("memory").textContent = `This page was last used with ${wanted}. A page cannot open files by itself: choose them again to go on with that model; until then the built-in one writes.`;
+    if (!wanted && model && engine.load) tellSource(model, model.source);
+    if (wanted) find("memory").textContent = `This page was last used with ${wanted}. A page cannot open files by itself: choose them again to use that model; until then the built-in one writes.`;
     greedyChanged();
   }
 
-  // Where there is no storage, as in a private window, the address alone has it.
+  // The address alone has it without storage, as in a private window, and with a server: what is written to one is not left behind.
   const kept = {
-    read() { try { return localStorage.getItem("gpt2") ?? ""; } catch { return ""; } },
-    write(text) { try { localStorage.setItem("gpt2", text); } catch { /* Nothing is lost but this. */ } },
+    read() { try { return engine.isShared ? "" : localStorage.getItem("gpt2") ?? ""; } catch { return ""; } },
+    write(text) { try { if (!engine.isShared) localStorage.setItem("gpt2", text); } catch { /* Nothing is lost but this. */ } },
   };
   let keeping, opening;
   function keep() {
@@ -586,41 +787,53 @@
   }
 
   const address = () => location.href.split("#")[0] + "#" + state();
-  parts.copies(find("copy"), find("command"));
+  for (const id in LANGUAGES) find(id).onclick = () => { language = id; showCommand(); };
+  parts.copies(find("copy"), find("code"), () => find(language === "as-program" ? "command" : "request").textContent);
   parts.copies(find("copy-link"), find("link"), address);
   find("copy-link").addEventListener("click", () => Object.assign(find("link"), { textContent: address(), hidden: false }));
   find("start-over").onclick = () => {
     restore("");
     changed();
-    write();
+    writeOpening();
   };
 
   // ---- What is pressed and moved
 
   function greedyChanged() {
     for (const { field, number } of controls) {
-      if (field === "max_tokens" || field === "repetition_penalty") continue;
+      if (!["temperature", "top_k", "top_p", "min_p"].includes(field)) continue;
       number.closest(".row").classList.toggle("off", greedy.checked);
     }
   }
 
   // Another prompt or setting.
+  let typing;
   function changed() {
     showCommand();
     stale();
     keep();
-    if (running) return;
+    if (running || !model) return;
+    showRoom();
+    countSoon();
+    clearTimeout(typing);
+    if (engine.isShared) typing = setTimeout(moved, TYPED_MS);
+    else moved();
+  }
+
+  function moved() {
     moveNext(true);
     moveChoices(true);
   }
 
-  prompt.oninput = changed;
-  seed.oninput = changed;
+  for (const field of [prompt, seed, stops]) field.oninput = changed;
   greedy.onchange = () => { greedyChanged(); changed(); };
   find("write").onclick = write;
   find("stop").onclick = stop;
   find("go-on").onclick = goOn;
-  find("anew").onclick = anew;
+  find("again").onclick = anew;
+  find("undo").onclick = undo;
+  find("redo").onclick = redo;
+  find("score").onclick = score;
   find("new-seed").onclick = () => { seed.value = newSeed(); changed(); };
   find("tour").onclick = tour.start;
   find("show-bits").onchange = () => paper.classList.toggle("numbered", find("show-bits").checked);
@@ -630,6 +843,14 @@
     moveLook(true);
   };
   for (const id of ["show", "layers"]) find(id).onchange = () => moveLook(true);
+  find("key-use").onclick = () => {
+    engine.setKey(find("key-value").value.trim());
+    find("key-value").value = "";
+    find("key").hidden = true;
+    prompt.focus();
+    begun();
+  };
+  find("key-value").onkeydown = event => { if (event.key === "Enter") find("key-use").click(); };
 
   function stop() {
     if (loading) engine.cancel();
@@ -644,6 +865,11 @@
       event.preventDefault();
       if (event.shiftKey) anew();
       else write();
+    } else if (/^[zy]$/i.test(event.key) && (event.ctrlKey || event.metaKey) && !event.target.matches("input, textarea")) {
+      // A field undoes its own typing.
+      event.preventDefault();
+      if (event.shiftKey || event.key === "y") redo();
+      else undo();
     }
   });
   let waiting;
@@ -658,8 +884,8 @@
   addEventListener("hashchange", () => {
     const dtype = new URLSearchParams(location.hash.slice(1)).get("dtype") ?? "";
     restore(location.hash.slice(1));
-    if (model?.source.isBuiltIn && !wanted && dtype !== (model.source.dtype ?? "")) load({ ...engine.BUILT_IN, dtype });
-    else write();
+    if (engine.load && model?.source.isBuiltIn && !wanted && dtype !== (model.source.dtype ?? "")) load({ ...engine.BUILT_IN, dtype });
+    else writeOpening();
   });
 
   // ---- The beginning
@@ -684,17 +910,27 @@
     restore(location.hash.slice(1) || kept.read());
     parts.surpriseScale(find("scale"));
     showView(view);
+    begun();
+  }
+
+  async function begun() {
     try {
       const loaded = await engine.start({ ...engine.BUILT_IN, dtype: wanted ? "" : find("dtype").value }, heard);
       const notice = wanted && find("memory").textContent;
       taken(loaded);
       if (notice) find("memory").textContent = notice;
-      write();
+      writeOpening();
     } catch (error) {
       failed(error);
     }
   }
 
-  if (!find("worker") && "serviceWorker" in navigator && location.protocol.startsWith("http")) navigator.serviceWorker.register("service-worker.js").catch(() => {});
+  // What the page does with a prompt that it came with: a server that others use too writes when it is told to.
+  function writeOpening() {
+    if (!engine.isShared) return write();
+    if (!running) say("ready");
+    follow(true);
+  }
+
   start();
 })();

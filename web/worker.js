@@ -89,15 +89,11 @@
     return { name: model.name, config: JSON.parse(model.config()) };
   }
 
-  const json = body => body === undefined ? undefined : JSON.stringify(body, wellFormed);
-  // Halves of characters, which a text area may hold, are none in JSON.
-  const wellFormed = (_, value) => typeof value === "string" && value.toWellFormed ? value.toWellFormed() : value;
-
-  const ask = ({ path, body }) => JSON.parse(model.ask(path, json(body)));
+  const ask = ({ path, body }) => JSON.parse(model.ask(path, body));
 
   // A token at a time, so that other messages are heard in between; another text, or a stop, ends this one.
   async function write({ id, path, body }) {
-    const run = writing = model.start(path, json(body));
+    const run = writing = model.start(path, body);
     try {
       while (writing === run) {
         const chunks = run.next();

@@ -17,7 +17,7 @@ import math
 import posixpath
 import uuid
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 import pyarrow  # type: ignore[import-untyped, import-not-found, unused-ignore]
 import pyarrow.parquet  # type: ignore[import-untyped, import-not-found, unused-ignore]
@@ -139,51 +139,30 @@ def plan(sources: list[Source], rows_per_block: int | None, actors: int, usual: 
     """Cuts the input files into blocks. Text files are read once, to find their lines."""
     if rows_per_block is not None and rows_per_block < 1:
         raise ValueError(f"rows_per_block: expected at least 1, found {rows_per_block}")
-    read = [_places_of(source) for source in sources]
-    rows = sum(len(places) for places, _ in read)
+    read = [(source, *_places_of(source)) for source in sources]
+    rows = sum(len(starts) - 1 for _, _, starts, _ in read)
     if rows_per_block is None:
         fair = -(-rows // (BLOCKS_PER_ACTOR * max(1, actors)))
         rows_per_block = max(min(usual, max(LEAST_ROWS_PER_BLOCK, fair)), -(-rows // MAX_BLOCKS))
     blocks: list[Block] = []
-    for source, (places, _) in zip(sources, read):
-        for at in range(0, len(places), rows_per_block):
-            # The last one ends where the file does: its place is kept behind all others.
-            first, start = places.at(at)
-            _, end = places.at(min(at + rows_per_block, len(places)))
-            blocks.append(Block(len(blocks), source.file, source.name, source.format, first, start, end))
-    inputs = [[source.name, *told] for source, (_, told) in zip(sources, read)]
+    for source, numbers, starts, _ in read:
+        for at in range(0, len(starts) - 1, rows_per_block):
+            end = starts[min(at + rows_per_block, len(starts) - 1)]
+            blocks.append(Block(len(blocks), source.file, source.name, source.format, numbers[at], starts[at], end))
+    inputs = [[source.name, *told] for source, _, _, told in read]
     return Plan(blocks, rows, rows_per_block, inputs)
 
 
-class _Places:
-    """Where each row begins, and the end of the file: numbers of lines and bytes, eight bytes each."""
-
-    def __init__(self) -> None:
-        self.numbers, self.starts = array.array("q"), array.array("q")
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def append(self, number: int, start: int) -> None:
-        self.numbers.append(number)
-        self.starts.append(start)
-
-    def at(self, row: int) -> tuple[int, int]:
-        return self.numbers[row], self.starts[row]
-
-
-def _places_of(source: Source) -> tuple[_Places, list[Any]]:
-    places = _Places()
+def _places_of(source: Source) -> tuple[Sequence[int], Sequence[int], list[Any]]:
+    """The number of each row's line and the place where it begins, and behind them those of the end; and what the file is."""
     system, place = resolve(source.file)
     if source.format == "parquet":
         with system.open_input_file(place) as file:
-            metadata = _parquet(source.file, file).metadata
+            rows = _parquet(source.file, file).metadata.num_rows
             length = file.size()
             file.seek(max(0, length - BYTES_AT_ONCE))
-            told = [length, _hash(file.read())]
-        places.starts.extend(range(metadata.num_rows + 1))
-        places.numbers.extend(range(1, metadata.num_rows + 2))
-        return places, told
+            return range(1, rows + 2), range(rows + 1), [length, _hash(file.read())]
+    numbers, starts = array.array("q"), array.array("q")
     digest, at, number = hashlib.blake2b(digest_size=16), 0, 0
     with system.open_input_stream(place) as stream:
         for line in io.BufferedReader(stream, BYTES_AT_ONCE):
@@ -191,10 +170,12 @@ def _places_of(source: Source) -> tuple[_Places, list[Any]]:
             digest.update(line)
             # In JSONL an empty line is nothing; in plain text it is an empty prompt.
             if source.format == "txt" or line.strip():
-                places.append(number, at)
+                numbers.append(number)
+                starts.append(at)
             at += len(line)
-    places.append(number + 1, at)
-    return places, [at, digest.hexdigest()]
+    numbers.append(number + 1)
+    starts.append(at)
+    return numbers, starts, [at, digest.hexdigest()]
 
 
 def _parquet(path: str, file: Any) -> pyarrow.parquet.ParquetFile:
@@ -376,11 +357,16 @@ def _parquet_bytes(table: pyarrow.Table) -> bytes:
 
 def write_complete(system: fs.FileSystem, path: str, content: bytes) -> None:
     """Writes a file that is complete once it is there."""
-    folder, name = posixpath.split(path)
-    partial = posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
+    partial = _beside(path)
     with system.open_output_stream(partial) as stream:
         stream.write(content)
     system.move(partial, path)
+
+
+def _beside(path: str) -> str:
+    """A name for the file while it is written, which no other writer has."""
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
 
 
 @dataclasses.dataclass
@@ -415,25 +401,32 @@ class Job:
         system, place = resolve(self.parts)
         paths = [posixpath.join(place, name) for name in names]
         target, output = resolve(self.output)
+        is_parquet = self.output_format == "parquet"
+        rows = errors = 0
+
+        def contents() -> Iterator[bytes]:
+            nonlocal rows, errors
+            for path in paths:
+                with system.open_input_file(path) as file:
+                    content = file.read()
+                counted = (_count_parquet if is_parquet else _count_lines)(content, self.error_column)
+                rows, errors = rows + counted[0], errors + counted[1]
+                yield content
+
         if self.is_one_file:
-            folder, name = posixpath.split(output)
-            partial = posixpath.join(folder, f".{name}.{uuid.uuid4().hex}")
-            join = _join_parquet if self.output_format == "parquet" else _join_lines
-            counts = join(system, paths, target, partial, self.error_column)
+            partial = _beside(output)
+            with target.open_output_stream(partial) as stream:
+                if is_parquet:
+                    _join_parquet(stream, _schema(system, paths), contents())
+                else:
+                    stream.writelines(contents())
             target.move(partial, output)
         else:
             target.create_dir(output, recursive=True)
-            count = _count_parquet if self.output_format == "parquet" else _count_lines
-            rows = errors = 0
-            for name, path in zip(names, paths):
-                with system.open_input_file(path) as file:
-                    content = file.read()
-                of_part = count(content, self.error_column)
-                rows, errors = rows + of_part[0], errors + of_part[1]
+            for name, content in zip(names, contents()):
                 write_complete(target, posixpath.join(output, name), content)
-            counts = rows, errors
         self._remove()
-        return counts
+        return rows, errors
 
     def drop_if_empty(self) -> None:
         """Removes the folder of a job that has done nothing."""
@@ -459,41 +452,23 @@ def _count_parquet(content: bytes, error_column: str) -> tuple[int, int]:
     return len(errors), len(errors) - errors.null_count
 
 
-def _join_lines(
-    system: fs.FileSystem, paths: list[str], target: fs.FileSystem, output: str, error_column: str
-) -> tuple[int, int]:
-    rows = errors = 0
-    with target.open_output_stream(output) as stream:
-        for path in paths:
-            with system.open_input_file(path) as file:
-                content = file.read()
-            of_part = _count_lines(content, error_column)
-            rows, errors = rows + of_part[0], errors + of_part[1]
-            stream.write(content)
-    return rows, errors
-
-
-def _join_parquet(
-    system: fs.FileSystem, paths: list[str], target: fs.FileSystem, output: str, error_column: str
-) -> tuple[int, int]:
-    rows = errors = 0
-    tables = []
+def _schema(system: fs.FileSystem, paths: list[str]) -> pyarrow.Schema:
+    """All columns of the files, each of a type that holds those of all."""
+    schemas = []
     for path in paths:
         with system.open_input_file(path) as file:
-            tables.append(_parquet(path, file).schema_arrow)
-    schema = pyarrow.unify_schemas(tables, promote_options="permissive") if tables else pyarrow.schema([])
-    with target.open_output_stream(output) as stream, pyarrow.parquet.ParquetWriter(stream, schema) as writer:
-        for path in paths:
-            with system.open_input_file(path) as file:
-                content = file.read()
-            of_part = _count_parquet(content, error_column)
-            rows, errors = rows + of_part[0], errors + of_part[1]
+            schemas.append(_parquet(path, file).schema_arrow)
+    return pyarrow.unify_schemas(schemas, promote_options="permissive") if schemas else pyarrow.schema([])
+
+
+def _join_parquet(stream: Any, schema: pyarrow.Schema, contents: Iterator[bytes]) -> None:
+    with pyarrow.parquet.ParquetWriter(stream, schema) as writer:
+        for content in contents:
             table = pyarrow.parquet.read_table(io.BytesIO(content))
             for field in schema:
                 if field.name not in table.column_names:
                     table = table.append_column(field, pyarrow.nulls(len(table), field.type))
             writer.write_table(table.select(schema.names).cast(schema))
-    return rows, errors
 
 
 def prepare(

@@ -8,6 +8,8 @@ import logging
 import sys
 from typing import Any
 
+from ._native import _number_options
+
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 
 DESCRIPTION = """\
@@ -23,22 +25,16 @@ examples:
 After an interruption the same command with the same --checkpoint goes on. Exit codes: 0 success; 1 the job failed, or rows have
 an error; 2 the call is wrong."""
 
-# Options of generation: name, type, what it does.
-GENERATION: list[tuple[str, Any, str]] = [
-    ("max-new-tokens", int, "tokens of a text, at most"),
-    ("min-new-tokens", int, "tokens of a text, at least"),
-    ("temperature", float, "how random: below 1 the probable tokens become more so"),
-    ("top-k", int, "draw from the K most probable tokens"),
-    ("top-p", float, "draw from the fewest tokens with this probability together"),
-    ("min-p", float, "leave out tokens below this share of the most probable one's probability"),
-    ("typical-p", float, "draw from the most typical tokens with this probability together"),
-    ("repetition-penalty", float, "above 1: tokens that are there become less probable"),
-    ("no-repeat-ngram-size", int, "no run of so many tokens twice"),
-    ("num-beams", int, "search with so many beams"),
-    ("num-return-sequences", int, "texts of each prompt"),
-    ("max-time", float, "seconds for a text"),
-    ("keep-last", int, "of a prompt beyond the context keep the last N tokens"),
-    ("batch-size", int, "texts that an actor makes at once"),
+# Options of a job, and of `Model.from_pretrained`.
+JOB = (
+    "checkpoint", "address", "actors", "threads", "gpus_per_actor", "rows_per_block", "output_format", "overwrite",
+)  # fmt: skip
+MODEL = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
+# Options of generation that have a flag, beside those with a flag of another name: name, type, what it does.
+GENERATION: list[tuple[str, type, str]] = [
+    *((name, int if is_whole else float, what) for name, is_whole, what in _number_options() if name != "seed"),
+    ("keep_last", int, "of a prompt beyond the context keep the last N tokens"),
+    ("batch_size", int, "texts that an actor makes at once"),
 ]
 
 
@@ -95,8 +91,9 @@ def _add_job(group: Any) -> None:
 
 def _add_model(group: Any) -> None:
     group.add_argument("--model", metavar="NAME", help="a folder, a file or a name of the hub [default: the built-in model]")
-    for name in ("dtype", "kv-dtype", "device", "tokenizer", "revision"):
-        group.add_argument(f"--{name}", metavar="VALUE", help=f"as with Model.from_pretrained({name.replace('-', '_')}=…)")
+    for name in MODEL[:-1]:
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, metavar="VALUE", help=f"as with Model.from_pretrained({name}=…)")
     group.add_argument("--offline", action="store_true", default=None, help="never use the network")
 
 
@@ -112,14 +109,14 @@ def _add_generation(group: Any) -> None:
     group.add_argument("--greedy", action="store_true", help="always the most probable token")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end a text here; give it for each")
     for name, kind, what in GENERATION:
-        group.add_argument(f"--{name}", type=kind, metavar="N", help=what)
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=what.replace("%", "%%"))
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `Rows` and of the model's method."""
     options: dict[str, Any] = {}
     if arguments.task == "generate":
-        for name in [name.replace("-", "_") for name, _, _ in GENERATION] + ["stop"]:
+        for name in [name for name, _, _ in GENERATION] + ["stop"]:
             if getattr(arguments, name) is not None:
                 options[name] = getattr(arguments, name)
         if arguments.greedy:
@@ -134,8 +131,7 @@ def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
             options[name.replace("-", "_")] = json.loads(value)
         except ValueError:
             options[name.replace("-", "_")] = value
-    names = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
-    model_options = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    model_options = {name: getattr(arguments, name) for name in MODEL if getattr(arguments, name) is not None}
     options.update(prompt_column=arguments.prompt_column, seed=arguments.seed, model_options=model_options)
     options["seed_column"] = arguments.seed_column
     options["id_column"] = None if arguments.one_seed else arguments.id_column
@@ -159,21 +155,9 @@ def main(argv: list[str] | None = None) -> int:
             if isinstance(handler, logging.StreamHandler):
                 handler.setLevel(logging.ERROR)
         run = bulk.generate_dataset if arguments.task == "generate" else bulk.score_dataset
-        summary = run(
-            arguments.input,
-            arguments.output,
-            arguments.model,
-            checkpoint=arguments.checkpoint,
-            actors=arguments.actors,
-            threads=arguments.threads,
-            gpus_per_actor=arguments.gpus_per_actor,
-            rows_per_block=arguments.rows_per_block,
-            output_format=arguments.output_format,
-            overwrite=arguments.overwrite,
-            address=arguments.address,
-            progress=_told if is_told else None,
-            **options_of(arguments),
-        )
+        options = {name: getattr(arguments, name) for name in JOB} | options_of(arguments)
+        progress = _told if is_told else None
+        summary = run(arguments.input, arguments.output, arguments.model, progress=progress, **options)
     except KeyboardInterrupt:
         print(f"\ninterrupted{_way_on(arguments)}", file=sys.stderr)
         return EXIT_FAILURE

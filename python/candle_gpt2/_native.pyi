@@ -17,13 +17,10 @@ _Floats: TypeAlias = npt.NDArray[np.float32]
 _Hooks: TypeAlias = Sequence[tuple[str, Callable[[_Floats, str], npt.ArrayLike | None]] | Steering]
 _LogitsProcessor: TypeAlias = Callable[[npt.NDArray[np.uint32], _Floats], npt.ArrayLike | None]
 _OnStep: TypeAlias = Callable[[dict[str, Any]], object]
-_Show: TypeAlias = Literal["probability", "entropy", "divergence", "next", "rank", "watched-probability"]
 _Token: TypeAlias = str | int
 _Numbers: TypeAlias = Sequence[int] | int | str
 _Heads: TypeAlias = Sequence[str | tuple[int, int]] | str
-_Measure: TypeAlias = Literal["logit", "log-probability", "probability"]
-_By: TypeAlias = Literal["layer", "position", "head", "head-and-position"]
-_As: TypeAlias = Literal["raw", "transformer-lens"]
+_Instead: TypeAlias = str | tuple[Literal["mean"], Sequence[_Text]] | tuple[Literal["sample"], _Text]
 
 _Biases: TypeAlias = (
     Mapping[tuple[int, ...], float]
@@ -208,6 +205,7 @@ class Model:
         hooks: _Hooks | None = None,
         **options: Unpack[_GenerationOptions],
     ) -> Any: ...
+    def _samples(self, **options: Any) -> bool: ...
     def stream(
         self, prompt: _Text, *, hooks: _Hooks | None = None, **options: Unpack[_GenerationOptions]
     ) -> TextStream: ...
@@ -223,12 +221,15 @@ class Model:
     @overload
     def score(self, text: str, stride: int | None = None, top: int = 0) -> dict[str, Any]: ...
     @overload
-    def score(self, text: _Text | _Texts, stride: int | None = None, top: int = 0) -> Any: ...
+    def score(
+        self, text: _Text | _Texts, stride: int | None = None, top: int = 0, *, return_exceptions: bool = False
+    ) -> Any: ...
     def score_continuations(self, prompt: str, continuations: Sequence[str]) -> list[dict[str, Any]]: ...
     def logits(
         self, ids: _Text, last_only: bool = True, cache: Cache | None = None, hooks: _Hooks | None = None
     ) -> _Floats: ...
     def cache(self, capacity: int | None = None) -> Cache: ...
+    # From the options of looks.
     def run_with_cache(
         self,
         text: _Text,
@@ -238,15 +239,15 @@ class Model:
         *,
         layers: _Numbers | None = None,
         positions: _Numbers | None = None,
-        as_: _As = "raw",
+        as_: Literal["raw", "transformer-lens"] = "raw",
     ) -> tuple[_Floats, dict[str, _Floats]]: ...
     def logit_lens(
         self,
         text: _Text,
         *,
-        show: _Show = "probability",
         top: int = 5,
         watch: Sequence[_Token] | None = None,
+        show: Literal["probability", "entropy", "divergence", "next", "rank", "watched-probability"] = "probability",
         bos: bool = False,
     ) -> Picture: ...
     def tuned_lens(
@@ -254,9 +255,9 @@ class Model:
         text: _Text,
         tuned: _Path,
         *,
-        show: _Show = "probability",
         top: int = 5,
         watch: Sequence[_Token] | None = None,
+        show: Literal["probability", "entropy", "divergence", "next", "rank", "watched-probability"] = "probability",
         bos: bool = False,
     ) -> Picture: ...
     def attention(
@@ -273,24 +274,11 @@ class Model:
         *,
         answer: _Token | None = None,
         against: _Token | None = None,
-        position: int | None = None,
-        measure: _Measure = "logit",
+        position: int = -1,
+        measure: Literal["logit", "log-probability", "probability"] = "logit",
         unit: Literal["component", "layer", "head", "neuron"] = "component",
-        as_: _As = "raw",
+        as_: Literal["raw", "transformer-lens"] = "raw",
         top: int = 40,
-        bos: bool = False,
-    ) -> Picture: ...
-    def heads(
-        self,
-        text: _Text | None = None,
-        *,
-        length: int | None = None,
-        rows: int = 2,
-        seed: int = 0,
-        from_: int | None = None,
-        below: int | None = None,
-        exclude_bos: bool = False,
-        exclude_current: bool = False,
         bos: bool = False,
     ) -> Picture: ...
     def ablate(
@@ -299,11 +287,11 @@ class Model:
         *,
         answer: _Token | None = None,
         against: _Token | None = None,
-        position: int | None = None,
-        measure: _Measure = "logit",
+        position: int = -1,
+        measure: Literal["logit", "log-probability", "probability"] = "logit",
         heads: _Heads | None = None,
         at: int | None = None,
-        with_: str | tuple[Literal["mean"], Sequence[_Text]] | tuple[Literal["sample"], _Text] | None = None,
+        with_: _Instead = "raw-zero",
         bos: bool = False,
     ) -> Picture: ...
     def patch(
@@ -313,10 +301,10 @@ class Model:
         *,
         answer: _Token | None = None,
         against: _Token | None = None,
-        position: int | None = None,
-        measure: _Measure = "logit",
+        position: int = -1,
+        measure: Literal["logit", "log-probability", "probability"] = "logit",
         site: str = "resid_pre",
-        by: _By | None = None,
+        by: Literal["layer", "position", "head", "head-and-position"] | None = None,
         bos: bool = False,
     ) -> Picture: ...
     def estimate(
@@ -326,10 +314,10 @@ class Model:
         *,
         answer: _Token | None = None,
         against: _Token | None = None,
-        position: int | None = None,
-        measure: _Measure = "logit",
+        position: int = -1,
+        measure: Literal["logit", "log-probability", "probability"] = "logit",
         site: str = "resid_pre",
-        by: _By | None = None,
+        by: Literal["layer", "position", "head", "head-and-position"] | None = None,
         bos: bool = False,
     ) -> Picture: ...
     def path(
@@ -339,8 +327,8 @@ class Model:
         *,
         answer: _Token | None = None,
         against: _Token | None = None,
-        position: int | None = None,
-        measure: _Measure = "logit",
+        position: int = -1,
+        measure: Literal["logit", "log-probability", "probability"] = "logit",
         from_: _Heads | None = None,
         to: str = "final",
         bos: bool = False,
@@ -351,8 +339,8 @@ class Model:
         *,
         answer: _Token | None = None,
         against: _Token | None = None,
-        position: int | None = None,
-        measure: _Measure = "logit",
+        position: int = -1,
+        measure: Literal["logit", "log-probability", "probability"] = "logit",
         method: Literal["integrated", "input-x-gradient", "gradient"] = "integrated",
         steps: int = 50,
         baseline: _Token | None = None,
@@ -375,6 +363,20 @@ class Model:
         top: int = 20,
         bos: bool = False,
     ) -> Picture: ...
+    def heads(
+        self,
+        text: _Text | None = None,
+        *,
+        length: int | None = None,
+        rows: int = 2,
+        seed: int = 0,
+        from_: int | None = None,
+        below: int | None = None,
+        exclude_bos: bool = False,
+        exclude_current: bool = False,
+        bos: bool = False,
+    ) -> Picture: ...
+    # Other methods.
     def steering(
         self,
         steer: str | tuple[_Text, _Text] | npt.ArrayLike,
@@ -564,6 +566,8 @@ class Trainer:
     def state(self) -> bytes: ...
     def set_state(self, state: bytes) -> None: ...
 
+def _number_options() -> list[tuple[str, bool, str]]: ...
+
 __version__: str
 
 __all__ = [
@@ -577,6 +581,7 @@ __all__ = [
     "TextStream",
     "Trainer",
     "__version__",
+    "_number_options",
     "convert",
     "inspect",
     "protocols",

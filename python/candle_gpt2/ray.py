@@ -56,65 +56,34 @@ class Summary:
     seconds: float
 
 
-def generate_dataset(
-    input: str | Path,
-    output: str | Path,
-    model: str | Path | None = None,
-    *,
-    checkpoint: str | Path | None = None,
-    actors: int | None = None,
-    threads: int | None = None,
-    gpus_per_actor: float = 0,
-    rows_per_block: int | None = None,
-    output_format: str | None = None,
-    overwrite: bool = False,
-    address: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    **options: Any,
-) -> Summary:
+def generate_dataset(input: str | Path, output: str | Path, model: str | Path | None = None, **options: Any) -> Summary:
     """Continues the prompt of every row of `input`; every row has a `text`, or an `error` that says why not.
 
     `input` is a file or a folder of files: JSONL with `prompt` (a text, or token ids) in each line, Parquet with such a column,
     or plain text with a prompt a line. `output` is one file in the order of the input where its name ends in `.jsonl` or
     `.parquet`, else a folder of such files (`output_format`, by default the format of the input). Either is complete once it is
-    there. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file, colon, number of the line.
+    there; `overwrite` replaces a file. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file,
+    colon, number of the line.
 
     `checkpoint` is a folder for what is done: after an interruption the same call goes on there. It is removed at the end.
 
     Without `actors` there is one on each node, and without `threads` each has its share of the processors; the
-    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads. A block of
-    `rows_per_block` rows is what is lost, and computed again, when a machine dies. `progress` is told how many blocks of how
-    many are done.
+    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads, and `gpus_per_actor` GPUs. A
+    block of `rows_per_block` rows is what is lost, and computed again, when a machine dies. `progress` is told how many blocks of
+    how many are done.
 
-    `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
+    The other `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
     `Model.generate`. Where Ray is not running in this process it is started, on the cluster at `address` where that is given.
     """
-    run = _Run(checkpoint, actors, threads, gpus_per_actor, rows_per_block, output_format, overwrite, address, progress)
-    return run("generate", input, output, model, options)
+    return _dataset("generate", input, output, model, **options)
 
 
-def score_dataset(
-    input: str | Path,
-    output: str | Path,
-    model: str | Path | None = None,
-    *,
-    checkpoint: str | Path | None = None,
-    actors: int | None = None,
-    threads: int | None = None,
-    gpus_per_actor: float = 0,
-    rows_per_block: int | None = None,
-    output_format: str | None = None,
-    overwrite: bool = False,
-    address: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    **options: Any,
-) -> Summary:
+def score_dataset(input: str | Path, output: str | Path, model: str | Path | None = None, **options: Any) -> Summary:
     """Scores the `prompt` of every row of `input`: `tokens`, `logprob`, `loss` and `perplexity`, or an `error`.
 
-    `options` are those of :class:`candle_gpt2.Rows` and of `Model.score`; all else is as with :func:`generate_dataset`.
+    `options` are those of :func:`generate_dataset`, of :class:`candle_gpt2.Rows` and of `Model.score`.
     """
-    run = _Run(checkpoint, actors, threads, gpus_per_actor, rows_per_block, output_format, overwrite, address, progress)
-    return run("score", input, output, model, options)
+    return _dataset("score", input, output, model, **options)
 
 
 class _Actor:
@@ -144,84 +113,86 @@ def _pickled(error: Exception) -> bytes:
     return content
 
 
-@dataclasses.dataclass
-class _Run:
-    checkpoint: str | Path | None
-    actors: int | None
-    threads: int | None
-    gpus_per_actor: float
-    rows_per_block: int | None
-    output_format: str | None
-    overwrite: bool
-    address: str | None
-    progress: Callable[[int, int], None] | None
-
-    def __call__(
-        self, task: str, input: str | Path, output: str | Path, model: str | Path | None, options: dict[str, Any]
-    ) -> Summary:
-        for name, value in (("actors", self.actors), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, found {value}")
-        rows = Rows(model, task, **options)
-        # What can be refused is refused before Ray is started.
-        _blocks.sources_of(input)
-        is_ours = not ray.is_initialized()
-        if is_ours:
-            # Ray's own default lets whatever else runs go before the workers, and then a thread waits for the other.
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+def _dataset(
+    task: str,
+    input: str | Path,
+    output: str | Path,
+    model: str | Path | None,
+    *,
+    checkpoint: str | Path | None = None,
+    actors: int | None = None,
+    threads: int | None = None,
+    gpus_per_actor: float = 0,
+    rows_per_block: int | None = None,
+    output_format: str | None = None,
+    overwrite: bool = False,
+    address: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> Summary:
+    for name, value in (("actors", actors), ("threads", threads)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: expected at least 1, found {value}")
+    rows = Rows(model, task, **options)
+    # What can be refused is refused before Ray is started.
+    _blocks.sources_of(input)
+    is_ours = not ray.is_initialized()
+    if is_ours:
+        # Ray's own default lets whatever else runs go before the workers, and then a thread waits for the other.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        actors, rows.threads = shares(actors, threads, _cpus_of_nodes())
+        job = _blocks.prepare(
+            input,
+            output,
+            rows,
+            checkpoint=checkpoint,
+            rows_per_block=rows_per_block,
+            output_format=output_format,
+            overwrite=overwrite,
+            actors=actors,
+        )
         try:
-            actors, threads = shares(self.actors, self.threads, _cpus_of_nodes())
-            job = _blocks.prepare(
-                input,
-                output,
-                rows,
-                checkpoint=self.checkpoint,
-                rows_per_block=self.rows_per_block,
-                output_format=self.output_format,
-                overwrite=self.overwrite,
-                actors=actors,
-            )
-            rows.threads = threads
-            try:
-                return self._run(job, rows, actors, threads)
-            except BaseException:
-                job.drop_if_empty()
-                raise
-        finally:
-            if is_ours:
-                ray.shutdown()
+            return _run(job, rows, actors, gpus_per_actor, progress or (lambda done, blocks: None))
+        except BaseException:
+            job.drop_if_empty()
+            raise
+    finally:
+        if is_ours:
+            ray.shutdown()
 
-    def _run(self, job: _blocks.Job, rows: Rows, actors: int, threads: int) -> Summary:
-        start = time.monotonic()
-        blocks, missing = len(job.plan.blocks), job.missing()
-        done = blocks - len(missing)
-        if self.progress is not None:
-            self.progress(done, blocks)
-        if missing:
-            actors = min(actors, len(missing))
-            items = [dataclasses.asdict(block) for block in missing]
-            dataset: ray.data.Dataset = ray.data.from_items(items, override_num_blocks=len(missing))
-            dataset.context.enable_progress_bars = False
-            dataset.context.execution_no_progress_timeout_s = NO_PROGRESS_SECONDS
-            dataset = dataset.map_batches(
-                _Actor,
-                fn_constructor_args=[rows, job.parts, job.output_format],
-                batch_size=None,
-                # A block that waits at a busy actor would keep an idle one from it.
-                compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1),
-                num_cpus=threads,
-                num_gpus=self.gpus_per_actor or None,
-            )
-            for answer in dataset.iter_rows():
-                if answer["failure"]:
-                    raise pickle.loads(answer["failure"])
-                done += 1
-                if self.progress is not None:
-                    self.progress(min(done, blocks), blocks)
-        counted = job.finish()
-        seconds = time.monotonic() - start
-        return Summary(job.output, *counted, blocks, blocks - len(missing), actors, threads, seconds)
+
+def _run(
+    job: _blocks.Job, rows: Rows, actors: int, gpus_per_actor: float, progress: Callable[[int, int], None]
+) -> Summary:
+    start = time.monotonic()
+    blocks, missing = len(job.plan.blocks), job.missing()
+    done = blocks - len(missing)
+    progress(done, blocks)
+    if missing:
+        actors = min(actors, len(missing))
+        items = [dataclasses.asdict(block) for block in missing]
+        dataset: ray.data.Dataset = ray.data.from_items(items, override_num_blocks=len(missing))
+        dataset.context.enable_progress_bars = False
+        dataset.context.execution_no_progress_timeout_s = NO_PROGRESS_SECONDS
+        dataset = dataset.map_batches(
+            _Actor,
+            fn_constructor_args=[rows, job.parts, job.output_format],
+            batch_size=None,
+            # A block that waits at a busy actor would keep an idle one from it.
+            compute=ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1),
+            num_cpus=rows.threads,
+            num_gpus=gpus_per_actor or None,
+        )
+        for answer in dataset.iter_rows():
+            if answer["failure"]:
+                raise pickle.loads(answer["failure"])
+            done += 1
+            progress(min(done, blocks), blocks)
+    counted = job.finish()
+    seconds = time.monotonic() - start
+    return Summary(job.output, *counted, blocks, blocks - len(missing), actors, rows.threads or 1, seconds)
 
 
 def _cpus_of_nodes() -> list[int]:

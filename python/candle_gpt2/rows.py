@@ -12,20 +12,23 @@ import hashlib
 import math
 import os
 import threading
+from operator import itemgetter
 from typing import Any, Callable
 
 __all__ = ["Rows", "row_seed"]
 
-# What each task adds to a row, and of which type (Arrow's names).
-RESULTS = {
-    "generate": {"text": "string"},
-    "score": {"tokens": "int64", "logprob": "float64", "loss": "float64", "perplexity": "float64"},
+# What each task adds to a row: of which type (Arrow's names), and how it is read of what the model gives.
+RESULTS: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "generate": {"text": ("string", lambda text: text)},
+    "score": {
+        "tokens": ("int64", lambda score: len(score["ids"])),
+        "logprob": ("float64", itemgetter("sum")),
+        "loss": ("float64", itemgetter("loss")),
+        "perplexity": ("float64", itemgetter("perplexity")),
+    },
 }
 # A prompt that every model can go on from: what fails with it fails by the options.
 PLAIN_PROMPT = "\n"
-
-# Options that only a random draw knows: each of them asks for one.
-DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 
 # The model that this process opened last, by what it was opened with.
 _opened: tuple[str, Any] | None = None
@@ -113,11 +116,14 @@ class Rows:
         self._model: Any = None
         # Which process has opened it.
         self._process: int | None = None
+        # Whether texts are drawn at random, once the model has said so.
+        self._samples: bool | None = None
         # Whether a row has shown that the options work.
         self._options_work = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_model", "_process", "_options_work")}
+        forgotten = ("_model", "_process", "_samples", "_options_work")
+        return {name: value for name, value in vars(self).items() if name not in forgotten}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -128,7 +134,7 @@ class Rows:
 
     def result_types(self) -> dict[str, str]:
         """The columns that are added and Arrow's names of their types, `error` last."""
-        types = dict(RESULTS[self.task])
+        types = {name: kind for name, (kind, _) in RESULTS[self.task].items()}
         if self.task == "generate":
             many = (self.options.get("num_return_sequences") or 1) > 1
             types = {self.text_column: "list<string>" if many else "string"}
@@ -177,16 +183,18 @@ class Rows:
             except ValueError as error:
                 prepared.append(error)
         outcomes: list[Any] = list(prepared)
-        # Texts and ids are not mixed in a call.
-        for kind in (str, list):
-            rows = [row for row, one in enumerate(prepared) if isinstance(one, tuple) and type(one[0]) is kind]
-            for row, outcome in zip(rows, self._outcomes([prepared[row] for row in rows])):
-                outcomes[row] = outcome
+        rows = [row for row, one in enumerate(prepared) if isinstance(one, tuple)]
+        for row, outcome in zip(rows, self._outcomes([prepared[row] for row in rows])):
+            outcomes[row] = outcome
         return self._as_columns(outcomes)
 
     def _draws_by(self) -> str | None:
         """What a row's seed comes from: its `seed` column, its `id`, the `base` seed of all, or nothing."""
-        if self.task != "generate" or not _draws(self.options, self.open()):
+        if self.task != "generate":
+            return None
+        if self._samples is None:
+            self._samples = self.open()._samples(**self.options)
+        if not self._samples:
             return None
         if self.seed_column is not None:
             return "seed"
@@ -240,17 +248,11 @@ class Rows:
         return self._tried(rows[:half]) + self._tried(rows[half:])
 
     def _called(self, rows: list[tuple[Any, int | None]]) -> list[Any]:
-        prompts = [prompt for prompt, _ in rows]
-        if self.task == "score":
-            # Texts are scored one by one anyway.
-            return [self.open().score(prompts[0], **self.options)] if len(rows) == 1 else self._one_by_one(rows)
         options = dict(self.options)
         if rows[0][1] is not None:
             options["seed"] = [seed for _, seed in rows]
-        return list(self.open().generate(prompts, return_exceptions=True, **options))
-
-    def _one_by_one(self, rows: list[tuple[Any, int | None]]) -> list[Any]:
-        return [outcome for row in rows for outcome in self._tried([row])]
+        compute = getattr(self.open(), self.task)
+        return list(compute([prompt for prompt, _ in rows], return_exceptions=True, **options))
 
     def _check_options(self, failure: BaseException) -> None:
         """Raises where not the rows but the options are wrong: then a prompt that always works fails alike."""
@@ -262,35 +264,9 @@ class Rows:
     def _as_columns(self, outcomes: list[Any]) -> dict[str, list[Any]]:
         errors = [_message(outcome) if isinstance(outcome, BaseException) else None for outcome in outcomes]
         worked = [None if error is not None else outcome for error, outcome in zip(errors, outcomes)]
-        if self.task == "generate":
-            return {self.text_column: worked, self.error_column: errors}
-        read: dict[str, Callable[[Any], Any]] = {
-            "tokens": lambda score: len(score["ids"]),
-            "logprob": lambda score: score["sum"],
-            "loss": lambda score: score["loss"],
-            "perplexity": lambda score: score["perplexity"],
-        }
-        columns = {
-            name: [None if score is None else value(score) for score in worked] for name, value in read.items()
-        }
+        read = zip(self.result_types(), RESULTS[self.task].values())
+        columns = {name: [None if one is None else value(one) for one in worked] for name, (_, value) in read}
         return {**columns, self.error_column: errors}
-
-
-def _draws(options: dict[str, Any], model: Any) -> bool:
-    """Whether a model draws texts at random under these options of generation, which go before what its files say."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if given.get("temperature") == 0:
-        return False
-    if "do_sample" in given:
-        return bool(given["do_sample"])
-    if _searches(given):
-        return False
-    defaults = model.generation_config
-    return any(name in given for name in DRAWING) or (bool(defaults["do_sample"]) and not _searches(defaults))
-
-
-def _searches(options: dict[str, Any]) -> bool:
-    return bool(options.get("num_beams", 1) != 1 or options.get("penalty_alpha", 0) != 0)
 
 
 def _lasting(name: str, place: Any) -> str:

@@ -2,39 +2,41 @@
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::error::Error;
+use std::sync::Arc;
 
-use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
+use candle_gpt2_api::{ApiError, ApiOptions, Endpoint, ServedModel, Session, Work};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_generation::SchedulerOptions;
 
 /// Everything that a client is sent.
-fn answer(body: &str, served: &ServedModel, model: &LoadedModel) -> Result<Vec<String>, Box<dyn Error>> {
-    let request = CompletionRequest::parse(body.as_bytes())?;
-    let Call { requests, mut answer, stream, .. } = Call::of_completion(request, served, None)?;
-    let mut chunks = Vec::new();
-    for event in model.batch(requests, 4, None)? {
-        let event = event?;
-        chunks.extend(answer.take(event.request().place(), event)?);
+fn answer(body: &str, session: &mut Session) -> Result<Vec<String>, ApiError> {
+    match session.served().read(Endpoint::Completions, body.as_bytes(), None)? {
+        Work::Texts(call) if call.stream => {
+            let (call, mut chunks) = (session.begin(call), Vec::new());
+            while let Some(more) = session.step(call)? {
+                chunks.extend(more);
+            }
+            session.end(call);
+            Ok(chunks)
+        }
+        work => Ok(session.answer(work, || true)?.into_iter().map(|reply| reply.json).collect()),
     }
-    if !stream {
-        return Ok(vec![answer.into_response()]);
-    }
-    chunks.extend(answer.last_chunks());
-    Ok(chunks)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
     let options = ApiOptions { name: "built-in".into(), ..ApiOptions::default() };
-    let served = ServedModel::new(&model, options)?;
+    let served = Arc::new(ServedModel::new(&model, options)?);
+    let scheduler = model.scheduler(SchedulerOptions { max_texts: 4, kv_tokens: 512, chunk_tokens: 64 })?;
+    let mut session = Session::new(model, served, scheduler);
 
     let whole = r#"{"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 12, "seed": 7}"#;
-    println!("whole:\n{}", answer(whole, &served, &model)?.concat());
+    println!("whole:\n{}", answer(whole, &mut session)?.concat());
 
     let streamed = r#"{"prompt": "ROMEO:", "max_tokens": 6, "temperature": 0, "stream": true}"#;
-    println!("\npiece by piece:\n{}", answer(streamed, &served, &model)?.join("\n"));
+    println!("\npiece by piece:\n{}", answer(streamed, &mut session)?.join("\n"));
 
-    let wrong = CompletionRequest::parse(br#"{"prompt": "ROMEO:", "temperature": "hot"}"#);
-    if let Err(error) = wrong {
+    if let Err(error) = answer(r#"{"prompt": "ROMEO:", "temperature": "hot"}"#, &mut session) {
         println!("\nstatus {}:\n{}", error.status(), error.to_json());
     }
     Ok(())

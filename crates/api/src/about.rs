@@ -1,22 +1,14 @@
 //! What the server tells of itself.
 
 use candle_gpt2_generation::GenerationOptions;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::options::sampling;
 use crate::{ApiError, ServedModel};
 
 /// `/v1/models`: the model under each of its names.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, models};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// assert!(models(&served).contains(r#""id":"built-in""#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn models(served: &ServedModel) -> String {
+pub(crate) fn models(served: &ServedModel) -> String {
     let names = std::iter::once(&served.options.name).chain(&served.options.aliases);
     let data: Vec<Value> = names.map(|name| described(name, served)).collect();
     json!({ "object": "list", "data": data }).to_string()
@@ -37,7 +29,8 @@ pub fn models(served: &ServedModel) -> String {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
-    let name = percent_decoded(id);
+    // What is no text is no name of a model.
+    let name = percent_decode_str(id).decode_utf8_lossy();
     served.check_name(Some(&name))?;
     Ok(described(&name, served).to_string())
 }
@@ -61,48 +54,13 @@ fn described(name: &str, served: &ServedModel) -> Value {
     })
 }
 
-/// A part of a path without its `%20`; what is no text is no name of a model.
-fn percent_decoded(part: &str) -> String {
-    let mut bytes = Vec::with_capacity(part.len());
-    let mut rest = part;
-    while let Some((before, after)) = rest.split_once('%') {
-        bytes.extend_from_slice(before.as_bytes());
-        let digits = after.get(..2).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
-        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = after.get(2..).unwrap_or_default();
-            }
-            None => {
-                bytes.push(b'%');
-                rest = after;
-            }
-        }
-    }
-    bytes.extend_from_slice(rest.as_bytes());
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 /// `/version`.
-///
-/// ```
-/// assert!(candle_gpt2_api::version().starts_with(r#"{"version":""#));
-/// ```
-pub fn version() -> String {
+pub(crate) fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
 /// `/props`: what a request gets that says nothing else, in llama.cpp's words.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, props};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// assert!(props(&served).contains(r#""total_slots""#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn props(served: &ServedModel) -> String {
+pub(crate) fn props(served: &ServedModel) -> String {
     let config = sampling(GenerationOptions::default(), served);
     let params = json!({
         "n_predict": config.max_new_tokens,
@@ -126,33 +84,6 @@ pub fn props(served: &ServedModel) -> String {
 }
 
 /// `/health` of a server that serves; one that does not answers with an error.
-///
-/// ```
-/// assert_eq!(candle_gpt2_api::health(), r#"{"status":"ok"}"#);
-/// ```
-pub fn health() -> String {
+pub(crate) fn health() -> String {
     json!({ "status": "ok" }).to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::percent_decoded;
-
-    #[test]
-    fn parts_of_paths_are_decoded() {
-        let cases = [
-            ("gpt2", "gpt2"),
-            ("openai%2Fgpt2", "openai/gpt2"),
-            ("openai/gpt2", "openai/gpt2"),
-            ("%c3%A9%20", "é "),
-            ("100%", "100%"),
-            ("%zz%4", "%zz%4"),
-            ("%é", "%é"),
-            ("%ff", "\u{FFFD}"),
-            ("%+1", "%+1"),
-        ];
-        for (part, expected) in cases {
-            assert_eq!(percent_decoded(part), expected, "{part}");
-        }
-    }
 }

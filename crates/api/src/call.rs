@@ -16,18 +16,9 @@ use crate::{Answer, ApiError, ChatRequest, CompletionRequest, ServedModel, Warni
 /// When a grammar that found no room is worth sending again: usual ones take milliseconds.
 const GRAMMARS_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What a body asks for.
+/// Texts that a body asks for.
 ///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let body = br#"{"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 5, "stream": true}"#;
-/// let call = Call::of_completion(CompletionRequest::parse(body)?, &served, None)?;
-/// assert_eq!((call.requests.len(), call.stream), (2, true));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Given by [`ServedModel::read`], as [`Work::Texts`](crate::Work).
 #[derive(Debug)]
 pub struct Call {
     /// One for each prompt.

@@ -22,34 +22,17 @@ const IGNORED: [Field; 3] = fields(["user", "priority", "add_special_tokens"], U
 const TABLES: [&[Field]; 2] = [&SERVED, &IGNORED];
 
 /// What a body asks for: the texts, and how their vectors are written.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, EmbeddingsCall, ServedModel};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let body = br#"{"input": [[5, 6], [7]], "pooling": "last"}"#;
-/// let EmbeddingsCall { rows, mut answer } = EmbeddingsCall::read(body, &served)?;
-/// assert_eq!(rows, [vec![5, 6], vec![7]]);
-/// let width = model.config().n_embd;
-/// answer.add(&[vec![1.0; width], vec![2.0; width]].concat());
-/// answer.add(&vec![3.0; width]);
-/// assert!(answer.into_reply()?.json.contains(r#""usage":{"prompt_tokens":3,"total_tokens":3}"#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
-pub struct EmbeddingsCall {
+pub(crate) struct EmbeddingsCall {
     /// Token ids of each text.
-    pub rows: Vec<Vec<u32>>,
+    pub(crate) rows: Vec<Vec<u32>>,
     /// What becomes of their hidden states.
-    pub answer: EmbeddingsAnswer,
+    pub(crate) answer: EmbeddingsAnswer,
 }
 
 /// An answer to which the hidden states of one text after the other are added.
-///
-/// Part of an [`EmbeddingsCall`].
 #[derive(Debug)]
-pub struct EmbeddingsAnswer {
+pub(crate) struct EmbeddingsAnswer {
     model: String,
     width: usize,
     pooling: Pooling,
@@ -66,7 +49,7 @@ enum Pooling {
     Last,
 }
 
-/// The names of the fields that [`EmbeddingsCall::read`] reads or ignores.
+/// The names of the fields that `/v1/embeddings` reads or ignores.
 ///
 /// ```
 /// assert!(candle_gpt2_api::embeddings_fields().any(|field| field == "encoding_format"));
@@ -77,10 +60,7 @@ pub fn embeddings_fields() -> impl Iterator<Item = &'static str> {
 
 impl EmbeddingsCall {
     /// Reads a body.
-    ///
-    /// # Errors
-    /// If the body is not a JSON object, a field is wrong, there are too many texts, or one is empty or longer than the context.
-    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let unknown = Unknown::default();
         let fields = Fields::of_body(body, &TABLES, &unknown)?;
         let warnings = served.known(&unknown)?;
@@ -130,12 +110,12 @@ fn is_base64(given: Given<'_, '_>) -> Result<bool, ApiError> {
 
 impl EmbeddingsAnswer {
     /// Tokens of all texts.
-    pub fn prompt_tokens(&self) -> usize {
+    pub(crate) fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
     /// Adds the vector of the next text: `hidden_states` `(T, C)` after the final norm, token by token.
-    pub fn add(&mut self, hidden_states: &[f32]) {
+    pub(crate) fn add(&mut self, hidden_states: &[f32]) {
         let tokens = hidden_states.chunks_exact(self.width);
         let mut vector = vec![0.0; self.width];
         let (used, count) = match self.pooling {
@@ -152,10 +132,7 @@ impl EmbeddingsAnswer {
     }
 
     /// The answer.
-    ///
-    /// # Errors
-    /// If a hidden state is not finite, which the model is at fault for.
-    pub fn into_reply(self) -> Result<Reply, ApiError> {
+    pub(crate) fn into_reply(self) -> Result<Reply, ApiError> {
         if self.vectors.iter().flatten().any(|x| !x.is_finite()) {
             return Err(ApiError::failed("hidden states that are not finite"));
         }

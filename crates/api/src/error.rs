@@ -149,6 +149,13 @@ impl ApiError {
     }
 }
 
+/// Of the inside nothing is told.
+impl From<candle_core::Error> for ApiError {
+    fn from(error: candle_core::Error) -> Self {
+        Self::failed(error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod about;
+mod analysis;
 mod answer;
 mod body;
 mod call;
@@ -15,18 +16,24 @@ mod pieces;
 mod prompts;
 mod routes;
 mod served;
+mod session;
+mod setup;
 mod tokens;
+mod work;
 
-pub use about::{health, model, models, props, version};
+pub use about::model;
+pub use analysis::Analysis;
 pub use answer::Answer;
 pub use body::{Reply, Warnings};
 pub use call::Call;
 pub use chat::ChatRequest;
 pub use classify::{ClassifyAnswer, ClassifyCall, classify_fields};
 pub use completion::CompletionRequest;
-pub use embeddings::{EmbeddingsAnswer, EmbeddingsCall, embeddings_fields};
+pub use embeddings::embeddings_fields;
 pub use error::ApiError;
-pub use look::{AttentionRequest, HeadRequest, LensRequest, NextRequest, look_fields};
+pub use look::look_fields;
 pub use routes::{Endpoint, OPENAPI, ROUTES, Route, find_route};
 pub use served::{ApiOptions, ChatTemplateChoice, Limits, ServedModel, SetupError};
-pub use tokens::{detokenize, detokenize_fields, tokenize, tokenize_fields, tokenizer_info};
+pub use session::Session;
+pub use tokens::{detokenize_fields, tokenize_fields};
+pub use work::Work;

@@ -5,12 +5,13 @@ use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsP
 use candle_gpt2_interpret::{Head, LensValue};
 use candle_gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
 
+use crate::answer::json;
 use crate::body::{Field, Fields, Given, Unknown, Use, fields};
 use crate::call::{config_of, processors_of};
 use crate::completion::CompletionRequest;
 use crate::pieces::name;
 use crate::prompts::{check_ids, check_length, encode};
-use crate::{ApiError, ServedModel, Warnings};
+use crate::{ApiError, Reply, ServedModel, Warnings};
 
 /// Attention of longer texts is too large to be sent.
 const MAX_ATTENTION_TOKENS: usize = 256;
@@ -32,105 +33,57 @@ const HEAD: [Field; 5] = fields(["prompt", "layer", "head", "query", "key"], Use
 const NEXT: [Field; 4] = fields(["prompt", "at", "prompt_tokens", "top"], Use::Served);
 
 /// `POST /look/attention`: `{"prompt": text or token ids, "layers": [0, 1]}`, without `layers` those of all.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let request = AttentionRequest::read(br#"{"prompt": [5, 6, 7], "layers": [1]}"#, &served)?;
-/// assert_eq!((request.ids.len(), request.heads.len()), (3, 8));
-/// assert!(AttentionRequest::read(br#"{"prompt": [5, 6, 7], "layers": [4]}"#, &served).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone)]
-pub struct AttentionRequest {
+pub(crate) struct AttentionRequest {
     /// The text.
-    pub ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// All heads of the layers.
-    pub heads: Vec<Head>,
+    pub(crate) heads: Vec<Head>,
     /// Its unknown fields.
-    pub warnings: Warnings,
+    pub(crate) warnings: Warnings,
 }
 
 /// `POST /look/lens`: `{"prompt": text or token ids, "show": "probability"}`, or `entropy`, `divergence`, `next`.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, LensRequest, ServedModel};
-/// use candle_gpt2_interpret::LensValue;
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let request = LensRequest::read(br#"{"prompt": "Good night", "show": "entropy"}"#, &served)?;
-/// assert_eq!(request.show, LensValue::Entropy);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone)]
-pub struct LensRequest {
+pub(crate) struct LensRequest {
     /// The text.
-    pub ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// What a cell shows.
-    pub show: LensValue,
+    pub(crate) show: LensValue,
     /// Its unknown fields.
-    pub warnings: Warnings,
+    pub(crate) warnings: Warnings,
 }
 
 /// `POST /look/head`: `{"prompt": text or token ids, "layer": 0, "head": 0, "query": -1, "key": 0}`; without `query` the last token's,
 /// without `key` that of the query itself.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, HeadRequest, ServedModel};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let request = HeadRequest::read(br#"{"prompt": [5, 6, 7], "layer": 2, "head": 3, "query": 1}"#, &served)?;
-/// assert_eq!(request.head.ids(), [5, 6]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone)]
-pub struct HeadRequest {
+pub(crate) struct HeadRequest {
     /// The text, the head and the pair of tokens.
-    pub head: CheckedHead,
+    pub(crate) head: CheckedHead,
     /// Its unknown fields.
-    pub warnings: Warnings,
+    pub(crate) warnings: Warnings,
 }
 
 /// `POST /look/next`: `{"prompt": text or token ids, "at": -1, "top": 20}` and the fields of a completion. Without `at` after the last
 /// token; of `prompt_tokens` tokens and those before `at` the first are the prompt and the others were generated, without it all are
 /// the prompt.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, NextRequest, ServedModel};
-/// use candle_gpt2_look::Reading;
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let request = NextRequest::read(br#"{"prompt": "Good night, good", "top": 3, "top_k": 10}"#, &served)?;
-/// let logits = Reading::default().logits(model.model(), &request.text, request.ids.len() - 1)?;
-/// let next = request.answer(&logits, &served)?;
-/// assert_eq!((next.tokens.len(), next.kept), (3, 10));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone)]
-pub struct NextRequest {
+pub(crate) struct NextRequest {
     /// The text up to the token after which is asked.
-    pub ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
     /// The whole text, of which that is the beginning.
-    pub text: Vec<u32>,
+    pub(crate) text: Vec<u32>,
     prompt_len: usize,
     top: usize,
     config: GenerationConfig,
     processors: Vec<LogitsProcessor>,
     /// Its unknown fields.
-    pub warnings: Warnings,
+    pub(crate) warnings: Warnings,
 }
 
 impl AttentionRequest {
     /// Reads a body.
-    ///
-    /// # Errors
-    /// When a field is wrong, or what it asks for too much.
-    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let unknown = Unknown::default();
         let fields = Fields::of_body(body, &[&ATTENTION], &unknown)?;
         let warnings = served.known(&unknown)?;
@@ -159,10 +112,7 @@ impl AttentionRequest {
 
 impl LensRequest {
     /// Reads a body.
-    ///
-    /// # Errors
-    /// When a field is wrong, or the text too long.
-    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let unknown = Unknown::default();
         let fields = Fields::of_body(body, &[&LENS], &unknown)?;
         let warnings = served.known(&unknown)?;
@@ -174,10 +124,7 @@ impl LensRequest {
 
 impl HeadRequest {
     /// Reads a body.
-    ///
-    /// # Errors
-    /// When a field is wrong, or the text too long.
-    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let unknown = Unknown::default();
         let fields = Fields::of_body(body, &[&HEAD], &unknown)?;
         let warnings = served.known(&unknown)?;
@@ -203,10 +150,7 @@ impl HeadRequest {
 
 impl NextRequest {
     /// Reads a body.
-    ///
-    /// # Errors
-    /// When a field is wrong, or the model cannot serve what it asks for.
-    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let mut tables = CompletionRequest::tables();
         tables.push(&NEXT);
         let unknown = Unknown::default();
@@ -231,11 +175,14 @@ impl NextRequest {
         })
     }
 
+    /// The answer with what may follow, by the logits `(V)` after the last of [`NextRequest::ids`].
+    pub(crate) fn into_reply(self, logits: &[f32], served: &ServedModel) -> Result<Reply, ApiError> {
+        let next = self.answer(logits, served)?;
+        Ok(Reply::new(json(&next), self.warnings))
+    }
+
     /// What may follow, by the logits `(V)` after the last of [`NextRequest::ids`].
-    ///
-    /// # Errors
-    /// When the settings leave no token, or a logit is no number.
-    pub fn answer(&self, logits: &[f32], served: &ServedModel) -> Result<NextTokens, ApiError> {
+    pub(crate) fn answer(&self, logits: &[f32], served: &ServedModel) -> Result<NextTokens, ApiError> {
         let history = History { ids: &self.ids, prompt_len: self.prompt_len };
         let text_of = |id| name(served.pieces.bytes(id));
         let found = NextTokens::of(logits, history, &self.config, &self.processors, self.top, text_of);

@@ -8,13 +8,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
 use candle_gpt2_generation::LogitsProcessor;
-use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, GrammarReader};
+use candle_gpt2_grammar::{Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
 use crate::body::Unknown;
 use crate::chat::Template;
 use crate::pieces::Pieces;
-use crate::{ApiError, Warnings};
+use crate::{ApiError, Call, Warnings};
 
 /// The most that a request may ask for.
 ///
@@ -40,6 +40,17 @@ pub struct Limits {
     pub max_total_tokens: usize,
     /// Whether a text that is asked to be longer than the model's context ends there; otherwise its request is refused.
     pub ends_at_context: bool,
+}
+
+impl Limits {
+    /// For callers who own the model: nothing that is there to keep a server from harm.
+    pub const NONE: Self = Self {
+        max_prompts: usize::MAX,
+        max_n: usize::MAX,
+        max_logprobs: usize::MAX,
+        max_total_tokens: usize::MAX,
+        ends_at_context: false,
+    };
 }
 
 impl Default for Limits {
@@ -68,19 +79,16 @@ pub enum ChatTemplateChoice {
     Jinja(String),
 }
 
-/// DialoGPT's own.
-const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
-
 /// What the operator sets.
 ///
 /// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, models};
+/// use candle_gpt2_api::{ApiOptions, ServedModel, model};
 ///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
+/// # let loaded = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// let options = ApiOptions { name: "shakespeare".into(), aliases: vec!["gpt2".into()], ..ApiOptions::default() };
-/// let served = ServedModel::new(&model, options)?;
+/// let served = ServedModel::new(&loaded, options)?;
 /// assert_eq!(served.name(), "shakespeare");
-/// assert!(models(&served).contains(r#""id":"gpt2""#));
+/// assert!(model("gpt2", &served)?.contains(r#""root":"shakespeare""#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -156,11 +164,8 @@ pub(crate) trait Compiles: Debug + Send + Sync {
     fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError>;
 }
 
-impl Compiles for Compiler {
-    fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError> {
-        Self::compile(self, grammar, ends)
-    }
-}
+/// Reads a conversation. `None` for one with a grammar, unless those are read too.
+pub(crate) type ReadChat = fn(&[u8], &ServedModel, Option<u64>, bool) -> Result<Option<Call>, ApiError>;
 
 /// A model under its names, with its tokens, its defaults and the limits of requests. It holds no weights; requests are checked
 /// and answered with it on any thread.
@@ -176,40 +181,14 @@ pub struct ServedModel {
     pub(crate) template: Result<Option<Template>, String>,
     /// `None` without a tokenizer, and where grammars are no part of what is served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
+    /// `None` where conversations are no part of what is served.
+    pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
     /// Makes numbers that nobody can foresee.
-    random: RandomState,
+    pub(crate) random: RandomState,
 }
 
 impl ServedModel {
-    /// What requests need of a model.
-    ///
-    /// # Errors
-    /// When the checkpoint's `generation_config.json` cannot be used, or the chat template that `options` names.
-    pub fn new(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
-        let vocabulary = model.vocabulary();
-        let named = |what| SetupError::ChatTemplate { what };
-        let template = match &options.chat_template {
-            ChatTemplateChoice::EosJoin => Ok(Some(Template::new(EOS_JOIN).map_err(named)?)),
-            ChatTemplateChoice::Jinja(source) => Ok(Some(Template::new(source).map_err(named)?)),
-            ChatTemplateChoice::Checkpoint => {
-                let source = vocabulary.chat_template().map_err(ToString::to_string);
-                source.and_then(|source| source.map(Template::new).transpose())
-            }
-        };
-        let compiler = match options.grammar_reader.clone() {
-            Some(reader) => Compiler::isolated(vocabulary, reader),
-            None => Compiler::new(vocabulary),
-        };
-        let compiler = compiler.ok();
-        let compiler = compiler.map(|compiler| Box::new(compiler) as Box<dyn Compiles>);
-        let served = Self { template, compiler, ..Self::of_completions(model, options)? };
-        if served.options.chat_template == ChatTemplateChoice::EosJoin && served.eos_token().is_none() {
-            return Err(named("the model has no token that ends texts, to be put between messages".into()));
-        }
-        Ok(served)
-    }
-
     /// What completions need of a model, without conversations and without texts that conform to something: a program that serves
     /// nothing else holds no code for these.
     ///
@@ -222,6 +201,7 @@ impl ServedModel {
             pieces: Arc::new(Pieces::new(&vocabulary)),
             template: Ok(None),
             compiler: None,
+            read_chat: None,
             parameters: model.model().parameter_count(),
             vocabulary,
             options,
@@ -237,6 +217,7 @@ impl ServedModel {
             pieces: Arc::new(Pieces::new(&vocabulary)),
             template: Ok(None),
             compiler: None,
+            read_chat: None,
             parameters: model.parameter_count(),
             vocabulary,
             options,

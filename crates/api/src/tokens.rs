@@ -27,23 +27,7 @@ const DETOKENIZE: [Field; 2] = fields(["model", "tokens"], Use::Served);
 const MAX_NAME_BYTES: usize = 256;
 
 /// `/tokenize`. Names of special tokens in the text are read as these tokens, as in a prompt.
-///
-/// # Errors
-/// When the body is wrong, or the model has no tokenizer.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, detokenize, tokenize};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let ids = model.vocabulary().encode("Good night")?;
-/// let tokens = tokenize(br#"{"content": "Good night"}"#, &served)?.json;
-/// assert!(tokens.contains(&format!(r#""tokens":{}"#, serde_json::to_string(&ids)?)), "{tokens}");
-/// let text = detokenize(format!(r#"{{"tokens": {ids:?}}}"#).as_bytes(), &served)?;
-/// assert!(text.json.contains(r#""content":"Good night""#) && text.warnings.is_empty());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
+pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let unknown = Unknown::default();
     let fields = Fields::of_body(body, &[&TOKENIZE, &TOKENIZE_ALIASES, &TOKENIZE_REFUSED], &unknown)?;
     let warnings = served.known(&unknown)?;
@@ -99,12 +83,7 @@ impl Serialize for Token {
 }
 
 /// `/detokenize`. Special tokens are written with their names.
-///
-/// # Errors
-/// When the body is wrong, or an id is beyond the vocabulary.
-///
-/// See [`tokenize`] for an example.
-pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
+pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let unknown = Unknown::default();
     let fields = Fields::of_body(body, &[&DETOKENIZE], &unknown)?;
     let warnings = served.known(&unknown)?;
@@ -120,7 +99,7 @@ pub fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> 
     Ok(Reply::new(json!({ "content": text, "prompt": text }).to_string(), warnings))
 }
 
-/// The names of the fields that [`tokenize`] reads.
+/// The names of the fields that `/tokenize` reads.
 ///
 /// ```
 /// assert!(candle_gpt2_api::tokenize_fields().any(|field| field == "content"));
@@ -129,7 +108,7 @@ pub fn tokenize_fields() -> impl Iterator<Item = &'static str> {
     TOKENIZE.iter().chain(&TOKENIZE_ALIASES).map(|field| field.name)
 }
 
-/// The names of the fields that [`detokenize`] reads.
+/// The names of the fields that `/detokenize` reads.
 ///
 /// ```
 /// assert!(candle_gpt2_api::detokenize_fields().any(|field| field == "tokens"));
@@ -144,16 +123,7 @@ fn check_model(fields: &Fields<'_, '_>, served: &ServedModel) -> Result<(), ApiE
 }
 
 /// `/tokenizer_info`: what lm-evaluation-harness needs to make prompts of its own.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ServedModel, tokenizer_info};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// assert!(tokenizer_info(&served).contains(r#""eos_token""#));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-pub fn tokenizer_info(served: &ServedModel) -> String {
+pub(crate) fn tokenizer_info(served: &ServedModel) -> String {
     let names: Map<String, Value> = [
         ("eos_token", served.eos_token()),
         ("bos_token", served.bos_token()),

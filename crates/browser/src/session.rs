@@ -1,20 +1,29 @@
 //! A loaded model with everything that a page asks of it, by the paths and bodies of the server.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use candle_core::DType;
 use candle_gpt2::LogitsFor;
 use candle_gpt2_api::{
-    Answer, ApiError, ApiOptions, AttentionRequest, Call, CompletionRequest, HeadRequest, LensRequest,
-    Limits, NextRequest, Reply, ServedModel, SetupError, detokenize, models, tokenize,
+    ApiError, ApiOptions, Call, Endpoint, Limits, ServedModel, Session as Works, SetupError, Work, find_route,
 };
-use candle_gpt2_engine::{EngineError, LoadedModel, Silent};
-use candle_gpt2_generation::{Request, RequestId, Scheduler, SchedulerOptions};
+use candle_gpt2_engine::{CallId, EngineError, LoadedModel};
+use candle_gpt2_generation::SchedulerOptions;
 use candle_gpt2_interpret::{Chain, Run};
-use candle_gpt2_look::{Attention, Heads, Lens, Look, Reading, Subject, Text as Words};
-use candle_gpt2_pictures::data;
 
+/// What a page asks for.
+const ENDPOINTS: [Endpoint; 8] = [
+    Endpoint::Models,
+    Endpoint::Completions,
+    Endpoint::Tokenize,
+    Endpoint::Detokenize,
+    Endpoint::LookAttention,
+    Endpoint::LookLens,
+    Endpoint::LookHead,
+    Endpoint::LookNext,
+];
 /// Tokens of a prompt that are computed in a step: a page hears of a stop between two steps.
 const CHUNK_TOKENS: usize = 64;
 /// All texts are one user's, and go on from what was computed for another.
@@ -23,27 +32,16 @@ const REUSE: u64 = 0;
 /// A model in memory that is asked by paths and bodies.
 pub struct Session {
     loaded: LoadedModel,
-    served: ServedModel,
-    texts: Rc<RefCell<Texts>>,
-    /// What was read for `look/next`.
-    reading: RefCell<Reading>,
-}
-
-/// What makes the texts that are streamed, one after the other.
-struct Texts {
-    scheduler: Scheduler,
-    /// Which text it is, counted from 1.
-    number: u64,
-    /// Its requests, one for each prompt.
-    requests: Vec<RequestId>,
+    works: Rc<RefCell<Works>>,
+    /// The text that was begun last.
+    writing: Cell<Option<CallId>>,
 }
 
 /// A text in the making.
 pub struct Writing {
-    texts: Rc<RefCell<Texts>>,
-    number: u64,
+    works: Rc<RefCell<Works>>,
     /// `None` when everything was told.
-    answer: Option<Answer>,
+    call: Option<CallId>,
 }
 
 impl Session {
@@ -53,13 +51,7 @@ impl Session {
     /// When the checkpoint's `generation_config.json` cannot be used, or there is no memory for keys and values.
     pub fn new(loaded: LoadedModel, name: &str, now: fn() -> u64) -> Result<Self, SetupError> {
         // Nothing that is there to keep a server from harm.
-        let limits = Limits {
-            max_prompts: usize::MAX,
-            max_n: usize::MAX,
-            max_logprobs: usize::MAX,
-            max_total_tokens: usize::MAX,
-            ends_at_context: true,
-        };
+        let limits = Limits { ends_at_context: true, ..Limits::NONE };
         let options = ApiOptions {
             name: name.to_owned(),
             limits,
@@ -68,12 +60,12 @@ impl Session {
             now,
             ..ApiOptions::default()
         };
-        let served = ServedModel::of_completions(&loaded, options)?;
+        let served = Arc::new(ServedModel::of_completions(&loaded, options)?);
         let kv_tokens = loaded.config().n_positions;
         let scheduler = SchedulerOptions { max_texts: 1, kv_tokens, chunk_tokens: CHUNK_TOKENS };
         let scheduler = loaded.scheduler(scheduler).map_err(EngineError::from)?;
-        let texts = Rc::new(RefCell::new(Texts { scheduler, number: 0, requests: Vec::new() }));
-        Ok(Self { loaded, served, texts, reading: RefCell::default() })
+        let works = Rc::new(RefCell::new(Works::new(loaded.clone(), served, scheduler)));
+        Ok(Self { loaded, works, writing: Cell::new(None) })
     }
 
     /// The model.
@@ -82,8 +74,8 @@ impl Session {
     }
 
     /// The name that it was given.
-    pub fn name(&self) -> &str {
-        self.served.name()
+    pub fn name(&self) -> String {
+        self.works.borrow().served().name().to_owned()
     }
 
     /// The answer to a request: JSON.
@@ -91,17 +83,13 @@ impl Session {
     /// # Errors
     /// 404 for a path that is none of these; otherwise as the server answers.
     pub fn ask(&self, path: &str, body: &[u8]) -> Result<String, ApiError> {
-        match path {
-            "v1/models" => Ok(models(&self.served)),
-            "v1/completions" => self.complete(body),
-            "tokenize" => tokenize(body, &self.served).map(|reply| reply.json),
-            "detokenize" => detokenize(body, &self.served).map(|reply| reply.json),
-            "look/attention" => self.attention(body),
-            "look/lens" => self.lens(body),
-            "look/head" => self.head(body),
-            "look/next" => self.next(body),
-            _ => Err(no_such_path(path)),
+        let work = self.read(path, body)?;
+        if matches!(&work, Work::Texts(call) if call.stream) {
+            let message = "stream: a text that comes piece by piece is started, not asked for";
+            return Err(ApiError::invalid(message).with_param("stream"));
         }
+        let reply = self.works.borrow_mut().answer(work, || true)?;
+        Ok(reply.map(|reply| reply.json).unwrap_or_default())
     }
 
     /// Begins a text that comes piece by piece: `v1/completions` with `stream`. One text is made at a time: this ends the one
@@ -113,13 +101,15 @@ impl Session {
         if path != "v1/completions" {
             return Err(no_such_path(path));
         }
-        let call = self.call(body)?;
-        if !call.stream {
+        let Work::Texts(call @ Call { stream: true, .. }) = self.read(path, body)? else {
             let message = "stream: expected true; an answer as a whole is asked for, not started";
             return Err(ApiError::invalid(message).with_param("stream"));
-        }
-        let number = self.texts.borrow_mut().begin(call.requests)?;
-        Ok(Writing { texts: Rc::clone(&self.texts), number, answer: Some(call.answer) })
+        };
+        let mut works = self.works.borrow_mut();
+        self.writing.take().into_iter().for_each(|before| works.end(before));
+        let call = works.begin(call);
+        self.writing.set(Some(call));
+        Ok(Writing { works: Rc::clone(&self.works), call: Some(call) })
     }
 
     /// The text of tokens, with the names of special ones.
@@ -140,7 +130,7 @@ impl Session {
         let run = Run::new(self.loaded.model(), ids).map_err(|error| ApiError::invalid(error.to_string()))?;
         let logits = run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()));
         let numbers = logits.and_then(|logits| logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1());
-        numbers.map_err(failed)
+        numbers.map_err(ApiError::failed)
     }
 
     fn check_token(&self, id: u32) -> Result<(), ApiError> {
@@ -151,81 +141,12 @@ impl Session {
         Err(ApiError::invalid(format!("token {id} is outside the vocabulary of {}", config.vocab_size)))
     }
 
-    fn attention(&self, body: &[u8]) -> Result<String, ApiError> {
-        let AttentionRequest { ids, heads, warnings } = AttentionRequest::read(body, &self.served)?;
-        let look = Attention { text: Words::Ids(ids), layers: None, heads: Some(Heads(heads)) };
-        Ok(Reply::new(self.found(&look)?, warnings).json)
-    }
-
-    fn lens(&self, body: &[u8]) -> Result<String, ApiError> {
-        let LensRequest { ids, show, warnings } = LensRequest::read(body, &self.served)?;
-        let look = Lens { show, top: 1, ..Lens::new(Words::Ids(ids)) };
-        Ok(Reply::new(self.found(&look)?, warnings).json)
-    }
-
-    fn found(&self, look: &impl Look) -> Result<String, ApiError> {
-        let reader = self.served.reader();
-        let found = look.at(&Subject::new(&self.loaded, self.name().to_owned(), &reader), &Silent);
-        Ok(data(&found.map_err(failed)?.report))
-    }
-
-    fn head(&self, body: &[u8]) -> Result<String, ApiError> {
-        let HeadRequest { head, warnings } = HeadRequest::read(body, &self.served)?;
-        let reader = self.served.reader();
-        let steps = head.look(&Subject::new(&self.loaded, self.name().to_owned(), &reader));
-        let steps = serde_json::to_string(&steps.map_err(failed)?).map_err(failed)?;
-        Ok(Reply::new(steps, warnings).json)
-    }
-
-    fn next(&self, body: &[u8]) -> Result<String, ApiError> {
-        let request = NextRequest::read(body, &self.served)?;
-        let mut reading = self.reading.borrow_mut();
-        let logits = reading.logits(self.loaded.model(), &request.text, request.ids.len() - 1);
-        let found = request.answer(&logits.map_err(failed)?, &self.served)?;
-        let found = serde_json::to_string(&found).map_err(failed)?;
-        Ok(Reply::new(found, request.warnings).json)
-    }
-
-    fn call(&self, body: &[u8]) -> Result<Call, ApiError> {
-        Call::of_completion(CompletionRequest::parse(body)?, &self.served, Some(REUSE))
-    }
-
-    fn complete(&self, body: &[u8]) -> Result<String, ApiError> {
-        let Call { requests, mut answer, stream } = self.call(body)?;
-        if stream {
-            let message = "stream: a text that comes piece by piece is started, not asked for";
-            return Err(ApiError::invalid(message).with_param("stream"));
-        }
-        for event in self.loaded.batch(requests, 1, None).map_err(failed)? {
-            let event = event.map_err(failed)?;
-            answer.take(event.request().place(), event)?;
-        }
-        Ok(answer.into_response())
-    }
-}
-
-impl Texts {
-    /// Begins a text in the place of the one before, and gives its number.
-    fn begin(&mut self, requests: Vec<Request>) -> Result<u64, ApiError> {
-        self.end();
-        for request in requests {
-            match self.scheduler.submit(request) {
-                Ok(id) => self.requests.push(id),
-                Err(error) => {
-                    self.end();
-                    return Err((&error).into());
-                }
-            }
-        }
-        Ok(self.number)
-    }
-
-    /// Ends the text, of which nothing more is made.
-    fn end(&mut self) {
-        for request in self.requests.drain(..) {
-            self.scheduler.cancel(request);
-        }
-        self.number += 1;
+    fn read(&self, path: &str, body: &[u8]) -> Result<Work, ApiError> {
+        let with_slash = format!("/{path}");
+        let route = |method| find_route(method, &with_slash).ok().map(|(route, _)| route.endpoint);
+        let endpoint = route("POST").or_else(|| route("GET")).filter(|endpoint| ENDPOINTS.contains(endpoint));
+        let served = Arc::clone(self.works.borrow().served());
+        served.read(endpoint.ok_or_else(|| no_such_path(path))?, body, Some(REUSE))
     }
 }
 
@@ -235,41 +156,24 @@ impl Writing {
     /// # Errors
     /// When another text was begun, or the text cannot go on. It has then ended.
     pub fn step(&mut self) -> Result<Option<Vec<String>>, ApiError> {
-        let Some(mut answer) = self.answer.take() else { return Ok(None) };
-        let mut texts = self.texts.borrow_mut();
-        if texts.number != self.number {
+        let Some(call) = self.call.take() else { return Ok(None) };
+        let mut works = self.works.borrow_mut();
+        if !works.has(call) {
             return Err(ApiError::new(409, "another text was begun, which ended this one"));
         }
-        if texts.scheduler.is_idle() {
-            let last = answer.last_chunks();
-            return Ok((!last.is_empty()).then_some(last));
-        }
-        let mut chunks = Vec::new();
-        for event in texts.scheduler.step().into_result().map_err(failed)? {
-            if let Some(prompt) = texts.requests.iter().position(|id| *id == event.request()) {
-                chunks.extend(answer.take(prompt, event)?);
-            }
-        }
-        self.answer = Some(answer);
-        Ok(Some(chunks))
+        let chunks = works.step(call)?;
+        self.call = chunks.is_some().then_some(call);
+        Ok(chunks)
     }
 }
 
 /// What is not read to its end is not made either.
 impl Drop for Writing {
     fn drop(&mut self) {
-        let mut texts = self.texts.borrow_mut();
-        if texts.number == self.number {
-            texts.end();
-        }
+        self.call.into_iter().for_each(|call| self.works.borrow_mut().end(call));
     }
 }
 
 fn no_such_path(path: &str) -> ApiError {
     ApiError::new(404, format!("there is nothing at this path: {path}"))
-}
-
-/// Whoever asks here owns the model, and may know what went wrong inside.
-fn failed(error: impl std::fmt::Display) -> ApiError {
-    ApiError::new(500, error.to_string())
 }

@@ -161,7 +161,7 @@ impl Model {
     /// Its name.
     #[wasm_bindgen(getter)]
     pub fn name(&self) -> String {
-        self.session.name().to_owned()
+        self.session.name()
     }
 
     /// Its configuration: the keys of a `config.json`.

@@ -36,6 +36,9 @@ pub(crate) struct Arguments {
     /// Use only local files and the cache, never the network (also HF_HUB_OFFLINE=1)
     #[arg(long, global = true)]
     pub(crate) offline: bool,
+    /// Number of threads that the command asks for.
+    #[arg(skip)]
+    pub(crate) threads: Option<usize>,
     /// What to do; without it the program says how to begin.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
@@ -80,33 +83,6 @@ pub(crate) enum Command {
     #[cfg(feature = "serve")]
     #[command(hide = true)]
     ReadGrammars,
-}
-
-impl Command {
-    /// The number of threads that the command asks for.
-    pub(crate) fn threads(&self) -> Option<usize> {
-        let common = match self {
-            Self::Generate(arguments) => &arguments.model.common,
-            Self::Score(arguments) => &arguments.model.common,
-            Self::Classify(arguments) => &arguments.model.common,
-            Self::Eval(arguments) => &arguments.model.common,
-            #[cfg(feature = "serve")]
-            Self::Serve(arguments) => &arguments.model.common,
-            Self::Bench(arguments) => &arguments.model.common,
-            Self::Look(arguments) => arguments.look.common(),
-            Self::Cache(arguments) => &arguments.look.look.model.common,
-            Self::Tokenize(arguments) => &arguments.common,
-            Self::Train(arguments) => &arguments.common,
-            Self::Inspect(arguments) => &arguments.common,
-            Self::Convert(arguments) => &arguments.common,
-            Self::Verify(arguments) => &arguments.common,
-            Self::Doctor(arguments) => return arguments.threads.map(usize::from),
-            Self::Completions(_) | Self::Man(_) => return None,
-            #[cfg(feature = "serve")]
-            Self::ReadGrammars => return None,
-        };
-        common.threads.map(usize::from)
-    }
 }
 
 #[cfg(test)]

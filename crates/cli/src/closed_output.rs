@@ -29,6 +29,6 @@ mod before_main {
         // SAFETY: F_GETFD takes no pointer and changes nothing. Nothing of the standard library's runtime is needed here: the
         // call is the C library's, and an atomic is plain memory.
         let flags = unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) };
-        super::WAS_CLOSED.store(flags == -1, Ordering::Relaxed);
+        crate::closed_output::WAS_CLOSED.store(flags == -1, Ordering::Relaxed);
     }
 }

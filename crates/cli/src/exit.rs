@@ -62,9 +62,10 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// The error with its causes, and the flags that help.
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    let told = match code_of(error) {
-        EXIT_USAGE => flags::in_place_of_options(&format!("{error:#}")),
-        _ => format!("{error:#}"),
+    let is_unfinished = matches!(error.downcast_ref(), Some(EngineError::Unfinished { .. }));
+    let told = match code_of(error) == EXIT_USAGE || is_unfinished {
+        true => flags::in_place_of_options(&format!("{error:#}")),
+        false => format!("{error:#}"),
     };
     if told.contains("CUDA_ERROR_OUT_OF_MEMORY") {
         return format!(

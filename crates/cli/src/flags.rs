@@ -58,12 +58,12 @@ mod tests {
         let command = Command::new("generate")
             .arg(Arg::new("top_k").long("top-k"))
             .arg(Arg::new("stop_strings").long("stop"));
-        let told = |message| replaced(message, &flags_of(&command));
+        let with_flags = |message| replaced(message, &flags_of(&command));
         assert_eq!(
-            told("`top_k` or `stop_strings`; see `gpt2 verify`"),
+            with_flags("`top_k` or `stop_strings`; see `gpt2 verify`"),
             "--top-k or --stop; see `gpt2 verify`"
         );
-        assert_eq!(told("`n_layer`: expected 3, not `top_k`"), "`n_layer`: expected 3, not --top-k");
-        assert_eq!(told("one ` alone"), "one ` alone");
+        assert_eq!(with_flags("`n_layer`: expected 3, not `top_k`"), "`n_layer`: expected 3, not --top-k");
+        assert_eq!(with_flags("one ` alone"), "one ` alone");
     }
 }

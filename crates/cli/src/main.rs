@@ -24,14 +24,14 @@ use clap::CommandFactory;
 const BACKTRACE: &str = "RUST_BACKTRACE";
 
 fn main() -> ExitCode {
-    let Arguments { command, offline } = match parse::arguments() {
+    let Arguments { command, offline, threads } = match parse::arguments() {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
     #[expect(unsafe_code, reason = "settings of the process that are made before there is a second thread")]
     // SAFETY: the program has one thread here.
     unsafe {
-        process::set_threads(command.as_ref().and_then(Command::threads));
+        process::set_threads(threads);
         // Where memory is used up, a backtrace can name nothing, and hides what happened.
         if std::env::var_os(BACKTRACE).is_none_or(|chosen| chosen != "full") {
             std::env::set_var(BACKTRACE, "0");
@@ -74,7 +74,10 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Serve(arguments) => commands::serve::run(arguments, hub),
         Command::Look(arguments) => commands::look::run(arguments, hub),
         Command::Cache(arguments) => commands::cache::run(arguments, hub),
-        Command::Tokenize(arguments) => commands::tokenize::run(arguments, hub),
+        Command::Tokenize(arguments) => match &arguments.out {
+            Some(out) => commands::tokenize::run(arguments, out, hub),
+            None => commands::text_tokens::run(arguments, hub),
+        },
         Command::Train(arguments) => commands::train::run(arguments, hub),
         Command::Inspect(arguments) => commands::inspect::run(arguments, hub),
         Command::Convert(arguments) => commands::convert::run(arguments, hub),

@@ -48,7 +48,12 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
 
 /// Writes the result as one line of JSON.
 pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
-    write(&format!("{}\n", serde_json::to_string(value)?))
+    write_json_line(&serde_json::to_string(value)?)
+}
+
+/// Writes a line that is JSON already.
+pub(crate) fn write_json_line(json: &str) -> Result<()> {
+    write(&format!("{json}\n"))
 }
 
 /// Repeats the prompt in front of its continuation, dimmed, for a reader at a terminal; a pipe gets the

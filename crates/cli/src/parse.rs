@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Command, CommandFactory, Error, FromArgMatches};
+use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches};
 
 use crate::arguments::Arguments;
 use crate::exit::{self, EXIT_FAILURE, EXIT_USAGE};
@@ -25,7 +25,17 @@ fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
     flags::remember(called(&program, &words));
     let matches = program.try_get_matches_from_mut(given).map_err(|error| with_advice(error, given))?;
-    Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))
+    let mut arguments = Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))?;
+    arguments.threads = threads(&matches).map(usize::from);
+    Ok(arguments)
+}
+
+/// The threads of the command that is called.
+fn threads(matches: &ArgMatches) -> Option<u16> {
+    match matches.subcommand() {
+        Some((_, matches)) => threads(matches),
+        None => matches.try_get_one("threads").ok().flatten().copied(),
+    }
 }
 
 /// Prints a help text on standard output or an error on standard error, and says how the program ends.
@@ -153,7 +163,7 @@ mod tests {
     use super::*;
 
     /// What is said of a call that is wrong, or of one that asks for help.
-    fn told(words: &str) -> String {
+    fn message_of(words: &str) -> String {
         let given: Vec<OsString> =
             std::iter::once("gpt2").chain(words.split_whitespace()).map(Into::into).collect();
         parsed(&given)
@@ -188,7 +198,7 @@ mod tests {
             ("--n-predict 5 generate x", "use `--max-new-tokens`"),
             ("run x", "`gpt2 generate`"),
         ] {
-            let told = told(words);
+            let told = message_of(words);
             assert!(told.contains(expected) && told.contains("tip: "), "{words}: {told}");
             assert!(!told.contains("a similar") && !told.contains("exists"), "{words}: {told}");
         }
@@ -202,10 +212,10 @@ mod tests {
             ("generate x --modle y", "a similar argument exists: '--model'"),
             ("genrate x", "a similar subcommand exists: 'generate'"),
         ] {
-            assert!(told(words).contains(expected), "{words}: {}", told(words));
+            assert!(message_of(words).contains(expected), "{words}: {}", message_of(words));
         }
         for words in ["generate x --colour", "generate x --strum", "dance", "look dance"] {
-            let told = told(words);
+            let told = message_of(words);
             assert!(told.starts_with("error: un") && !told.contains("a similar"), "{words}: {told}");
         }
     }
@@ -275,7 +285,7 @@ mod tests {
 
     #[test]
     fn examples_keep_their_spaces_and_other_lines_are_wrapped() {
-        let help = told("generate --help");
+        let help = message_of("generate --help");
         assert!(help.contains("\n  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2    # the same text, sooner\n"), "{help}");
     }
 

@@ -121,6 +121,29 @@ pub enum EngineError {
         /// Which, and what to do.
         what: String,
     },
+    /// A line of a file that is no row.
+    #[error("{what}")]
+    Row {
+        /// What was expected, and what to do.
+        what: String,
+    },
+    /// The lines of an interrupted bulk job are there, and it is not to resume.
+    #[error("{}: it holds the lines of an interrupted run; go on with `resume`, or remove it", path.display())]
+    Unfinished {
+        /// The file that holds them.
+        path: PathBuf,
+    },
+    /// The lines of a bulk job cannot be written, or those of an interrupted one are of another job.
+    #[error("{}: {what}", path.display())]
+    PartialFile {
+        /// The file that holds them.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// A line of a bulk job reached nobody.
+    #[error(transparent)]
+    Output(Box<dyn std::error::Error + Send + Sync>),
     /// Two models that are compared have other tokens.
     #[error("the vocabularies differ: {found} tokens here, {other} in {other_path}")]
     OtherVocabulary {

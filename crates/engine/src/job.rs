@@ -1,20 +1,19 @@
 //! Many texts in one go: prompts are asked for as there is room for them, and texts are handed on as they are finished.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 use candle_gpt2_generation::{
     Clock, Drafts, Event, Events, Found, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor,
-    Request, RequestId, Scheduler, SchedulerOptions, SearchMode, Step, StopReason,
+    Request, Scheduler, SchedulerOptions, SearchMode, StopReason,
 };
 use candle_gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
 
 use crate::memory::Room;
-use crate::{EngineError, LoadedModel, Reporter, Unit, system_clock};
+use crate::{CallId, EngineError, Happened, LoadedModel, Reporter, Texts, Unit, system_clock};
 
 /// A finished text.
 ///
@@ -150,61 +149,65 @@ impl LoadedModel {
         // Searches are made one after the other, with memory of their own.
         let batch_size = if is_search { 1 } else { batch_size.max(1) };
         let config = Arc::new(config.clone());
-        let mut prompts = Prompts { number: 0, ahead: VecDeque::new() };
-        let tokens = match is_search {
-            true => Vec::new(),
-            false => prompts.look_ahead(job, batch_size, &config, self.config())?,
-        };
+        // One prompt more than a batch tells whether there are as many.
+        let mut ahead = VecDeque::new();
+        while !is_search && ahead.len() <= batch_size {
+            let Some(prompt) = job.next_prompt()? else { break };
+            ahead.push_back(Request::new(prompt, Arc::clone(&config)));
+        }
+        // A prompt that is refused is told when its turn comes.
+        let kv_tokens = |request: &Request| request.kv_tokens(self.config()).unwrap_or(0);
+        let tokens: Vec<usize> = ahead.iter().map(kv_tokens).collect();
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
         let is_cpu = self.device().is_cpu();
         Room::of_texts(&tokens, config.num_return_sequences, options, is_cpu)
             .check(self.model(), self.assistant())?;
         let mut scheduler = self.scheduler(options).map_err(EngineError::from)?;
         job.clock().into_iter().for_each(|clock| scheduler.set_clock(clock));
-        let mut open = BTreeMap::new();
+        let mut texts = Texts::new(scheduler);
+        let mut prompt = 0;
         loop {
-            while scheduler.waiting() < batch_size
-                && open.len() < batch_size.saturating_mul(OPEN_PROMPTS)
+            while texts.scheduler().waiting() < batch_size
+                && texts.owners().count() < batch_size.saturating_mul(OPEN_PROMPTS)
                 && !job.is_interrupted()
             {
-                let Some((prompt, ids)) = prompts.next(job)? else { break };
-                if is_search {
-                    Room::of_search(&ids, &config, self.config()).check(self.model(), None)?;
-                }
-                let config = match job.seed(prompt) {
-                    Some(seed) => Arc::new(GenerationConfig { seed, ..(*config).clone() }),
-                    None => Arc::clone(&config),
+                let next = match ahead.pop_front() {
+                    Some(request) => Some(request),
+                    None => job.next_prompt()?.map(|prompt| Request::new(prompt, Arc::clone(&config))),
                 };
-                let request = Request::new(ids, Arc::clone(&config));
-                let request = Request { processors: job.processors(), ..request };
-                match scheduler.submit(request) {
-                    Ok(id) => {
-                        _ = open.insert(
-                            id,
-                            Unfinished { prompt, texts: self.empty_texts(&config), ended: BTreeSet::new() },
-                        )
-                    }
-                    Err(error) => hand_on(job, prompt, Err(error))?,
+                let Some(mut request) = next else { break };
+                if is_search {
+                    Room::of_search(&request.prompt, &config, self.config()).check(self.model(), None)?;
                 }
+                if let Some(seed) = job.seed(prompt) {
+                    request.config = Arc::new(GenerationConfig { seed, ..(*config).clone() });
+                }
+                request.processors = job.processors();
+                texts.begin(vec![request], Unfinished { prompt, texts: self.empty_texts(&config) });
+                if let Some((call, _, Err(error))) = texts.feed(usize::MAX) {
+                    _ = texts.end(call);
+                    hand_on(job, prompt, Err(error))?;
+                }
+                prompt += 1;
             }
-            if scheduler.is_idle() {
+            if texts.is_idle() {
                 return Ok(());
             }
             let steps = config.max_new_tokens.min(self.config().n_positions);
             let bar = is_search.then(|| reporter.start("searching", steps as u64, Unit::Items("tokens")));
-            let Step { events, failure } = scheduler.step_with(&|| {
+            let (happened, failure) = texts.step(&|| {
                 bar.iter().for_each(|bar| bar.advance(1));
                 if job.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             drop(bar);
-            for event in events {
-                take_event(job, &mut open, event)?;
+            for happened in happened {
+                take_event(job, &mut texts, happened)?;
                 if job.is_interrupted() {
-                    return interrupt(job, open);
+                    return interrupt(job, texts);
                 }
             }
             match failure {
-                Some(_) if is_interrupted() => return interrupt(job, open),
+                Some(_) if is_interrupted() => return interrupt(job, texts),
                 failure => failure.map_or(Ok(()), |error| Err(EngineError::from(error)))?,
             }
         }
@@ -252,7 +255,25 @@ impl LoadedModel {
         batch_size: usize,
         clock: Option<Clock>,
     ) -> Result<Events, EngineError> {
-        let options = SchedulerOptions::of_requests(&requests, batch_size, self.config())?;
+        let mut scheduler = self.scheduler_for(&requests, batch_size, clock)?;
+        for request in requests {
+            scheduler.submit(request)?;
+        }
+        Ok(scheduler.into_events())
+    }
+
+    /// A scheduler with room for these requests and no others, `batch_size` texts at a time, which it does not have yet; `clock` as in
+    /// [`LoadedModel::batch`].
+    ///
+    /// # Errors
+    /// As [`LoadedModel::batch`].
+    pub fn scheduler_for(
+        &self,
+        requests: &[Request],
+        batch_size: usize,
+        clock: Option<Clock>,
+    ) -> Result<Scheduler, EngineError> {
+        let options = SchedulerOptions::of_requests(requests, batch_size, self.config())?;
         self.check_kv_room(options.max_texts, options.kv_tokens)?;
         let is_search = |request: &&Request| request.config.search_mode() != SearchMode::TokenByToken;
         for request in requests.iter().filter(is_search) {
@@ -260,16 +281,14 @@ impl LoadedModel {
         }
         let mut scheduler = self.scheduler(options)?;
         clock.into_iter().for_each(|clock| scheduler.set_clock(clock));
-        for request in requests {
-            scheduler.submit(request)?;
-        }
-        Ok(scheduler.into_events())
+        Ok(scheduler)
     }
 
     /// What a prompt gives before its first token.
     fn empty_texts(&self, config: &GenerationConfig) -> Vec<Text> {
         let text = self.vocabulary().tokenizer().map(|_| String::new());
-        let stop_reason = StopReason::MaxNewTokens;
+        // That of a text which has not ended.
+        let stop_reason = StopReason::Interrupted;
         let is_drafted = self.assistant().is_some() || config.prompt_lookup_num_tokens.is_some();
         let drafts = (is_drafted && config.search_mode() == SearchMode::TokenByToken).then(Drafts::default);
         vec![Text { ids: Vec::new(), text, stop_reason, score: None, drafts }; config.num_return_sequences]
@@ -285,45 +304,6 @@ fn hand_on<J: Job>(
     match texts {
         Err(error @ GenerationError::Candle(_)) => Err(EngineError::from(error).into()),
         texts => job.on_texts(prompt, texts),
-    }
-}
-
-/// The prompts of a job, some of which are looked at ahead.
-struct Prompts {
-    /// Number of the next one.
-    number: usize,
-    ahead: VecDeque<Vec<u32>>,
-}
-
-impl Prompts {
-    fn next<J: Job>(&mut self, job: &mut J) -> Result<Option<(usize, Vec<u32>)>, J::Error> {
-        let next = match self.ahead.pop_front() {
-            Some(prompt) => Some(prompt),
-            None => job.next_prompt()?,
-        };
-        let number = self.number;
-        self.number += usize::from(next.is_some());
-        Ok(next.map(|prompt| (number, prompt)))
-    }
-
-    /// Looks at one prompt more than `batch_size`, where there are as many. For each, tokens of which its texts keep keys and
-    /// values.
-    fn look_ahead<J: Job>(
-        &mut self,
-        job: &mut J,
-        batch_size: usize,
-        config: &Arc<GenerationConfig>,
-        model: &Gpt2Config,
-    ) -> Result<Vec<usize>, J::Error> {
-        let mut tokens = Vec::new();
-        while self.ahead.len() <= batch_size {
-            let Some(prompt) = job.next_prompt()? else { break };
-            let request = Request::new(prompt, Arc::clone(config));
-            // A prompt that is refused is told when its turn comes.
-            tokens.push(request.kv_tokens(model).unwrap_or(0));
-            self.ahead.push_back(request.prompt);
-        }
-        Ok(tokens)
     }
 }
 
@@ -345,45 +325,35 @@ fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2C
 struct Unfinished {
     prompt: usize,
     texts: Vec<Text>,
-    /// Which of them have ended.
-    ended: BTreeSet<usize>,
 }
 
 /// Hands on what there is of all prompts.
-fn interrupt<J: Job>(job: &mut J, open: BTreeMap<RequestId, Unfinished>) -> Result<(), J::Error> {
-    for Unfinished { prompt, mut texts, ended } in open.into_values() {
-        let running = texts.iter_mut().enumerate().filter(|(sequence, _)| !ended.contains(sequence));
-        running.for_each(|(_, text)| text.stop_reason = StopReason::Interrupted);
-        job.on_texts(prompt, Ok(texts))?;
-    }
-    Ok(())
+fn interrupt<J: Job>(job: &mut J, mut all: Texts<Unfinished>) -> Result<(), J::Error> {
+    let calls: Vec<CallId> = all.owners().map(|(call, _)| call).collect();
+    let mut open = calls.into_iter().filter_map(|call| all.end(call));
+    open.try_for_each(|Unfinished { prompt, texts }| job.on_texts(prompt, Ok(texts)))
 }
 
 fn take_event<J: Job>(
     job: &mut J,
-    open: &mut BTreeMap<RequestId, Unfinished>,
-    event: Event,
+    all: &mut Texts<Unfinished>,
+    Happened { call, event, is_last, .. }: Happened,
 ) -> Result<(), J::Error> {
-    let Entry::Occupied(mut entry) = open.entry(event.request()) else { return Ok(()) };
-    let unfinished = entry.get_mut();
+    let Some(Unfinished { prompt, texts }) = all.owner(call) else { return Ok(()) };
     match event {
         Event::Token { sequence, id, text: piece, stop_reason, drafts, .. } => {
-            let text = &mut unfinished.texts[sequence];
+            let text = &mut texts[sequence];
             text.ids.push(id);
             text.drafts = text.drafts.map(|_| drafts);
             if let Some(text) = &mut text.text {
                 text.push_str(&piece);
             }
-            if let Some(reason) = stop_reason {
-                text.stop_reason = reason;
-                unfinished.ended.insert(sequence);
-            }
-            let prompt = unfinished.prompt;
+            text.stop_reason = stop_reason.unwrap_or(text.stop_reason);
+            let prompt = *prompt;
             job.on_token(&GeneratedToken { prompt, sequence, id, text: piece, stop_reason, drafts })?;
         }
-        Event::Found { texts, .. } => {
-            let Unfinished { prompt, texts: empty, .. } = entry.remove();
-            let has_text = empty.iter().any(|text| text.text.is_some());
+        Event::Found { texts: found, .. } => {
+            let has_text = texts.iter().any(|text| text.text.is_some());
             let text = |Found { ids, text, stop_reason, score }| Text {
                 ids,
                 text: has_text.then_some(text),
@@ -391,16 +361,16 @@ fn take_event<J: Job>(
                 score,
                 drafts: None,
             };
-            return job.on_texts(prompt, Ok(texts.into_iter().map(text).collect()));
+            *texts = found.into_iter().map(text).collect();
         }
-        Event::Failed { error, .. } => return hand_on(job, entry.remove().prompt, Err(error)),
-        // A text of no tokens is what it was from the start.
-        Event::Empty { sequence, .. } => _ = unfinished.ended.insert(sequence),
+        Event::Failed { error, .. } => {
+            let prompt = *prompt;
+            _ = all.end(call);
+            return hand_on(job, prompt, Err(error));
+        }
+        Event::Empty { sequence, .. } => texts[sequence].stop_reason = StopReason::MaxNewTokens,
         _ => {}
     }
-    if entry.get().ended.len() == entry.get().texts.len() {
-        let Unfinished { prompt, texts, .. } = entry.remove();
-        job.on_texts(prompt, Ok(texts))?;
-    }
-    Ok(())
+    let ended = if is_last { all.end(call) } else { None };
+    ended.map_or(Ok(()), |Unfinished { prompt, texts }| job.on_texts(prompt, Ok(texts)))
 }

@@ -23,8 +23,10 @@ mod options;
 mod panics;
 pub mod process;
 mod reporter;
+mod rows;
 #[cfg(feature = "terminal")]
 pub mod terminal;
+mod texts;
 mod verify;
 mod vocabulary;
 mod watched;
@@ -56,9 +58,11 @@ pub use memory::MemoryNeeded;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
+pub use rows::{FailedRow, PromptTexts, Row, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob, WriteLine};
 pub use secrecy::SecretString;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;
+pub use texts::{CallId, Happened, Texts};
 pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
 pub use watched::Watched;

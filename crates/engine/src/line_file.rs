@@ -21,7 +21,7 @@ use serde::Serialize;
 ///
 /// let mut lines = Vec::new();
 /// let mut file = LineFile::open(&path)?;
-/// let half = file.for_each_line(|line| std::io::Result::Ok(lines.push(line.to_vec())))?;
+/// let half = file.for_each_line(|line| Ok(lines.push(line.to_vec())))?;
 /// assert_eq!((lines, &half.bytes), (vec![b"\"first\"\n".to_vec()], &b"\"sec".to_vec()));
 /// file.drop_half_line(&half)?;
 /// file.append(&"second")?;
@@ -59,10 +59,7 @@ impl LineFile {
     ///
     /// # Errors
     /// Those of `each`, and when the file cannot be read.
-    pub fn for_each_line<E: From<io::Error>>(
-        &self,
-        mut each: impl FnMut(&[u8]) -> Result<(), E>,
-    ) -> Result<HalfLine, E> {
+    pub fn for_each_line(&self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<HalfLine> {
         let mut reader = BufReader::new(&self.file);
         reader.seek(SeekFrom::Start(0))?;
         let (mut start, mut bytes) = (0, Vec::new());
@@ -87,9 +84,16 @@ impl LineFile {
     /// # Errors
     /// When it cannot be written.
     pub fn append(&mut self, value: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_vec(value)?;
-        line.push(b'\n');
-        self.file.write_all(&line)
+        self.append_line(&serde_json::to_string(value)?)
+    }
+
+    /// Adds a line that is JSON already.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn append_line(&mut self, json: &str) -> io::Result<()> {
+        // In one piece, so that a full disk leaves at most half of this line.
+        self.file.write_all(format!("{json}\n").as_bytes())
     }
 
     /// The file itself.

@@ -1,15 +1,17 @@
 //! A checkpoint that is opened and checked, before its weights are read.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_generation::GenerationError;
-use candle_gpt2_weights::{Checkpoint, WeightDType};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, WeightDType};
 
+use crate::options::with_notes_reported;
 use crate::{
     Classifier, Defaults, EncoderStates, EngineError, LoadedModel, MemoryNeeded, ModelOptions, Reporter,
-    Vocabulary,
+    Vocabulary, Watched,
 };
 
 /// What is known of a model without its weights: here a request is checked, before the long part begins.
@@ -39,8 +41,68 @@ pub struct Opened {
     defaults: Result<Defaults, String>,
 }
 
+impl ModelOptions {
+    /// Opens device and checkpoint of a language model, checks that the checkpoint holds every tensor of its model, and reads the
+    /// tokenizer where there is one. No weights are read yet.
+    ///
+    /// # Errors
+    /// When one of them cannot be used, they do not go together, or the model is a classifier.
+    pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        self.open_any(reporter)?.language_model()
+    }
+
+    /// As [`ModelOptions::open`], of a model with a head for classifying, see [`Classifier`].
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`], where the model has no such head.
+    pub fn open_classifier(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        self.open_any(reporter)?.classifier()
+    }
+
+    /// As [`ModelOptions::open`], of a model with any head: what it is, its configuration says.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_any(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        let device = self.open_device(reporter)?;
+        let checkpoint = self.open_checkpoint(reporter)?;
+        self.opened(device, checkpoint, reporter)
+    }
+
+    /// As [`ModelOptions::open`], with a checkpoint whose files are given. `model` is not looked at.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_given(&self, files: GivenFiles, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        let checkpoint = Checkpoint::open_given(files, &self.open_options(), &Watched::unseen(reporter))?;
+        self.open_with(with_notes_reported(checkpoint, reporter)?, reporter)
+    }
+
+    /// As [`ModelOptions::open`], with a checkpoint that is open already. `model` and `n_head` are not looked at.
+    ///
+    /// # Errors
+    /// As [`ModelOptions::open`].
+    pub fn open_with(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
+        self.opened(self.open_device(reporter)?, checkpoint, reporter)?.language_model()
+    }
+
+    fn opened(
+        &self,
+        device: Device,
+        checkpoint: Checkpoint,
+        reporter: &dyn Reporter,
+    ) -> Result<Opened, EngineError> {
+        let named = |model: &PathBuf| Self { model: model.clone(), n_head: None, ..self.clone() };
+        let assistant = self.assistant_model.as_ref().map(named);
+        let assistant = assistant.map(|options| options.open_checkpoint(reporter)).transpose()?;
+        let states = self.encoder_states.as_deref();
+        let states = states.map(|path| EncoderStates::read(path, checkpoint.config())).transpose()?;
+        Opened::new(self.clone(), device, checkpoint, assistant, states)
+    }
+}
+
 impl Opened {
-    pub(crate) fn new(
+    fn new(
         options: ModelOptions,
         device: Device,
         checkpoint: Checkpoint,
@@ -62,13 +124,13 @@ impl Opened {
     }
 
     /// The same, where it is a language model.
-    pub(crate) fn language_model(self) -> Result<Self, EngineError> {
+    fn language_model(self) -> Result<Self, EngineError> {
         self.checkpoint.check_language_model()?;
         Ok(self)
     }
 
     /// The same, where it has a head for classifying.
-    pub(crate) fn classifier(self) -> Result<Self, EngineError> {
+    fn classifier(self) -> Result<Self, EngineError> {
         self.checkpoint.check_classifier()?;
         Ok(self)
     }

@@ -1,15 +1,20 @@
 //! Which model, and how it is to be held: everything that is said before a checkpoint is opened.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2LMHeadModel, KvDType};
-use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
+use crate::memory::check_room;
 use crate::{
-    BUILT_IN, Classifier, DeviceChoice, EncoderStates, EngineError, HubOptions, MemoryNeeded, Opened,
-    Reporter, Vocabulary, Watched, built_in, device, device_name, hub, memory::check_room,
+    BUILT_IN, Classifier, DeviceChoice, EngineError, HubOptions, MemoryNeeded, Reporter, Vocabulary, Watched,
+    built_in, device, device_name, hub,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -27,31 +32,67 @@ use crate::{
 /// assert_eq!(opened.weight_type(), "q8");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ModelOptions {
-    /// Checkpoint folder or weights file, a model of the hub (`gpt2`, `owner/name`, `owner/name@revision`), or [`BUILT_IN`].
+    /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
+    #[cfg_attr(feature = "clap", arg(short, long, value_name = "DIR", default_value = BUILT_IN))]
     pub model: PathBuf,
     /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
     /// [`Scheduler::set_assistant`](candle_gpt2_generation::Scheduler::set_assistant).
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub assistant_model: Option<PathBuf>,
-    /// A `tokenizer.json`, or a folder with one or with a vocabulary and merges; by default the checkpoint's.
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub tokenizer: Option<PathBuf>,
-    /// The device to run on.
+    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
+    #[serde(deserialize_with = "of_text")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
-    /// Type of the weights; by default the stored one, on the CPU in f16 or f32.
+    /// Precision of the weights in memory [default: the stored numbers, on the CPU in f16 or f32]
+    #[serde(deserialize_with = "some_of_text")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", help = dtype_help()))]
     pub dtype: Option<WeightDType>,
-    /// Type of cached keys and values; by default that which goes with the weights, see [`LoadOptions::kv_dtype`].
+    /// Precision of cached keys and values: f32, f16, or q8 on the CPU (8-bit integers) [default: f32, and f16 where --dtype rounds the weights to f16 or small integers; on GPUs that of the weights]
+    #[serde(deserialize_with = "some_of_text")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
-    /// Whether products of f32 matrices may round to TF32: refused elsewhere than on an NVIDIA GPU. It is a setting of the
-    /// whole process, so whoever sets this also calls [`use_tf32`](crate::process::use_tf32).
+    // A setting of the whole process: whoever sets it also calls `process::use_tf32`.
+    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction
+    #[cfg_attr(feature = "clap", arg(long))]
     pub tf32: bool,
-    /// A file with states of an encoder that a model with cross-attention attends to, see [`EncoderStates::read`]; without one
+    /// A file with states of an encoder that a model with cross-attention attends to, see [`EncoderStates::read`](crate::EncoderStates::read); without one
     /// its cross-attention is left out.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
-    /// The number of attention heads, for files that do not tell it, see [`OpenOptions::n_head`].
+    /// Number of attention heads, where the checkpoint does not tell it: weights without a config.json, as of the book "Build a Large Language Model (From Scratch)"
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub n_head: Option<usize>,
     /// Where models of the hub come from.
+    #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
+}
+
+#[cfg(feature = "clap")]
+fn dtype_help() -> String {
+    let integers = WeightDType::names_on_cpu_only();
+    format!(
+        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (blocks of integers of as many bits; q5 and q4 hold embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]"
+    )
+}
+
+/// What is written as at a command line.
+fn of_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(deserializer: D) -> Result<T, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+}
+
+fn some_of_text<'de, D: Deserializer<'de>, T: FromStr<Err: Display>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
 }
 
 impl Default for ModelOptions {
@@ -72,64 +113,6 @@ impl Default for ModelOptions {
 }
 
 impl ModelOptions {
-    /// Opens device and checkpoint of a language model, checks that the checkpoint holds every tensor of its model, and reads the
-    /// tokenizer where there is one. No weights are read yet.
-    ///
-    /// # Errors
-    /// When one of them cannot be used, they do not go together, or the model is a classifier.
-    pub fn open(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        self.open_any(reporter)?.language_model()
-    }
-
-    /// As [`ModelOptions::open`], of a model with a head for classifying, see [`Classifier`].
-    ///
-    /// # Errors
-    /// As [`ModelOptions::open`], where the model has no such head.
-    pub fn open_classifier(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        self.open_any(reporter)?.classifier()
-    }
-
-    /// As [`ModelOptions::open`], of a model with any head: what it is, its configuration says.
-    ///
-    /// # Errors
-    /// As [`ModelOptions::open`].
-    pub fn open_any(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        let device = self.open_device(reporter)?;
-        let checkpoint = self.open_checkpoint(reporter)?;
-        self.opened(device, checkpoint, reporter)
-    }
-
-    /// As [`ModelOptions::open`], with a checkpoint whose files are given. `model` is not looked at.
-    ///
-    /// # Errors
-    /// As [`ModelOptions::open`].
-    pub fn open_given(&self, files: GivenFiles, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        let checkpoint = Checkpoint::open_given(files, &self.open_options(), &Watched::unseen(reporter))?;
-        self.open_with(told_of(checkpoint, reporter)?, reporter)
-    }
-
-    /// As [`ModelOptions::open`], with a checkpoint that is open already. `model` and `n_head` are not looked at.
-    ///
-    /// # Errors
-    /// As [`ModelOptions::open`].
-    pub fn open_with(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
-        self.opened(self.open_device(reporter)?, checkpoint, reporter)?.language_model()
-    }
-
-    fn opened(
-        &self,
-        device: Device,
-        checkpoint: Checkpoint,
-        reporter: &dyn Reporter,
-    ) -> Result<Opened, EngineError> {
-        let named = |model: &PathBuf| Self { model: model.clone(), n_head: None, ..self.clone() };
-        let assistant = self.assistant_model.as_ref().map(named);
-        let assistant = assistant.map(|options| options.open_checkpoint(reporter)).transpose()?;
-        let states = self.encoder_states.as_deref();
-        let states = states.map(|path| EncoderStates::read(path, checkpoint.config())).transpose()?;
-        Opened::new(self.clone(), device, checkpoint, assistant, states)
-    }
-
     /// The device alone.
     ///
     /// # Errors
@@ -157,7 +140,7 @@ impl ModelOptions {
                 &Watched::unseen(reporter),
             )?
         };
-        told_of(checkpoint, reporter)
+        with_notes_reported(checkpoint, reporter)
     }
 
     /// The memory that a checkpoint's model needs on the CPU, in the types of these options.
@@ -168,7 +151,7 @@ impl ModelOptions {
         MemoryNeeded::of(checkpoint, self.dtype, self.kv_dtype)
     }
 
-    fn open_options(&self) -> OpenOptions {
+    pub(crate) fn open_options(&self) -> OpenOptions {
         OpenOptions { n_head: self.n_head }
     }
 
@@ -217,7 +200,10 @@ impl ModelOptions {
 }
 
 /// A checkpoint that was opened, with what a user should know of it told.
-fn told_of(checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
+pub(crate) fn with_notes_reported(
+    checkpoint: Checkpoint,
+    reporter: &dyn Reporter,
+) -> Result<Checkpoint, EngineError> {
     if reporter.is_interrupted() {
         return Err(EngineError::Interrupted);
     }

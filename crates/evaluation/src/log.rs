@@ -93,11 +93,11 @@ impl ItemLog {
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
         let mut whole = Vec::new();
-        let half = log.file.for_each_line(|line| {
+        let keep = |line: &[u8]| {
             whole.push(line.to_vec());
             io::Result::Ok(())
-        });
-        let half = half.map_err(failed)?;
+        };
+        let half = log.file.for_each_line(keep).map_err(failed)?;
         let line = |(number, bytes)| {
             let other = |error: &dyn std::fmt::Display| {
                 log.error(format!("line {number}: none of a log of items ({error}); choose another name"))

@@ -4,7 +4,7 @@
 
 use std::sync::LazyLock;
 
-use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, ServedModel};
+use candle_gpt2_api::{ApiOptions, ChatTemplateChoice, Endpoint, ServedModel, Work};
 use candle_gpt2_engine::{ModelOptions, Silent};
 
 static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
@@ -18,23 +18,28 @@ static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
     ServedModel::new(&model, options).expect("a model that can be served")
 });
 
+const ENDPOINTS: [Endpoint; 9] = [
+    Endpoint::Completions,
+    Endpoint::ChatCompletions,
+    Endpoint::Tokenize,
+    Endpoint::Detokenize,
+    Endpoint::Embeddings,
+    Endpoint::LookAttention,
+    Endpoint::LookLens,
+    Endpoint::LookHead,
+    Endpoint::LookNext,
+];
+
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {
-    let completion =
-        CompletionRequest::parse(body).and_then(|request| Call::of_completion(request, &SERVED, Some(1)));
-    let chat = ChatRequest::parse(body).and_then(|request| Call::of_chat(request, &SERVED, None));
-    for call in [completion, chat] {
-        match call {
-            Ok(call) => assert!(!call.requests.is_empty() && call.requests.len() <= 64),
+    for endpoint in ENDPOINTS {
+        match SERVED.read(endpoint, body, Some(1)) {
+            Ok(Work::Texts(call)) => assert!(!call.requests.is_empty() && call.requests.len() <= 64),
+            Ok(Work::Reply(reply)) => assert!(reply.json.starts_with('{') && reply.json.ends_with('}')),
+            Ok(_) => {}
             // Whatever is wrong is the body's fault, and is told as JSON.
             Err(error) => {
                 assert!(matches!(error.status(), 400 | 404) && error.to_json().starts_with("{\"error\""))
             }
-        }
-    }
-    for answer in [candle_gpt2_api::tokenize(body, &SERVED), candle_gpt2_api::detokenize(body, &SERVED)] {
-        match answer {
-            Ok(reply) => assert!(reply.json.starts_with('{') && reply.json.ends_with('}')),
-            Err(error) => assert!(matches!(error.status(), 400 | 404)),
         }
     }
 });

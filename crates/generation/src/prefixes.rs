@@ -1,5 +1,5 @@
-//! What texts that have ended leave behind: keys and values, with what was found about the prompt, for later prompts that begin
-//! alike. It is kept where nobody else needs the memory, the longest unused giving way first.
+//! What texts that have ended leave behind: keys and values, with what was found about the prompt, for later texts whose prompts
+//! begin alike. It is kept as long as nothing else needs the memory; the longest unused goes first.
 
 use std::collections::VecDeque;
 
@@ -18,10 +18,19 @@ pub(crate) struct Prefixes {
     next: u64,
 }
 
+/// The texts that may continue what was computed for one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharers {
+    /// Those of all requests with this [`Request::reuse`](crate::Request::reuse).
+    Reuse(u64),
+    /// Those of one request, by its number: its sequences have one prompt.
+    Sequences(u64),
+}
+
 /// A row of a text that has ended.
 pub(crate) struct Prefix {
     number: u64,
-    reuse: u64,
+    sharers: Sharers,
     /// The tokens whose keys and values it holds.
     ids: Vec<u32>,
     cache: Gpt2Cache,
@@ -83,57 +92,64 @@ impl PromptScores {
         self.known = other.known.iter().take(tokens).map(|scored| scored.as_ref().map(shortened)).collect();
     }
 
-    /// How many of the first `equal` tokens of a source that knows these need not be computed for a prompt of `prompt_len`
-    /// tokens that asks for `wanted`: its last one is, for what comes after it, and so is each whose successor is not known.
-    fn usable(&self, equal: usize, prompt_len: usize, wanted: Option<usize>) -> usize {
+    /// How many of the first `equal` tokens of a source that knows these need not be computed for a prompt that asks for
+    /// `wanted`: each whose successor is not known has to be.
+    fn usable(&self, equal: usize, wanted: Option<usize>) -> usize {
         let known = match (wanted, self.wanted) {
             (None, _) => usize::MAX,
             (Some(wanted), Some(has)) if has >= wanted => self.known.len().min(equal),
             _ => 0,
         };
-        equal.min(prompt_len.saturating_sub(1)).min(known.saturating_sub(1))
+        equal.min(known.saturating_sub(1))
     }
 }
 
-/// Of a prompt that asks for `wanted` alternatives: the tokens that it need not compute beside a row that holds `ids`.
-pub(crate) fn usable_tokens(
-    prompt: &[u32],
-    ids: &[u32],
-    scores: &PromptScores,
-    wanted: Option<usize>,
-) -> usize {
-    let equal = prompt.iter().zip(ids).take_while(|(wanted, held)| wanted == held).count();
-    scores.usable(equal, prompt.len(), wanted)
+/// What a text looks for among those that share with it.
+pub(crate) struct Wanted<'a> {
+    pub(crate) sharers: Sharers,
+    pub(crate) prompt: &'a [u32],
+    /// Tokens of it that may come from another: the last one is computed for the logits after it, unless they are known.
+    pub(crate) most: usize,
+    /// Alternatives for each token of the prompt.
+    pub(crate) logprobs: Option<usize>,
+}
+
+impl Wanted<'_> {
+    /// How many tokens need not be computed beside a row that holds `ids`.
+    pub(crate) fn usable(&self, ids: &[u32], scores: &PromptScores) -> usize {
+        let equal = self.prompt.iter().zip(ids).take_while(|(wanted, held)| wanted == held).count();
+        scores.usable(equal, self.logprobs).min(self.most)
+    }
 }
 
 impl Prefixes {
     /// The row with the longest beginning of a prompt, and how long that is; the newest of equals.
-    pub(crate) fn longest(&self, reuse: u64, prompt: &[u32], wanted: Option<usize>) -> Option<(u64, usize)> {
-        let rows = self.rows.iter().filter(|row| row.reuse == reuse);
-        rows.map(|row| (row.number, usable_tokens(prompt, &row.ids, &row.scores, wanted)))
+    pub(crate) fn longest(&self, wanted: &Wanted<'_>) -> Option<(u64, usize)> {
+        let rows = self.rows.iter().filter(|row| row.sharers == wanted.sharers);
+        rows.map(|row| (row.number, wanted.usable(&row.ids, &row.scores)))
             .filter(|(_, tokens)| *tokens > 0)
             .max_by_key(|(_, tokens)| *tokens)
     }
 
     /// Keeps a row of a text that has ended, in the place of those that it makes needless.
-    pub(crate) fn keep(&mut self, reuse: u64, ids: Vec<u32>, cache: Gpt2Cache, scores: PromptScores) {
+    pub(crate) fn keep(&mut self, sharers: Sharers, ids: Vec<u32>, cache: Gpt2Cache, scores: PromptScores) {
         let is_in = |inner: (&[u32], &PromptScores), outer: (&[u32], &PromptScores)| {
             outer.0.starts_with(inner.0)
                 && outer.1.known.len() >= inner.1.known.len()
                 && outer.1.wanted >= inner.1.wanted
         };
-        let same = |row: &&Prefix| row.reuse == reuse;
+        let same = |row: &&Prefix| row.sharers == sharers;
         let new = (&ids[..], &scores);
         let known = self.rows.iter().filter(same).find(|row| is_in(new, (&row.ids, &row.scores)));
         if let Some(number) = known.map(|row| row.number) {
             self.touch(number);
             return;
         }
-        self.rows.retain(|row| row.reuse != reuse || !is_in((&row.ids, &row.scores), new));
+        self.rows.retain(|row| row.sharers != sharers || !is_in((&row.ids, &row.scores), new));
         if self.rows.len() >= MOST_ROWS {
             self.rows.pop_front();
         }
-        self.rows.push_back(Prefix { number: self.next, reuse, ids, cache, scores });
+        self.rows.push_back(Prefix { number: self.next, sharers, ids, cache, scores });
         self.next += 1;
     }
 
@@ -144,10 +160,20 @@ impl Prefixes {
         self.rows.back().map(|row| (&row.cache, &row.scores))
     }
 
+    /// Frees the memory of all rows of these.
+    pub(crate) fn forget(&mut self, sharers: Sharers) {
+        self.rows.retain(|row| row.sharers != sharers);
+    }
+
     /// Frees the memory of the row that was not used for longest, but for this one; says whether there was one.
     pub(crate) fn forget_oldest(&mut self, but: Option<u64>) -> bool {
         let place = self.rows.iter().position(|row| Some(row.number) != but);
         place.and_then(|place| self.rows.remove(place)).is_some()
+    }
+
+    /// Whether the row of this number is for the sequences of one request alone.
+    pub(crate) fn is_of_sequences(&self, number: u64) -> bool {
+        self.rows.iter().any(|row| row.number == number && matches!(row.sharers, Sharers::Sequences(_)))
     }
 
     /// Gives the row of this number away, where it has room for so many tokens; otherwise its memory is free.

@@ -10,15 +10,11 @@ use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
 use candle_gpt2_weights::Tokenizer;
 
-use crate::prepared::Prepared;
+use crate::prepared::{LONGEST, Prepared, STACK_BYTES};
 use crate::process::{GrammarReader, Processes};
 use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
-/// The library reads grammars by recursion, of a depth that it bounds: far below this for all that it accepts.
-pub(crate) const STACK_BYTES: usize = 64 << 20;
-/// Longest time to read a grammar. Schemas of tools take milliseconds.
-pub(crate) const LONGEST: Duration = Duration::from_secs(5);
 /// Most grammars that are read at once.
 const MOST_AT_ONCE: usize = 3;
 /// Most grammars that wait for their turn.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{SPECIAL_TOKENS, told};
-use crate::prepared::check_first_step;
+use crate::first_step::check_first_step;
 use crate::{GrammarError, schema};
 
 /// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.

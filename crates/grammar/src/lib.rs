@@ -3,6 +3,7 @@
 mod compiler;
 mod constraint;
 mod error;
+mod first_step;
 mod grammar;
 mod prepared;
 #[cfg(target_os = "linux")]

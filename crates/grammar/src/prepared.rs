@@ -1,15 +1,20 @@
 //! What all grammars of a vocabulary share, and the limits under which the library reads them.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
-use llguidance::api::{GrammarInit, ParserLimits, TopLevelGrammar};
-use llguidance::{Logger, Matcher, ParserFactory, panic_utils};
+use llguidance::api::ParserLimits;
+use llguidance::{Matcher, ParserFactory};
 
 use crate::constraint::GrammarConstraint;
 use crate::error::told;
 use crate::tokens::{Tokens, Words};
 use crate::{Grammar, GrammarError};
+
+/// The library reads grammars by recursion, of a depth that it bounds: far below this for all that it accepts.
+pub(crate) const STACK_BYTES: usize = 64 << 20;
+/// Longest time to read a grammar. Schemas of tools take milliseconds.
+pub(crate) const LONGEST: Duration = Duration::from_secs(5);
 
 /// The tokens of a vocabulary, and the library's view of them.
 pub(crate) struct Prepared {
@@ -53,35 +58,4 @@ fn limits() -> ParserLimits {
         verbose_errors: false,
         ..ParserLimits::default()
     }
-}
-
-/// Fails where the first step of the grammar's lexer is beyond its limits. The library takes that step without any when it makes
-/// a parser (llguidance 1.9.1, `Lexer::from`), and does not come back from some expressions with `&` and `~`.
-pub(crate) fn check_first_step(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<(), String> {
-    // What the library panics at is wrong with the grammar otherwise, too.
-    let checked = panic_utils::catch_unwind(AssertUnwindSafe(|| Ok(first_step(grammar, factory))));
-    checked.unwrap_or(Ok(()))
-}
-
-fn first_step(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<(), String> {
-    let mut limits = factory.limits().clone();
-    let (tokens, logger) = (factory.tok_env().clone(), &mut Logger::new(0, 0));
-    // What is wrong with it otherwise is said by the parser.
-    let read = GrammarInit::Serialized(grammar).to_cgrammar(
-        Some(tokens),
-        logger,
-        limits.clone(),
-        factory.extra_lexemes(),
-    );
-    let Ok(read) = read else { return Ok(()) };
-    let Ok(mut lexer) = read.lexer_spec().to_regex_vec(&mut limits) else { return Ok(()) };
-    lexer.set_fuel(limits.initial_lexer_fuel);
-    let start = lexer.initial_state(&read.lexer_spec().all_lexemes());
-    for byte in 0..=u8::MAX {
-        lexer.transition(start, byte);
-        if lexer.has_error() {
-            return Err("it is too complex; make what `&`, `~`, patterns and lengths combine simpler".into());
-        }
-    }
-    Ok(())
 }

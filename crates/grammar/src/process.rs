@@ -27,9 +27,8 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::compiler::{LONGEST, STACK_BYTES};
 use crate::constraint::GrammarConstraint;
-use crate::prepared::Prepared;
+use crate::prepared::{LONGEST, Prepared, STACK_BYTES};
 use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 

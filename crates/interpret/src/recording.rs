@@ -28,48 +28,51 @@ const KEY_DIM: usize = 3;
 #[derive(Debug)]
 pub struct Recording {
     ids: Vec<u32>,
-    cache: Gpt2Cache,
+    /// `None` until a part ends before the text does.
+    cache: Option<Gpt2Cache>,
     sites: Vec<Site>,
     /// What was seen of the tokens so far, a few of them each.
     parts: Vec<Record>,
+    /// Tokens that are computed.
+    done: usize,
 }
 
 impl Recording {
     /// Of these places; the output head is not computed, so that there are no logits.
     ///
     /// # Errors
-    /// As [`Run::new`], and when there is no memory for keys and values.
+    /// As [`Run::new`].
     pub fn new(
         model: &Gpt2LMHeadModel,
         ids: Vec<u32>,
         sites: Vec<Site>,
     ) -> std::result::Result<Self, InterpretError> {
         Run::new(model, &ids)?;
-        // In f32 nothing is lost: the record is that of the whole text at once.
-        let cache = Gpt2Cache::new(model.config(), 1, ids.len(), DType::F32, model.device())?;
-        Ok(Self { ids, cache, sites, parts: Vec::new() })
+        Ok(Self { ids, cache: None, sites, parts: Vec::new(), done: 0 })
     }
 
     /// Whether every token is computed.
     pub fn is_complete(&self) -> bool {
-        self.done() == self.ids.len()
+        self.done == self.ids.len()
     }
 
-    fn done(&self) -> usize {
-        self.cache.lengths().iter().sum()
-    }
-
-    /// Computes the next tokens, at most so many.
+    /// Computes the next tokens, at most so many. All at once are what [`Run::record`] computes, bit for bit.
     ///
     /// # Errors
-    /// Those of the model.
+    /// Those of the model, and when there is no memory for keys and values.
     pub fn advance(&mut self, model: &Gpt2LMHeadModel, tokens: usize) -> Result<()> {
-        let Some(ids) = self.ids[self.done()..].chunks(tokens.max(1)).next() else { return Ok(()) };
+        let Some(ids) = self.ids[self.done..].chunks(tokens.max(1)).next() else { return Ok(()) };
+        if self.cache.is_none() && ids.len() < self.ids.len() {
+            // In f32 nothing is lost: the record is that of the whole text at once.
+            let (config, device) = (model.config(), model.device());
+            self.cache = Some(Gpt2Cache::new(config, 1, self.ids.len(), DType::F32, device)?);
+        }
         let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
         let mut record = Record::new(self.sites.iter().copied());
         let pass = &mut Pass::inference().observed_by(&mut record);
-        model.transformer().forward_with(&input, Some(&mut self.cache), pass)?;
+        model.transformer().forward_with(&input, self.cache.as_mut(), pass)?;
         self.parts.push(record);
+        self.done += ids.len();
         Ok(())
     }
 
@@ -78,7 +81,7 @@ impl Recording {
     /// # Errors
     /// When a place was not seen, or the device has no memory left.
     pub fn into_record(self) -> Result<Record> {
-        let keys = self.done();
+        let keys = self.done;
         let mut whole = Record::new(self.sites.iter().copied());
         for site in self.sites {
             let parts = self.parts.iter().map(|part| {

@@ -1,12 +1,14 @@
 //! What a prediction becomes without a head: each head in turn, or chosen ones together.
 
-use std::path::Path;
+use std::path::PathBuf;
+use std::str::FromStr;
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{Ablation, Chain, ablated, ablation_grid};
 use candle_gpt2_pictures::{Axis, Metric as Shown};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -28,25 +30,35 @@ use crate::{CheckedMetric, Found, Heads, Look, LookError, MetricOptions, Reader,
 /// assert!(found.report.metric.is_some_and(|metric| metric.after.is_none()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Ablate {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// The prediction.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// Leave out these heads together (`heads`); each in turn where none are named.
+    /// Leave out these heads together: LAYER.HEAD, separated by commas
+    #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub heads: Option<Heads>,
-    /// Leave the heads out after this token alone, counted from 0, or from −1 at the end (`at`).
+    /// Leave the heads out after this token alone
+    #[cfg_attr(
+        feature = "clap",
+        arg(long, value_name = "N", requires = "heads", allow_negative_numbers = true)
+    )]
     pub at: Option<i64>,
-    /// What takes the place of a head's output (`with`).
+    /// What takes the place of a head's output: raw-zero, transformer-lens-zero, mean:FILE (of the texts in its lines) or sample:FILE (of one text of as many tokens)
+    #[cfg_attr(feature = "clap", arg(long, value_name = "WHAT", default_value = "raw-zero"))]
     pub with: Instead,
 }
 
 impl Ablate {
     /// Of a text, with zeros in the place of each head's output in turn.
     pub fn new(text: Text) -> Self {
-        let (metric, with) = (MetricOptions::default(), Instead::raw_zero());
-        Self { text, metric, heads: None, at: None, with }
+        Self { text, ..Self::default() }
     }
 }
 
@@ -57,100 +69,165 @@ impl Ablate {
 ///
 /// let mut ablate = Ablate::new(Text::Ids(vec![5, 6, 7]));
 /// ablate.with = Instead::mean(vec![Text::Ids(vec![8, 9]), Text::Ids(vec![10, 11])]);
-/// assert!(Instead::read("raw-zero").is_ok());
-/// assert!(Instead::read("nothing").is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// assert!("raw-zero".parse::<Instead>().is_ok());
+/// assert!("nothing".parse::<Instead>().is_err());
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(try_from = "Written")]
 pub struct Instead {
     what: What,
     /// As a report has it.
     name: String,
-    /// Where its texts are from.
-    origin: String,
 }
 
 #[derive(Debug, Clone)]
 enum What {
     RawZero,
     TransformerLensZero,
-    Mean(Vec<Text>),
-    Sample(Vec<Text>),
+    Mean(Others),
+    Sample(Others),
+}
+
+/// Other texts.
+#[derive(Debug, Clone)]
+enum Others {
+    Texts(Vec<Text>),
+    /// Those in the lines of a file.
+    File(PathBuf),
 }
 
 impl Instead {
     /// Zeros.
     pub fn raw_zero() -> Self {
-        Self { what: What::RawZero, name: "raw-zero".into(), origin: String::new() }
+        Self { what: What::RawZero, name: "raw-zero".into() }
     }
 
     /// What is zero in TransformerLens, which moves the values' biases elsewhere.
     pub fn transformer_lens_zero() -> Self {
-        Self { what: What::TransformerLensZero, name: "transformer-lens-zero".into(), origin: String::new() }
+        Self { what: What::TransformerLensZero, name: "transformer-lens-zero".into() }
     }
 
     /// The mean of other texts.
     pub fn mean(texts: Vec<Text>) -> Self {
         let name = format!("mean of {} texts", texts.len());
-        Self { what: What::Mean(texts), name, origin: "`with`".into() }
+        Self { what: What::Mean(Others::Texts(texts)), name }
     }
 
     /// What it is in another text of as many tokens.
     pub fn sample(text: Text) -> Self {
         let name = "that of another text".to_owned();
-        Self { what: What::Sample(vec![text]), name, origin: "`with`".into() }
-    }
-
-    /// Reads `raw-zero`, `transformer-lens-zero`, `mean:FILE` (of the texts in its lines) or `sample:FILE` (of its one line).
-    ///
-    /// # Errors
-    /// When it is something else, or the file cannot be read or has no text.
-    pub fn read(text: &str) -> Result<Self> {
-        let lines = |path: &str| -> Result<Vec<Text>> {
-            let text = read_text(Path::new(path))?;
-            let lines = text.lines().filter(|line| !line.trim().is_empty());
-            let texts: Vec<Text> = lines.map(|line| Text::Words(line.to_owned())).collect();
-            match texts.is_empty() {
-                true => Err(wrong(format!("{path}: no text; expected one in each line"))),
-                false => Ok(texts),
-            }
-        };
-        let (what, origin) = match (text, text.split_once(':')) {
-            ("raw-zero", _) => (What::RawZero, ""),
-            ("transformer-lens-zero" | "tl-zero", _) => (What::TransformerLensZero, ""),
-            (_, Some(("mean", path))) => (What::Mean(lines(path)?), path),
-            (_, Some(("sample", path))) => (What::Sample(lines(path)?), path),
-            _ => {
-                return Err(wrong(format!(
-                    "`with` {text}: expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE"
-                )));
-            }
-        };
-        Ok(Self { what, name: text.to_owned(), origin: origin.to_owned() })
+        Self { what: What::Sample(Others::Texts(vec![text])), name }
     }
 
     /// The same with its texts as tokens, for a text of so many tokens.
     fn ablation(&self, reader: &Reader, tokens: usize) -> Result<Ablation> {
-        let all = |texts: &[Text]| {
-            let read = texts.iter().map(|text| reader.text(text)).collect::<Result<Vec<_>>>();
-            read.map_err(|error| LookError::In { origin: self.origin.clone(), error: Box::new(error) })
-        };
         match &self.what {
             What::RawZero => Ok(Ablation::RawZero),
             What::TransformerLensZero => Ok(Ablation::TransformerLensZero),
-            What::Mean(texts) => Ok(Ablation::Mean(all(texts)?)),
-            What::Sample(texts) => {
-                let mut texts = all(texts)?;
+            What::Mean(others) => Ok(Ablation::Mean(others.tokens(reader)?)),
+            What::Sample(others) => {
+                let mut texts = others.tokens(reader)?;
                 let (count, found) = (texts.len(), texts.first().map_or(0, Vec::len));
                 match texts.pop() {
                     Some(ids) if count == 1 && found == tokens => Ok(Ablation::Sample(ids)),
                     _ => Err(wrong(format!(
                         "{}: expected one text of {tokens} tokens, found {count} of {found} tokens (the first)",
-                        self.origin
+                        others.origin()
                     ))),
                 }
             }
         }
+    }
+}
+
+impl Default for Instead {
+    fn default() -> Self {
+        Self::raw_zero()
+    }
+}
+
+/// Reads `raw-zero`, `transformer-lens-zero`, `mean:FILE` (of the texts in its lines) or `sample:FILE` (of its one line); the file
+/// is read later.
+impl FromStr for Instead {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let what = match (text, text.split_once(':')) {
+            ("raw-zero", _) => What::RawZero,
+            ("transformer-lens-zero" | "tl-zero", _) => What::TransformerLensZero,
+            (_, Some(("mean", path))) => What::Mean(Others::File(path.into())),
+            (_, Some(("sample", path))) => What::Sample(Others::File(path.into())),
+            _ => {
+                return Err(format!(
+                    "expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE, found {text:?}"
+                ));
+            }
+        };
+        Ok(Self { what, name: text.to_owned() })
+    }
+}
+
+/// How JSON has it: in a text, or as the kind and its texts.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "invalid type: expected a text such as \"raw-zero\", or (\"mean\", texts) or (\"sample\", text)"
+)]
+enum Written {
+    Short(String),
+    Sample(OfSample, Text),
+    Mean(OfMean, Vec<Text>),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OfSample {
+    Sample,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OfMean {
+    Mean,
+}
+
+impl TryFrom<Written> for Instead {
+    type Error = String;
+
+    fn try_from(written: Written) -> std::result::Result<Self, String> {
+        match written {
+            Written::Short(text) => text.parse(),
+            Written::Sample(OfSample::Sample, text) => Ok(Self::sample(text)),
+            Written::Mean(OfMean::Mean, texts) => Ok(Self::mean(texts)),
+        }
+    }
+}
+
+impl Others {
+    /// Where they are from.
+    fn origin(&self) -> String {
+        match self {
+            Self::Texts(_) => "`with`".into(),
+            Self::File(path) => path.display().to_string(),
+        }
+    }
+
+    fn tokens(&self, reader: &Reader) -> Result<Vec<Vec<u32>>> {
+        let of_file;
+        let texts = match self {
+            Self::Texts(texts) => texts,
+            Self::File(path) => {
+                let text = read_text(path)?;
+                let lines = text.lines().filter(|line| !line.trim().is_empty());
+                of_file = lines.map(|line| Text::Words(line.to_owned())).collect::<Vec<_>>();
+                if of_file.is_empty() {
+                    return Err(wrong(format!("{}: no text; expected one in each line", path.display())));
+                }
+                &of_file
+            }
+        };
+        let read = texts.iter().map(|text| reader.text(text)).collect::<Result<_>>();
+        read.map_err(|error| LookError::In { origin: self.origin(), error: Box::new(error) })
     }
 }
 
@@ -181,9 +258,9 @@ impl Look for Ablate {
     }
 
     fn look(&self, checked: CheckedAblate, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
-        let CheckedAblate { metric: CheckedMetric { ids, asked }, heads, at, ablation } = checked;
+        let CheckedAblate { metric: CheckedMetric { ids, prediction }, heads, at, ablation } = checked;
         let run = subject.run(&ids)?;
-        let metric = asked.metric(&run)?;
+        let metric = prediction.metric(&run)?;
         let before = metric.of_run(&run, &mut Chain(Vec::new()))?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report("ablate", format!("{name} without each head"), &ids);

@@ -3,6 +3,7 @@
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Excluded, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
 use candle_gpt2_pictures::{Axis, Scale};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -31,23 +32,33 @@ const MOST_ROWS: usize = 1000;
 /// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(8), "heads of a layer");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct HeadKinds {
-    /// The text; random tokens are read where there is none.
+    /// The text; random tokens are read if there is none.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// Random tokens of a row (`length`), by default 100, or as many as the context holds twice.
+    /// Random tokens of a row, read twice [default: 100, or as many as the context holds twice]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub length: Option<usize>,
-    /// Rows of random tokens (`rows`).
+    /// Rows of random tokens
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = HeadKinds::default().rows))]
     pub rows: usize,
-    /// Seed of the random tokens, those of `torch.manual_seed` (`seed`).
+    /// Seed of the random tokens
+    #[cfg_attr(feature = "clap", arg(short, long, value_name = "N", default_value_t = HeadKinds::default().seed))]
     pub seed: u32,
-    /// The lowest random token (`from`), by default 100, or 0 in a vocabulary of no more.
+    /// The lowest random token [default: 100, or 0 in a vocabulary of no more]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub from: Option<u32>,
-    /// Random tokens are below this one (`below`), by default 20,000, or the size of the vocabulary.
+    /// Random tokens are below this one [default: 20000, or the size of the vocabulary]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub below: Option<u32>,
-    /// With a text: leave out attention to the first token (`exclude_bos`).
+    /// With a text: leave out attention to the first token
+    #[cfg_attr(feature = "clap", arg(long))]
     pub exclude_bos: bool,
-    /// With a text: leave out attention of tokens to themselves (`exclude_current`).
+    /// With a text: leave out attention of tokens to themselves
+    #[cfg_attr(feature = "clap", arg(long))]
     pub exclude_current: bool,
 }
 

@@ -3,6 +3,7 @@
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Head, Patterns, Record};
 use candle_gpt2_pictures::Report;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
@@ -27,13 +28,18 @@ const MOST_VALUES: usize = 160_000_000;
 /// assert_eq!(names, ["layer", "head", "query", "key"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Attention {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Only these layers (`layers`).
+    /// Only these layers: 3, 0-5 or 0,4,8-11
+    #[cfg_attr(feature = "clap", arg(long, value_name = "LAYERS", conflicts_with = "heads"))]
     pub layers: Option<Ranges>,
-    /// Only these heads (`heads`).
+    /// Only these heads: LAYER.HEAD, separated by commas
+    #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub heads: Option<Heads>,
 }
 

@@ -3,9 +3,13 @@
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Measure, Unit, attribute};
 use candle_gpt2_pictures::{Axis, Metric as Shown};
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
+use crate::named::choice;
+#[cfg(feature = "clap")]
+use crate::named::choices;
 use crate::{CheckedMetric, Found, Look, MetricOptions, Numbers, Parts, Reader, Subject, Text};
 
 /// What each part of the residual stream adds to a logit, or to the difference of two.
@@ -23,25 +27,41 @@ use crate::{CheckedMetric, Found, Look, MetricOptions, Numbers, Parts, Reader, S
 /// assert!(found.report.values.len() >= 4 * 8);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Attribute {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// The prediction.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// The parts (`unit`).
+    /// The parts
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "UNIT", default_value = "component", value_parser = choices::<Parts>()))]
     pub unit: Parts,
-    /// Of heads: as the checkpoint has them, or as TransformerLens, which counts what constant values write with the remainder (`as`).
+    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode, which counts what constant values write with the remainder
+    #[serde(rename = "as", deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,
-    /// Of neurons: only so many, the strongest (`top`).
+    /// Only the N strongest parts of --unit neuron
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Attribute::default().top))]
     pub top: usize,
+}
+
+impl Default for Attribute {
+    fn default() -> Self {
+        let (metric, unit, numbers) = (MetricOptions::default(), Parts::default(), Numbers::default());
+        Self { text: Text::default(), metric, unit, numbers, top: 40 }
+    }
 }
 
 impl Attribute {
     /// Of a text, by components.
     pub fn new(text: Text) -> Self {
-        let (metric, unit, numbers) = (MetricOptions::default(), Parts::default(), Numbers::default());
-        Self { text, metric, unit, numbers, top: 40 }
+        Self { text, ..Self::default() }
     }
 }
 
@@ -58,9 +78,9 @@ impl Look for Attribute {
     }
 
     fn look(&self, checked: CheckedMetric, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
-        let CheckedMetric { ids, asked } = checked;
+        let CheckedMetric { ids, prediction } = checked;
         let run = subject.run(&ids)?;
-        let metric = asked.metric(&run)?;
+        let metric = prediction.metric(&run)?;
         let unit = match self.unit {
             Parts::Component => Unit::Component,
             Parts::Layer => Unit::Layer,

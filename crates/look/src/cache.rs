@@ -9,8 +9,12 @@ use candle_gpt2::{LogitsFor, Observer, Site, SiteKind};
 use candle_gpt2_interpret::{Chain, Processing, Record};
 use candle_gpt2_pictures::Token;
 use candle_gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
+use serde::Deserialize;
 
 use crate::error::{Result, wrong};
+use crate::named::choice;
+#[cfg(feature = "clap")]
+use crate::named::choices;
 use crate::{Numbers, Ranges, Reader, Subject, Text};
 
 /// The axis of tokens in logits, `(B, T, V)`.
@@ -43,17 +47,26 @@ const SCHEMA: &str = "gpt2.cache/1";
 /// assert!(bytes > 2 * 3 * 256 * 4);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Activations {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The places.
+    /// The places, which only a model can tell.
+    #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub sites: Vec<Site>,
-    /// Only these layers (`layers`).
+    /// Only these layers: 3, 0-5 or 0,4,8-11
+    #[cfg_attr(feature = "clap", arg(long, value_name = "LAYERS"))]
     pub layers: Option<Ranges>,
-    /// Only these tokens (`positions`); of scores and patterns these queries.
+    /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
+    #[cfg_attr(feature = "clap", arg(long, value_name = "POSITIONS", allow_hyphen_values = true))]
     pub positions: Option<Ranges>,
-    /// The numbers of the checkpoint as it is, or those that TransformerLens shows of it (`as`).
+    /// The numbers of the checkpoint as it is, or those that TransformerLens' compatibility mode shows of it (layer norms folded, centred, value biases moved)
+    #[serde(rename = "as", deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,
 }
 

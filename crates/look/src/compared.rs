@@ -1,33 +1,31 @@
-//! Two texts of as many tokens, and what tells them apart.
+//! Two texts of as many tokens, and the prediction that tells them apart.
 
 use candle_gpt2_interpret::Patching;
 use candle_gpt2_pictures::{Metric as Shown, Report};
+use serde::Deserialize;
 
 use crate::error::{Result, wrong};
-use crate::metric::Asked;
+use crate::metric::Prediction;
 use crate::{MetricOptions, Reader, Subject, Text};
 
-/// Two texts of as many tokens, and the prediction that tells them apart.
+/// Two texts of as many tokens.
 ///
 /// ```
-/// use candle_gpt2_look::{ComparedTexts, MetricOptions, Text};
+/// use candle_gpt2_look::{ComparedTexts, Text};
 ///
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
-///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
 /// };
 /// assert_ne!(texts.clean, texts.corrupt);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize)]
 pub struct ComparedTexts {
     /// The text that the answer is right for (`clean`).
     pub clean: Text,
     /// A text of as many tokens that it is wrong for (`corrupt`).
     pub corrupt: Text,
-    /// The prediction.
-    pub metric: MetricOptions,
 }
 
 /// Both texts as they were read.
@@ -35,7 +33,7 @@ pub struct ComparedTexts {
 pub(crate) struct CheckedTexts {
     pub(crate) clean: Vec<u32>,
     pub(crate) corrupted: Vec<u32>,
-    asked: Asked,
+    prediction: Prediction,
 }
 
 /// Both runs, and a report that begins with what they say.
@@ -45,7 +43,7 @@ pub(crate) struct Compared<'a> {
 }
 
 impl ComparedTexts {
-    pub(crate) fn read(&self, reader: &Reader) -> Result<CheckedTexts> {
+    pub(crate) fn read(&self, metric: &MetricOptions, reader: &Reader) -> Result<CheckedTexts> {
         let (clean, corrupted) = (reader.text(&self.clean)?, reader.text(&self.corrupt)?);
         if clean.len() != corrupted.len() {
             let row = |ids: &[u32]| {
@@ -61,15 +59,15 @@ impl ComparedTexts {
                 row(&corrupted)
             )));
         }
-        let asked = self.metric.read(reader, clean.len())?;
-        Ok(CheckedTexts { clean, corrupted, asked })
+        let prediction = metric.read(reader, clean.len())?;
+        Ok(CheckedTexts { clean, corrupted, prediction })
     }
 }
 
 impl CheckedTexts {
     pub(crate) fn compare<'a>(&'a self, subject: &'a Subject, what: &str) -> Result<Compared<'a>> {
         let clean = subject.run(&self.clean)?;
-        let metric = self.asked.metric(&clean)?;
+        let metric = self.prediction.metric(&clean)?;
         let patching = Patching::new(clean, subject.run(&self.corrupted)?, metric)?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report(what, name.clone(), &self.clean);

@@ -7,6 +7,7 @@ use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, named_sites, openai_site};
 use candle_gpt2_pictures::{Axis, Scale};
 use candle_gpt2_weights::TensorFile;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
@@ -28,16 +29,27 @@ use crate::{Found, Look, LookError, Reader, Subject, Text};
 /// assert!(error.to_string().contains("no/such/folder"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Features {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The autoencoder (`sae`): SAELens' folder with `cfg.json` and `sae_weights.safetensors`, or a file of OpenAI's.
+    /// The sparse autoencoder: a folder with cfg.json and sae_weights.safetensors, or a .pt file
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub sae: PathBuf,
-    /// The place that it was trained on (`site`), where its file does not say.
+    /// The place that it was trained on, where its file does not say
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
-    /// How many features (`top`), those that are most active anywhere in the text.
+    /// How many features, those that are most active anywhere in the text
+    #[serde(default = "usual_top")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,
+}
+
+fn usual_top() -> usize {
+    20
 }
 
 impl Features {

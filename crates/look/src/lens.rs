@@ -8,10 +8,17 @@ use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{FileError, LensCell, LensOptions, LensValue, TunedLens, lens_label, logit_lens};
 use candle_gpt2_pictures::{Report, Scale};
 use candle_gpt2_weights::TensorFile;
+use serde::Deserialize;
 
 use crate::error::{Result, wrong};
 use crate::files::read_bytes;
+use crate::named::choice;
+#[cfg(feature = "clap")]
+use crate::named::choices;
 use crate::{Details, Found, LensDetails, Look, LookError, Reader, Subject, Text, TokenChoice};
+
+/// Most tokens of a cell.
+const MOST_TOKENS: usize = 1000;
 
 /// The residual stream before each block, and after the last, through the final norm and the output head.
 ///
@@ -28,24 +35,38 @@ use crate::{Details, Found, LensDetails, Look, LookError, Reader, Subject, Text,
 /// assert_eq!((details.layers.len(), details.watch.len()), (5, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Lens {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The value of a cell (`show`); rank and watched probability are those of the first watched token.
-    pub show: LensValue,
-    /// How many of the most probable tokens of each cell are in the details (`top`).
+    /// The N most probable tokens of each cell, in the JSON
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Lens::default().top))]
     pub top: usize,
-    /// Tokens whose rank and probability are wanted too (`watch`).
+    /// A token whose rank and probability are wanted too; may be given several times
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub watch: Vec<TokenChoice>,
-    /// A tuned lens (`tuned`): its file, `params.pt` or safetensors, or folder.
+    /// The value of a cell; rank and watched-probability are those of the first --watch
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "VALUE", default_value = "probability", value_parser = choices::<LensValue>()))]
+    pub show: LensValue,
+    /// A tuned lens: its file (params.pt or safetensors) or folder
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub tuned: Option<PathBuf>,
+}
+
+impl Default for Lens {
+    fn default() -> Self {
+        Self { text: Text::default(), top: 5, watch: Vec::new(), show: LensValue::Probability, tuned: None }
+    }
 }
 
 impl Lens {
     /// Of a text, with the probability of the most probable token in each cell and five tokens in the details.
     pub fn new(text: Text) -> Self {
-        Self { text, show: LensValue::Probability, top: 5, watch: Vec::new(), tuned: None }
+        Self { text, ..Self::default() }
     }
 }
 
@@ -79,6 +100,9 @@ impl Look for Lens {
     type Checked = CheckedLens;
 
     fn check(&self, reader: &Reader) -> Result<CheckedLens> {
+        if !(1..=MOST_TOKENS).contains(&self.top) {
+            return Err(wrong(format!("`top`: expected from 1 to {MOST_TOKENS}, found {}", self.top)));
+        }
         if self.watch.is_empty() && matches!(self.show, LensValue::Rank | LensValue::WatchedProbability) {
             return Err(wrong("`show` rank and watched-probability are of a token: `watch` TEXT"));
         }
@@ -91,7 +115,7 @@ impl Look for Lens {
     fn look(&self, checked: CheckedLens, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
         let CheckedLens { ids, watch, tuned } = checked;
         let tuned = tuned.map(|lens| lens.to_device(subject.loaded().device())).transpose()?;
-        let options = LensOptions { top: self.top.max(1), watch };
+        let options = LensOptions { top: self.top, watch };
         let layers = logit_lens(&subject.run(&ids)?, &options, &|layer, x| match &tuned {
             Some(lens) => lens.translate(layer, &x),
             None => Ok(x),

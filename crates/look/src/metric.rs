@@ -2,11 +2,15 @@
 
 use candle_gpt2::LogitsFor;
 use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
+use serde::Deserialize;
 
 use crate::error::{Result, wrong};
+use crate::named::choice;
+#[cfg(feature = "clap")]
+use crate::named::choices;
 use crate::{Reader, Text, TokenChoice};
 
-/// What is asked of a prediction.
+/// Which number of which prediction is looked at.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -17,19 +21,26 @@ use crate::{Reader, Text, TokenChoice};
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
 /// let metric = MetricOptions { answer: Some(" not".into()), against: Some(" be".into()), ..MetricOptions::default() };
 /// let attribute = Attribute { metric, ..Attribute::new(Text::Words("My lord, I will".into())) };
-/// let asked = attribute.at(&subject, &Silent)?.report.metric.ok_or("there is none")?;
-/// assert!(asked.name.contains("not"), "{}", asked.name);
+/// let metric = attribute.at(&subject, &Silent)?.report.metric.ok_or("there is none")?;
+/// assert!(metric.name.contains("not"), "{}", metric.name);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct MetricOptions {
-    /// The token whose prediction is looked at (`answer`); the most probable one if none is given.
+    /// The token whose prediction is looked at: a text of one token, or #ID [default: the most probable one]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub answer: Option<TokenChoice>,
-    /// The token that it is compared with (`against`).
+    /// The token that it is compared with
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT", requires = "answer"))]
     pub against: Option<TokenChoice>,
-    /// After which token it is predicted, counted from 0, or from −1 at the end (`position`).
+    /// After which token it is predicted: counted from 0, or from -1 at the end
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = MetricOptions::default().position, allow_negative_numbers = true))]
     pub position: i64,
-    /// The number that is looked at (`measure`).
+    /// The number that is looked at; with --against the difference of two
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MEASURE", default_value = "logit", value_parser = choices::<Measure>()))]
     pub measure: Measure,
 }
 
@@ -39,42 +50,42 @@ impl Default for MetricOptions {
     }
 }
 
-/// A metric whose answer may still be the model's to say.
+/// A prediction, and the number of it; without an answer the model says which token it is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct Prediction {
     answer: Option<u32>,
     against: Option<u32>,
     position: usize,
     measure: Measure,
 }
 
-/// A text, and what is asked of its prediction.
+/// A text, and the prediction that is looked at.
 ///
 /// Given by `check` of a look with [`MetricOptions`].
 #[derive(Debug)]
 pub struct CheckedMetric {
     pub(crate) ids: Vec<u32>,
-    pub(crate) asked: Asked,
+    pub(crate) prediction: Prediction,
 }
 
 impl CheckedMetric {
     pub(crate) fn read(reader: &Reader, text: &Text, metric: &MetricOptions) -> Result<Self> {
         let ids = reader.text(text)?;
-        let asked = metric.read(reader, ids.len())?;
-        Ok(Self { ids, asked })
+        let prediction = metric.read(reader, ids.len())?;
+        Ok(Self { ids, prediction })
     }
 }
 
 impl MetricOptions {
     /// The metric of a text of so many tokens.
-    pub(crate) fn read(&self, reader: &Reader, tokens: usize) -> Result<Asked> {
+    pub(crate) fn read(&self, reader: &Reader, tokens: usize) -> Result<Prediction> {
         if self.against.is_some() && self.answer.is_none() {
             return Err(wrong("`against` is compared with `answer`; give both, or neither"));
         }
         let token = |option: &str, token: &Option<TokenChoice>| {
             token.as_ref().map(|token| reader.token(option, token)).transpose()
         };
-        Ok(Asked {
+        Ok(Prediction {
             answer: token("answer", &self.answer)?,
             against: token("against", &self.against)?,
             position: reader.position("position", self.position, tokens)?,
@@ -83,7 +94,7 @@ impl MetricOptions {
     }
 }
 
-impl Asked {
+impl Prediction {
     /// The metric, with the most probable token where no answer was given.
     pub(crate) fn metric(&self, run: &Run) -> Result<Metric> {
         let Self { answer, against, position, measure } = *self;

@@ -1,6 +1,10 @@
 //! Choices by their names, the same wherever they are written.
 
 use candle_gpt2_interpret::{By, LensValue, Measure};
+#[cfg(feature = "clap")]
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
 
 use crate::error::{Result, wrong};
 
@@ -46,11 +50,38 @@ pub struct Name<T> {
 ///
 /// See [`Named`] for an example.
 pub fn named<T: Named>(option: &str, name: &str) -> Result<T> {
+    of_name(name).map_err(|error| wrong(format!("`{option}`: {error}")))
+}
+
+fn of_name<T: Named>(name: &str) -> std::result::Result<T, String> {
     T::of_name(name).ok_or_else(|| {
         let names: Vec<&str> = T::NAMES.iter().map(|known| known.name).collect();
         let (last, rest) = names.split_last().unwrap_or((&"", &[]));
-        wrong(format!("`{option}`: expected {} or {last}, found {name:?}", rest.join(", ")))
+        format!("expected {} or {last}, found {name:?}", rest.join(", "))
     })
+}
+
+/// Reads a choice by its name.
+pub(crate) fn choice<'de, D: Deserializer<'de>, T: Named>(
+    deserializer: D,
+) -> std::result::Result<T, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    of_name(&name).map_err(D::Error::custom)
+}
+
+/// Reads a choice that need not be made.
+pub(crate) fn some_choice<'de, D: Deserializer<'de>, T: Named>(
+    deserializer: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    let name = Option::<String>::deserialize(deserializer)?;
+    name.map(|name| of_name(&name).map_err(D::Error::custom)).transpose()
+}
+
+/// Reads a choice at a command line, whose help lists them all.
+#[cfg(feature = "clap")]
+pub(crate) fn choices<T: Named>() -> impl TypedValueParser<Value = T> {
+    let names = T::NAMES.iter().map(|known| PossibleValue::new(known.name).help(known.meaning));
+    PossibleValuesParser::new(names).try_map(|name| of_name(&name))
 }
 
 const fn name<T>(name: &'static str, value: T, meaning: &'static str) -> Name<T> {

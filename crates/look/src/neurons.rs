@@ -6,6 +6,7 @@ use candle_core::DType;
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_pictures::Axis;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
@@ -18,26 +19,36 @@ const CONTEXT: usize = 8;
 /// in windows of the context.
 ///
 /// ```
-/// use candle_gpt2_engine::{Silent};
+/// use candle_gpt2_engine::Silent;
 /// use candle_gpt2_look::{Look, Neuron, Neurons, Reader, Subject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = Subject::new(&model, "built-in".into(), &reader);
-/// let neuron = Neuron::read("3.611")?;
+/// let neuron: Neuron = "3.611".parse()?;
 /// let text = Text::Words("Good night, good night! Parting is such sweet sorrow".into());
 /// let found = Neurons { text, neuron, top: 3 }.at(&subject, &Silent)?;
 /// assert_eq!((neuron.layer, neuron.neuron, found.report.values.len()), (3, 611, 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Neurons {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The neuron (`neuron`).
+    /// The neuron: LAYER.NEURON
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NEURON"))]
     pub neuron: Neuron,
-    /// How many places (`top`).
+    /// How many places
+    #[serde(default = "usual_top")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,
+}
+
+fn usual_top() -> usize {
+    20
 }
 
 impl Look for Neurons {

@@ -58,7 +58,7 @@ pub struct NextToken {
 
 impl NextTokens {
     /// From the logits `(V)` after the last token of a history, for a text with this configuration and these processors besides its
-    /// own; `top` tokens are told, with what each writes by `text_of`.
+    /// own; `top` tokens are listed, with what each writes by `text_of`.
     ///
     /// # Errors
     /// When a logit is no number, or the settings leave no token.
@@ -83,7 +83,7 @@ impl NextTokens {
         }
         order.truncate(top);
         order.sort_unstable_by(by_logit);
-        let told = |(id, logit, probability)| NextToken {
+        let next_token = |(id, logit, probability)| NextToken {
             id,
             token: text_of(id),
             logit,
@@ -91,7 +91,7 @@ impl NextTokens {
             probability,
         };
         Ok(Self {
-            tokens: order.into_iter().map(told).collect(),
+            tokens: order.into_iter().map(next_token).collect(),
             kept: probabilities.iter().filter(|probability| **probability > 0.0).count(),
         })
     }

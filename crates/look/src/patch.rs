@@ -5,11 +5,15 @@ use candle_gpt2::SiteKind;
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{By, Grid, estimated_grid, named_sites};
 use candle_gpt2_pictures::{Axis, Report};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
 use crate::error::{Result, wrong};
-use crate::{Found, Look, Reader, Subject};
+#[cfg(feature = "clap")]
+use crate::named::choices;
+use crate::named::some_choice;
+use crate::{Found, Look, MetricOptions, Reader, Subject};
 
 /// What is put from the clean run into the corrupted one.
 ///
@@ -21,11 +25,16 @@ use crate::{Found, Look, Reader, Subject};
 /// assert_ne!(heads.site, Patched::default().site);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Patched {
-    /// The place (`site`): `resid_pre`, `z`, …, or TransformerLens' name of one.
+    /// What is put from the clean run into the corrupted one: resid_pre, resid_mid, attn_out, mlp_out, z, q, k, v, pattern, … or TransformerLens' name of one
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SITE", default_value_t = Patched::default().site))]
     pub site: String,
-    /// The parts, besides the layer (`by`), by default the position, and the head where the site has heads.
+    /// The parts, besides the layer [default: position, and head where the site has heads]
+    #[serde(deserialize_with = "some_choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PARTS", value_parser = choices::<By>()))]
     pub by: Option<By>,
 }
 
@@ -81,18 +90,28 @@ impl Patched {
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
-///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
 /// };
+/// let metric = MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() };
 /// let tokens = reader.text(&texts.clean)?.len();
-/// let found = Patch { texts, patched: Patched::default() }.at(&subject, &Silent)?;
+/// let found = Patch { texts, metric, patched: Patched::default() }.at(&subject, &Silent)?;
 /// assert_eq!(found.report.values.len(), 4 * tokens, "each layer and position in turn");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Patch {
     /// Both texts.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
+    /// The prediction.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
+    pub metric: MetricOptions,
     /// What is put where.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub patched: Patched,
 }
 
@@ -108,18 +127,28 @@ pub struct Patch {
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
-///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
 /// };
+/// let metric = MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() };
 /// let tokens = reader.text(&texts.clean)?.len();
-/// let found = Estimate { texts, patched: Patched::default() }.at(&subject, &Silent)?;
+/// let found = Estimate { texts, metric, patched: Patched::default() }.at(&subject, &Silent)?;
 /// assert_eq!(found.report.values.len(), 4 * tokens);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Estimate {
     /// Both texts.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
+    /// The prediction.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
+    pub metric: MetricOptions,
     /// What would be put where.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub patched: Patched,
 }
 
@@ -133,12 +162,17 @@ pub struct CheckedPatch {
     by: By,
 }
 
-fn check(texts: &ComparedTexts, patched: &Patched, reader: &Reader) -> Result<CheckedPatch> {
-    let (kind, by) = patched.read(reader)?;
-    Ok(CheckedPatch { texts: texts.read(reader)?, kind, by })
-}
-
 impl CheckedPatch {
+    fn new(
+        texts: &ComparedTexts,
+        metric: &MetricOptions,
+        patched: &Patched,
+        reader: &Reader,
+    ) -> Result<Self> {
+        let (kind, by) = patched.read(reader)?;
+        Ok(Self { texts: texts.read(metric, reader)?, kind, by })
+    }
+
     fn grid_axes(&self, subject: &Subject, report: &mut Report) {
         report.axes = vec![subject.layer_axis()];
         for axis in self.by.axes() {
@@ -159,7 +193,7 @@ impl Look for Patch {
     type Checked = CheckedPatch;
 
     fn check(&self, reader: &Reader) -> Result<CheckedPatch> {
-        check(&self.texts, &self.patched, reader)
+        CheckedPatch::new(&self.texts, &self.metric, &self.patched, reader)
     }
 
     fn look(&self, checked: CheckedPatch, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
@@ -180,7 +214,7 @@ impl Look for Estimate {
     type Checked = CheckedPatch;
 
     fn check(&self, reader: &Reader) -> Result<CheckedPatch> {
-        check(&self.texts, &self.patched, reader)
+        CheckedPatch::new(&self.texts, &self.metric, &self.patched, reader)
     }
 
     fn look(&self, checked: CheckedPatch, subject: &Subject, _: &dyn Reporter) -> Result<Found> {

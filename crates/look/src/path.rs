@@ -3,11 +3,12 @@
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{Head, Receiver};
 use candle_gpt2_pictures::Axis;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
 use crate::error::{Result, wrong};
-use crate::{Found, Heads, Look, Reader, Subject};
+use crate::{Found, Heads, Look, MetricOptions, Reader, Subject};
 
 /// The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another.
 ///
@@ -21,22 +22,36 @@ use crate::{Found, Heads, Look, Reader, Subject};
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
-///     metric: MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() },
 /// };
-/// let path = PathPatching { texts, from: Some("1.2".parse()?), to: "3.0.q".into() };
+/// let metric = MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() };
+/// let path = PathPatching { texts, metric, from: Some("1.2".parse()?), to: "3.0.q".into() };
 /// let found = path.at(&subject, &Silent)?;
 /// assert!(found.report.metric.is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct PathPatching {
     /// Both texts.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub texts: ComparedTexts,
-    /// The heads whose output is taken from the corrupted text, together (`from`); every head before the receiver in turn where none
-    /// are named.
+    /// The prediction.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
+    pub metric: MetricOptions,
+    /// The heads whose output is taken from the corrupted text, together: LAYER.HEAD, separated by commas
+    #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub from: Option<Heads>,
-    /// Where the path ends (`to`): `final`, or queries, keys or values of a head, such as `9.9.q`.
+    /// Where the path ends: `final` (the last residual stream), or queries, keys or values of a head, such as 9.9.q
+    #[serde(default = "last_stream")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RECEIVER", default_value_t = last_stream()))]
     pub to: String,
+}
+
+fn last_stream() -> String {
+    "final".into()
 }
 
 /// What path patching needs to look.
@@ -87,7 +102,7 @@ impl Look for PathPatching {
                 late.layer, late.head, self.to
             )));
         }
-        Ok(CheckedPath { texts: self.texts.read(reader)?, senders, receiver, end })
+        Ok(CheckedPath { texts: self.texts.read(&self.metric, reader)?, senders, receiver, end })
     }
 
     fn look(&self, checked: CheckedPath, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {

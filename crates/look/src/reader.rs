@@ -9,6 +9,7 @@ use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_interpret::Head;
 use candle_gpt2_pictures::{Report, Token, shown};
+use serde::{Deserialize, Serialize};
 
 use crate::LookError;
 use crate::error::{Result, wrong};
@@ -25,12 +26,20 @@ use crate::error::{Result, wrong};
 /// assert!(reader.text(&Text::Words(String::new())).is_err(), "a text has at least one token");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "invalid type: expected a text, or token ids")]
 pub enum Text {
     /// Words, which need a tokenizer.
     Words(String),
     /// Token ids.
     Ids(Vec<u32>),
+}
+
+/// The empty text.
+impl Default for Text {
+    fn default() -> Self {
+        Self::Words(String::new())
+    }
 }
 
 /// A token.
@@ -41,7 +50,8 @@ pub enum Text {
 /// assert!(matches!(TokenChoice::from("#464"), TokenChoice::Id(464)));
 /// assert!(matches!(TokenChoice::from(" Paris"), TokenChoice::Text(text) if text == " Paris"));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "invalid type: expected a text of one token, or a token id")]
 pub enum TokenChoice {
     /// A text of one token.
     Text(String),
@@ -69,8 +79,41 @@ impl From<&str> for TokenChoice {
 /// assert_eq!(heads.to_string(), "9.9,10.7");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "WrittenHeads")]
 pub struct Heads(pub Vec<Head>);
+
+/// How JSON has them: in one text, or as texts and pairs.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "invalid type: expected pairs of layer and head, or texts such as \"9.6\"")]
+enum WrittenHeads {
+    Short(String),
+    Each(Vec<WrittenPair>),
+}
+
+/// Two numbers, or a text such as `9.6`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "invalid type: expected a pair of numbers, or a text such as \"11.611\"")]
+enum WrittenPair {
+    Short(String),
+    Numbers(usize, usize),
+}
+
+impl TryFrom<WrittenHeads> for Heads {
+    type Error = LookError;
+
+    fn try_from(written: WrittenHeads) -> Result<Self> {
+        let each = match written {
+            WrittenHeads::Short(text) => return text.parse(),
+            WrittenHeads::Each(each) => each,
+        };
+        let heads = each.into_iter().map(|head| match head {
+            WrittenPair::Numbers(layer, head) => Ok(vec![Head { layer, head }]),
+            WrittenPair::Short(text) => text.parse().map(|Self(heads)| heads),
+        });
+        Ok(Self(heads.collect::<Result<Vec<_>>>()?.concat()))
+    }
+}
 
 /// Reads heads as `9.9,10.7`.
 impl FromStr for Heads {
@@ -106,8 +149,33 @@ impl Display for Heads {
 /// let _same: Ranges = vec![0, 4].into();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "WrittenRanges")]
 pub struct Ranges(Vec<RangeInclusive<usize>>);
+
+/// How JSON has them: in a text, or as numbers.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "invalid type: expected numbers from 0 on, as a list or as a text such as \"0,4,8-11\""
+)]
+enum WrittenRanges {
+    Short(String),
+    One(usize),
+    Each(Vec<usize>),
+}
+
+impl TryFrom<WrittenRanges> for Ranges {
+    type Error = String;
+
+    fn try_from(written: WrittenRanges) -> std::result::Result<Self, String> {
+        match written {
+            WrittenRanges::Short(text) => text.parse(),
+            WrittenRanges::One(number) => Ok(vec![number].into()),
+            WrittenRanges::Each(numbers) => Ok(numbers.into()),
+        }
+    }
+}
 
 /// Reads `3`, `0-5` or `0,4,8-11`.
 impl FromStr for Ranges {
@@ -154,12 +222,13 @@ impl Ranges {
 /// ```
 /// use candle_gpt2_look::Neuron;
 ///
-/// let neuron = Neuron::read("11.611")?;
+/// let neuron: Neuron = "11.611".parse()?;
 /// assert_eq!((neuron.layer, neuron.neuron), (11, 611));
-/// assert!(Neuron::read("11").is_err());
+/// assert!("11".parse::<Neuron>().is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "WrittenPair")]
 pub struct Neuron {
     /// Its layer.
     pub layer: usize,
@@ -167,16 +236,26 @@ pub struct Neuron {
     pub neuron: usize,
 }
 
-impl Neuron {
-    /// Reads `11.611`.
-    ///
-    /// # Errors
-    /// When it is something else.
-    pub fn read(text: &str) -> Result<Self> {
+/// Reads `11.611`.
+impl FromStr for Neuron {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
         let numbers = text.split_once('.').map(|(layer, neuron)| (layer.parse(), neuron.parse()));
         match numbers {
             Some((Ok(layer), Ok(neuron))) => Ok(Self { layer, neuron }),
-            _ => Err(wrong(format!("`neuron` {text}: write LAYER.NEURON, such as 11.611"))),
+            _ => Err(format!("`{text}` is no neuron; write LAYER.NEURON, such as 11.611")),
+        }
+    }
+}
+
+impl TryFrom<WrittenPair> for Neuron {
+    type Error = String;
+
+    fn try_from(written: WrittenPair) -> std::result::Result<Self, String> {
+        match written {
+            WrittenPair::Short(text) => text.parse(),
+            WrittenPair::Numbers(layer, neuron) => Ok(Self { layer, neuron }),
         }
     }
 }

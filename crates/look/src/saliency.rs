@@ -3,9 +3,13 @@
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Saliency as Weighing, token_weights};
 use candle_gpt2_pictures::{Axis, Metric as Shown, Scale};
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
+use crate::named::choice;
+#[cfg(feature = "clap")]
+use crate::named::choices;
 use crate::{CheckedMetric, Found, Look, Method, MetricOptions, Reader, Subject, Text, TokenChoice};
 
 /// Most steps of integrated gradients.
@@ -26,25 +30,40 @@ const MOST_STEPS: usize = 1000;
 /// assert_eq!(found.report.values.len(), found.report.tokens.len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Saliency {
     /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
     /// The prediction.
+    #[serde(flatten)]
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// How the weight of a token is found (`method`).
+    /// How the weight of a token is found
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "integrated", value_parser = choices::<Method>()))]
     pub method: Method,
-    /// Steps of integrated gradients (`steps`).
+    /// Steps of --method integrated
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Saliency::default().steps))]
     pub steps: usize,
-    /// The token that stands for nothing in integrated gradients (`baseline`), by default the one that texts begin with.
+    /// The token that stands for nothing in --method integrated: a text of one token, or #ID [default: the configuration's bos_token_id]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub baseline: Option<TokenChoice>,
+}
+
+impl Default for Saliency {
+    fn default() -> Self {
+        let (metric, method) = (MetricOptions::default(), Method::default());
+        Self { text: Text::default(), metric, method, steps: 50, baseline: None }
+    }
 }
 
 impl Saliency {
     /// Of a text, by integrated gradients in 50 steps.
     pub fn new(text: Text) -> Self {
-        let (metric, method) = (MetricOptions::default(), Method::default());
-        Self { text, metric, method, steps: 50, baseline: None }
+        Self { text, ..Self::default() }
     }
 }
 
@@ -76,12 +95,12 @@ impl Look for Saliency {
 
     fn look(
         &self,
-        (CheckedMetric { ids, asked }, weighing): Self::Checked,
+        (CheckedMetric { ids, prediction }, weighing): Self::Checked,
         subject: &Subject,
         _: &dyn Reporter,
     ) -> Result<Found> {
         let run = subject.run(&ids)?;
-        let metric = asked.metric(&run)?;
+        let metric = prediction.metric(&run)?;
         let found = token_weights(&run, &metric, weighing)?;
         let name = subject.metric_name(&metric);
         let mut report =

@@ -1,43 +1,14 @@
 //! A report as one HTML file: data, style and script inside it, no request to anywhere.
 //!
 //! The data stands in a script element of type `application/json`, where only `<` has a meaning to HTML; the script puts every text
-//! on the page as text. The parts of style and script that do not belong to reports are exported, for other pages.
+//! on the page as text. What it is drawn with is in `candle-gpt2-web`.
 
+use candle_gpt2_web::{PARTS_CSS, PARTS_JS, REPORT_HTML, REPORT_PAGE_CSS, REPORT_PAGE_HTML, REPORT_PAGE_JS};
 use serde::Serialize;
 
 use crate::packed::{Pattern, pack};
 use crate::report::printable;
 use crate::{Axis, Metric, Report, Scale, Token};
-
-/// Style of the parts: heatmap, bars, line of tokens, table, small heads, a whole report.
-///
-/// See [`data`] for an example.
-pub const PARTS_CSS: &str = include_str!("parts/parts.css");
-/// Script of the parts: one object `parts` of functions that decode patterns and draw; `parts.report` draws what [`data`] gives
-/// into [`REPORT_HTML`].
-pub const PARTS_JS: &str = concat!(include_str!("parts/parts.js"), include_str!("parts/report.js"));
-/// Style of pages that write with a model: their buttons, fields, settings and choices, and the steps of a head. It stands after
-/// [`PARTS_CSS`].
-///
-/// See [`data`] for an example.
-pub const WRITING_CSS: &str = concat!(include_str!("parts/writing.css"), include_str!("parts/head.css"));
-/// Script of pages that write with a model, after [`PARTS_JS`]: further functions of `parts`, for the tokens of a text and their
-/// alternatives, for settings, and `parts.head` for one attention weight step by step.
-///
-/// See [`data`] for an example.
-pub const WRITING_JS: &str = concat!(include_str!("parts/writing.js"), include_str!("parts/head.js"));
-/// Where `parts.head.view` draws: a page that shows the steps of a head holds this once.
-///
-/// See [`data`] for an example.
-pub const HEAD_HTML: &str = include_str!("parts/head.html");
-/// Where `parts.report` draws: a page that shows reports holds this once.
-///
-/// See [`data`] for an example.
-pub const REPORT_HTML: &str = include_str!("parts/report.html");
-
-const PAGE: &str = include_str!("parts/page.html");
-const PAGE_CSS: &str = include_str!("parts/page.css");
-const PAGE_JS: &str = include_str!("parts/page.js");
 
 /// What the script of the page reads: the report, with patterns of attention packed.
 #[derive(Serialize)]
@@ -78,12 +49,13 @@ struct Data<'a> {
 pub fn page(report: &Report) -> String {
     let data = data(report).replace('<', "\\u003c");
     // Between pairs of `@@` stand the names of what goes there.
-    PAGE.split("@@")
+    REPORT_PAGE_HTML
+        .split("@@")
         .map(|piece| match piece {
             "report" => REPORT_HTML.to_owned(),
             "title" => escaped(&report.title),
-            "style" => [PARTS_CSS, PAGE_CSS].concat(),
-            "script" => [PARTS_JS, PAGE_JS].concat(),
+            "style" => [PARTS_CSS, REPORT_PAGE_CSS].concat(),
+            "script" => [PARTS_JS, REPORT_PAGE_JS].concat(),
             "data" => data.clone(),
             html => html.to_owned(),
         })

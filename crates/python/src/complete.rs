@@ -1,15 +1,17 @@
 //! Completions in OpenAI's words: a request and an answer are those of the server, `gpt2 serve`.
 
-use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, Limits, ServedModel};
+use std::sync::Arc;
+
+use candle_gpt2_api::{ApiOptions, CompletionRequest, Endpoint, Limits, ServedModel, Session, Work};
 use candle_gpt2_engine::LoadedModel;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
 
-use crate::errors::{Failure, Result, failed, wrong_value};
+use crate::errors::{Result, failed, wrong_value};
 use crate::generate::clock;
 use crate::model::Model;
-use crate::options::unknown_keyword;
+use crate::keywords::unknown_keyword;
 use crate::process::{computing, start};
 use crate::signals::is_raised;
 use crate::values::{json_of, python_of};
@@ -17,23 +19,11 @@ use crate::values::{json_of, python_of};
 /// Texts that are made at once, as the program has it.
 const BATCH_SIZE: usize = 8;
 
-/// What requests are checked against: nothing that is there to keep a server from harm.
-pub(crate) fn served(loaded: &LoadedModel, name: &str) -> Result<ServedModel> {
-    let limits = Limits {
-        max_prompts: usize::MAX,
-        max_n: usize::MAX,
-        max_logprobs: usize::MAX,
-        max_total_tokens: usize::MAX,
-        ends_at_context: false,
-    };
-    Ok(ServedModel::new(loaded, ApiOptions { name: name.to_owned(), limits, ..ApiOptions::default() })?)
-}
-
 /// The answer to a request for completions of a prompt.
 pub(crate) fn complete<'py>(
     py: Python<'py>,
     loaded: &LoadedModel,
-    served: &ServedModel,
+    served: &Arc<ServedModel>,
     prompt: &Bound<'py, PyAny>,
     options: Option<&Bound<'py, PyDict>>,
 ) -> Result<Bound<'py, PyAny>> {
@@ -45,34 +35,33 @@ pub(crate) fn complete<'py>(
         }
         body.insert(key, json_of(&value)?);
     }
-    let request = CompletionRequest::parse(Value::Object(body).to_string().as_bytes())?;
+    let body = Value::Object(body).to_string();
     let answer = computing(py, loaded, || {
-        let Call { requests, mut answer, stream } = Call::of_completion(request, served, None)?;
-        if stream {
+        let work = served.read(Endpoint::Completions, body.as_bytes(), None)?;
+        let Work::Texts(call) = &work else {
+            return Err(failed("a completion that asks for something else"));
+        };
+        if call.stream {
             return Err(wrong_value("stream: an answer comes as a whole here; iterate over model.stream(…)"));
         }
-        for event in loaded.batch(requests, BATCH_SIZE, Some(clock()))? {
-            let event = event?;
-            answer.take(event.request().place(), event)?;
-            if is_raised() {
-                return Err(failed("interrupted"));
-            }
-        }
-        Ok::<_, Failure>(answer.into_response())
+        let scheduler = loaded.scheduler_for(&call.requests, BATCH_SIZE, Some(clock()))?;
+        let mut session = Session::new(loaded.clone(), Arc::clone(served), scheduler);
+        let reply = session.answer(work, || !is_raised())?;
+        reply.map(|reply| reply.json).ok_or_else(|| failed("interrupted"))
     })?;
     let answer: Value = serde_json::from_str(&answer).map_err(|error| failed(error.to_string()))?;
     Ok(python_of(py, &answer)?)
 }
 
 impl Model {
-    fn served(&self) -> Result<&ServedModel> {
-        match self.served.get() {
-            Some(served) => Ok(served),
-            None => {
-                let served = served(&self.loaded, &self.opened.name())?;
-                Ok(self.served.get_or_init(|| served))
-            }
+    /// What requests are checked against: nothing that is there to keep a server from harm.
+    fn served(&self) -> Result<&Arc<ServedModel>> {
+        if let Some(served) = self.served.get() {
+            return Ok(served);
         }
+        let options = ApiOptions { name: self.opened.name(), limits: Limits::NONE, ..ApiOptions::default() };
+        let served = Arc::new(ServedModel::new(&self.loaded, options)?);
+        Ok(self.served.get_or_init(|| served))
     }
 }
 

@@ -27,6 +27,9 @@ create_exception!(
     "What a model, a machine or a file does not allow, although the call was right."
 );
 
+/// Options whose names Python keeps for itself, so that its keywords end in an underscore.
+pub(crate) const RESERVED: [&str; 3] = ["as", "from", "with"];
+
 /// An error on its way to Python.
 #[derive(Debug)]
 pub(crate) struct Failure(PyErr);
@@ -56,6 +59,14 @@ impl Failure {
         self
     }
 
+    /// The exception as a value, in place of what was asked for; what ends the process, such as Ctrl-C, is raised.
+    pub(crate) fn in_place(self, py: Python<'_>) -> Result<Bound<'_, PyAny>> {
+        match self.0.is_instance_of::<PyException>(py) {
+            true => Ok(self.into_exception(py).into_bound(py)),
+            false => Err(self),
+        }
+    }
+
     /// The exception.
     pub(crate) fn into_exception(self, py: Python<'_>) -> Py<PyAny> {
         self.0.into_value(py).into_any()
@@ -74,24 +85,21 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// Options whose names Python keeps for itself, so that its keywords end in an underscore.
-const RESERVED: [&str; 3] = ["as", "from", "with"];
-
 /// The error with its causes, and with options as keywords.
-fn told(error: &dyn Error) -> String {
-    let mut told = error.to_string();
+fn message(error: &dyn Error) -> String {
+    let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        told.push_str(": ");
-        told.push_str(&error.to_string());
+        message.push_str(": ");
+        message.push_str(&error.to_string());
         cause = error.source();
     }
-    let keyword = |told: String, option| told.replace(&format!("`{option}`"), &format!("`{option}_`"));
-    RESERVED.into_iter().fold(told, keyword)
+    let keyword = |message: String, option| message.replace(&format!("`{option}`"), &format!("`{option}_`"));
+    RESERVED.into_iter().fold(message, keyword)
 }
 
 fn of(error: &dyn Error, is_usage: bool) -> Failure {
-    if is_usage { wrong_value(told(error)) } else { failed(told(error)) }
+    if is_usage { wrong_value(message(error)) } else { failed(message(error)) }
 }
 
 impl From<EngineError> for Failure {
@@ -122,7 +130,7 @@ impl From<WeightsError> for Failure {
                 | WeightsError::OtherHead { .. }
         );
         match is_missing {
-            true => Self(PyFileNotFoundError::new_err(told(&error))),
+            true => Self(PyFileNotFoundError::new_err(message(&error))),
             false => of(&error, is_usage),
         }
     }
@@ -159,7 +167,7 @@ impl From<LookError> for Failure {
             LookError::Weights(error) => error.into(),
             LookError::Compute(error) => error.into(),
             LookError::Read { error: ref missing, .. } if missing.kind() == io::ErrorKind::NotFound => {
-                Self(PyFileNotFoundError::new_err(told(&error)))
+                Self(PyFileNotFoundError::new_err(message(&error)))
             }
             error => of(&error, error.is_usage()),
         }
@@ -168,7 +176,11 @@ impl From<LookError> for Failure {
 
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
-        of(&error, error.status() < 500)
+        // Callers own the model, and may know what went wrong inside.
+        match error.cause() {
+            Some(cause) => failed(cause),
+            None => of(&error, error.status() < 500),
+        }
     }
 }
 
@@ -211,7 +223,7 @@ impl From<TrainingError> for Failure {
                     TrainingError::File { error, .. } if error.kind() == io::ErrorKind::NotFound
                 );
                 match is_missing {
-                    true => Self(PyFileNotFoundError::new_err(told(&error))),
+                    true => Self(PyFileNotFoundError::new_err(message(&error))),
                     false => of(&error, error.is_usage()),
                 }
             }

@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 
 use crate::errors::{Failure, Result, failed, wrong_value};
 use crate::model::Model;
-use crate::options::Asked;
+use crate::options::{Asked, samples};
 use crate::process::{computing_partly, interruptible, start};
 use crate::raised::Raised;
 use crate::signals::is_raised;
@@ -174,6 +174,9 @@ fn told_of_prompt(py: Python<'_>, texts: Vec<Text>, shape: Shape) -> Result<Boun
     })
 }
 
+/// Keywords of `generate` that are no options of texts.
+const OTHERS: [&str; 4] = ["batch_size", "details", "return_exceptions", "hooks"];
+
 #[pymethods]
 impl Model {
     /// Continues a prompt, or each of a list: a text (str) or token ids. Options are transformers' (max_new_tokens, do_sample,
@@ -194,9 +197,6 @@ impl Model {
         hooks: Option<&Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PyDict>>,
     ) -> Result<Bound<'py, PyAny>> {
-        /// Keywords that are no options of texts.
-        const OTHERS: [&str; 4] = ["batch_size", "details", "return_exceptions", "hooks"];
-
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
@@ -218,6 +218,12 @@ impl Model {
             returns_exceptions: return_exceptions,
         };
         told(py, outcomes, interrupted, shape)
+    }
+
+    /// Whether `generate` samples with these keywords, so that a seed changes its texts.
+    #[pyo3(signature = (**options))]
+    fn _samples(&self, options: Option<&Bound<'_, PyDict>>) -> Result<bool> {
+        samples(&self.loaded, options, &OTHERS)
     }
 }
 

@@ -2,14 +2,15 @@
 
 use candle_gpt2::Site;
 use candle_gpt2_interpret::named_sites;
-use candle_gpt2_look::{Activations, LookError, Reader, Subject, named};
+use candle_gpt2_look::{Activations, LookError, Reader, Subject};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::Result;
 use crate::hooks::Hooks;
-use crate::look::{ranges, text};
+use crate::keywords::read;
+use crate::look::fields;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::raised::Raised;
@@ -37,8 +38,7 @@ impl Model {
     /// hooks: pairs of a name and a function of an array and its name. What it returns is put there; None changes nothing. Besides
     /// pairs there may be what `steering` gives. bos: put the token that begins texts in front. layers, positions: only of these
     /// layers, only of these tokens. as_: "raw" numbers, or those that "transformer-lens" shows.
-    #[pyo3(signature = (text, names = None, hooks = None, bos = false, *, layers = None, positions = None, as_ = "raw"))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    #[pyo3(signature = (text, names = None, hooks = None, bos = false, **options), text_signature = "($self, text, names=None, hooks=None, bos=False, *, layers=None, positions=None, as_='raw')")]
     fn run_with_cache<'py>(
         &self,
         py: Python<'py>,
@@ -46,19 +46,12 @@ impl Model {
         names: Option<&Bound<'py, PyAny>>,
         hooks: Option<&Bound<'py, PyAny>>,
         bos: bool,
-        layers: Option<&Bound<'py, PyAny>>,
-        positions: Option<&Bound<'py, PyAny>>,
-        as_: &str,
+        options: Option<&Bound<'py, PyDict>>,
     ) -> Result<(Bound<'py, PyArrayDyn<f32>>, Bound<'py, PyDict>)> {
         start()?;
         let n_layer = self.loaded.config().n_layer;
-        let activations = Activations {
-            text: self::text(text)?,
-            sites: sites(names, n_layer)?,
-            layers: ranges("layers", layers)?,
-            positions: ranges("positions", positions)?,
-            numbers: named("as", as_)?,
-        };
+        let activations: Activations = read(fields(&[("text", text)])?, options, &["names", "hooks", "bos"])?;
+        let activations = Activations { sites: sites(names, n_layer)?, ..activations };
         let raised = Raised::default();
         let mut hooks = Hooks::read(hooks, n_layer, &raised)?;
         let (name, mut seen) = (self.opened.name(), Vec::new());

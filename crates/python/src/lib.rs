@@ -13,6 +13,7 @@ mod evaluate;
 mod generate;
 mod hooks;
 mod inside;
+mod keywords;
 mod look;
 mod model;
 mod options;
@@ -45,6 +46,8 @@ mod _native {
     use super::evaluate::protocols;
     #[pymodule_export]
     use super::model::Model;
+    #[pymodule_export]
+    use super::options::number_options;
     #[pymodule_export]
     use super::picture::Picture;
     #[pymodule_export]

@@ -28,7 +28,7 @@ pub(crate) struct Model {
     pub(crate) opened: Opened,
     compiler: OnceLock<Compiler>,
     /// Made for the first completion.
-    pub(crate) served: OnceLock<ServedModel>,
+    pub(crate) served: OnceLock<Arc<ServedModel>>,
 }
 
 /// What a model was opened with: what a pickle of it holds. Paths of what is on this machine are absolute, and so stay right in

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::called;
+pub(crate) use crate::keywords::unknown_keyword;
 use crate::raised::Raised;
 use crate::values::{Values, id_or_ids, is_mapping, json_of};
 
@@ -90,6 +91,30 @@ impl Asked {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether completions are sampled under these keywords, of which those of a grammar and of processors are not read.
+pub(crate) fn samples(
+    loaded: &LoadedModel,
+    options: Option<&Bound<'_, PyDict>>,
+    others: &[&str],
+) -> Result<bool> {
+    let own = options.map(PyDictMethods::copy).transpose()?;
+    for other in others {
+        own.iter()
+            .filter(|own| own.contains(other).unwrap_or(false))
+            .try_for_each(|own| own.del_item(other))?;
+    }
+    let options = Given::read(own.as_ref(), others)?.options(loaded.assistant().is_some())?;
+    Ok(loaded.defaults()?.changed_by(&options)?.do_sample)
+}
+
+/// The options of generation that are a number: the name, whether it is a whole number, and what it does.
+#[pyfunction]
+#[pyo3(name = "_number_options")]
+pub(crate) fn number_options() -> Vec<(&'static str, bool, &'static str)> {
+    let numbers = OPTIONS.iter().filter(|option| matches!(option.kind, "usize" | "u32" | "u64" | "f64"));
+    numbers.map(|option| (option.name, option.kind != "f64", option.doc.trim())).collect()
 }
 
 /// The keywords that are given, those that are None left out.
@@ -239,13 +264,6 @@ impl Given {
             )),
         }
     }
-}
-
-/// A keyword that there is not, with the one that is most like it.
-pub(crate) fn unknown_keyword<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> crate::errors::Failure {
-    let nearest =
-        known.max_by(|a, b| strsim::jaro(key, a).total_cmp(&strsim::jaro(key, b))).unwrap_or_default();
-    wrong_type(format!("there is no option `{key}`; the nearest name is `{nearest}`"))
 }
 
 /// A function, or a list of them.

@@ -71,26 +71,33 @@ fn score_continuations<'py>(
 impl Model {
     /// How probable a text is: a dict with ids, logprobs (nan for the first token), sum, loss and perplexity, with `top` also the
     /// most probable alternatives of each token; of a list, a list of dicts. stride: distance between the windows of texts longer
-    /// than the context, by default half of it.
-    #[pyo3(signature = (text, stride = None, top = 0))]
+    /// than the context, by default half of it. return_exceptions: what went wrong with a text stands in its place.
+    #[pyo3(signature = (text, stride = None, top = 0, *, return_exceptions = false))]
     fn score<'py>(
         &self,
         py: Python<'py>,
         text: &Bound<'py, PyAny>,
         #[pyo3(from_py_with = number)] stride: Option<usize>,
         #[pyo3(from_py_with = number)] top: usize,
+        return_exceptions: bool,
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
         let (is_list, texts) = Texts::read(text)?.into_list();
-        let texts = all_of(py, texts, "text")?;
-        let score = |text: Text| score_text(py, &self.loaded, text, stride, top);
+        let texts = match return_exceptions {
+            true => texts,
+            false => all_of(py, texts, "text")?.into_iter().map(Ok).collect(),
+        };
         let scored = texts.into_iter().enumerate().map(|(index, text)| {
-            score(text)
-                .map_err(|error| if is_list { error.with_note(py, &format!("text {index}")) } else { error })
+            match text.and_then(|text| score_text(py, &self.loaded, text, stride, top)) {
+                Ok(score) => Ok(score.into_any()),
+                Err(error) if return_exceptions => error.in_place(py),
+                Err(error) if is_list => Err(error.with_note(py, &format!("text {index}"))),
+                Err(error) => Err(error),
+            }
         });
         let mut scored = scored.collect::<Result<Vec<_>>>()?;
         Ok(match (is_list, scored.len()) {
-            (false, 1) => scored.swap_remove(0).into_any(),
+            (false, 1) => scored.swap_remove(0),
             _ => PyList::new(py, scored)?.into_any(),
         })
     }

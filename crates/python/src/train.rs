@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value, json};
 
-use crate::errors::{Result, failed, warn, wrong_type, wrong_value};
+use crate::errors::{Result, warn, wrong_type, wrong_value};
+use crate::keywords::read;
 use crate::model::{Model, hub};
-use crate::options::unknown_keyword;
 use crate::process::{interruptible, start};
 use crate::raised::Raised;
 use crate::reporting::Listener;
@@ -63,8 +63,10 @@ pub(crate) fn train<'py>(
     options: Option<&Bound<'py, PyDict>>,
 ) -> Result<Bound<'py, PyAny>> {
     let start = start_of(init, config)?;
-    let options =
-        TrainOptions { resume, ..read(options, &["init", "config", "tokenizer", "on_step", "offline"])? };
+    let options = TrainOptions {
+        resume,
+        ..read(Map::new(), options, &["init", "config", "tokenizer", "on_step", "offline"])?
+    };
     let hub = hub(offline);
     run(py, TrainJob { data: files(data)?, start, tokenizer, out, options, hub }, on_step)
 }
@@ -86,7 +88,7 @@ impl Model {
         options: Option<&Bound<'py, PyDict>>,
     ) -> Result<Bound<'py, PyAny>> {
         let opened = self.opened.options()?;
-        let options = TrainOptions { resume, ..read(options, &["tokenizer", "on_step"])? };
+        let options = TrainOptions { resume, ..read(Map::new(), options, &["tokenizer", "on_step"])? };
         let job = TrainJob {
             data: files(data)?,
             start: Start::Checkpoint(opened.model),
@@ -129,29 +131,6 @@ fn configuration(config: &Bound<'_, PyAny>) -> Result<Start> {
     }
     let config = Gpt2Config::from_json(&json_of(config)?.to_string());
     Ok(Start::Config(Box::new(config.map_err(|error| wrong_value(format!("config: {error}")))?)))
-}
-
-/// Reads keywords, each by itself, so that what is wrong is told of it; others have these names.
-pub(crate) fn read(given: Option<&Bound<'_, PyDict>>, others: &[&'static str]) -> Result<TrainOptions> {
-    let known = serde_json::to_value(TrainOptions::default()).map_err(|error| failed(error.to_string()))?;
-    let known: Vec<&str> = known.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
-    let mut fields = Map::new();
-    for (key, value) in given.into_iter().flatten() {
-        let key: String = key.extract()?;
-        if !known.contains(&key.as_str()) {
-            return Err(unknown_keyword(&key, known.iter().chain(others).copied()));
-        }
-        if value.is_none() {
-            continue;
-        }
-        let value =
-            json_of(&value).map_err(|error| error.with_note(value.py(), &format!("in the option {key}")))?;
-        let field = Value::Object(Map::from_iter([(key.clone(), value.clone())]));
-        serde_json::from_value::<TrainOptions>(field)
-            .map_err(|error| wrong_value(format!("{key}: {error}")))?;
-        fields.insert(key, value);
-    }
-    serde_json::from_value(Value::Object(fields)).map_err(|error| wrong_value(error.to_string()))
 }
 
 /// Hears of a training, and ends it at a signal or at an exception.

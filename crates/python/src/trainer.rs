@@ -13,11 +13,12 @@ use pyo3::types::{PyBytes, PyDict};
 use serde_json::{Map, Value};
 
 use crate::errors::{Failure, Result, wrong_value};
+use crate::keywords::read;
 use crate::model::hub;
 use crate::process::{interruptible, start};
 use crate::raised::{Lent, Raised};
 use crate::reporting::Listener;
-use crate::train::{files, read, start_of};
+use crate::train::{files, start_of};
 use crate::values::{Values, dict_of, float_array, number, type_name};
 
 /// The training that candle_gpt2.train makes, step by step, for a loop of one's own over several processes: each computes its
@@ -82,7 +83,7 @@ impl Trainer {
     ) -> Result<Self> {
         start()?;
         let others = ["init", "config", "tokenizer", "rank", "world_size", "offline"];
-        let options = TrainOptions { resume, ..read(options, &others)? };
+        let options = TrainOptions { resume, ..read(Map::new(), options, &others)? };
         if options.sample.is_some() {
             return Err(wrong_value("sample: a Trainer writes no samples; train does"));
         }

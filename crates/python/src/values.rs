@@ -237,6 +237,9 @@ fn json_within(value: &Bound<'_, PyAny>, depth: usize) -> Result<Value> {
     if let Ok(text) = value.cast::<PyString>() {
         return Ok(Value::String(text.to_str()?.to_owned()));
     }
+    if value.hasattr(intern!(value.py(), "__fspath__"))? {
+        return Ok(Value::String(value.extract::<PathBuf>()?.to_string_lossy().into_owned()));
+    }
     if is_mapping(value)? {
         let entry = |item: PyResult<Bound<'_, PyAny>>| {
             let (key, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item?.extract()?;

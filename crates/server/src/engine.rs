@@ -3,7 +3,6 @@
 
 mod worker;
 
-use std::fmt::Display;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,7 +16,7 @@ use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::{Event, GenerationError, Request};
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::busy::draining;
+use crate::busy::{draining, queue_full};
 use crate::fault::{internal, logged};
 use crate::metrics::Metrics;
 use worker::Worker;
@@ -42,16 +41,8 @@ pub(crate) struct EngineOptions {
 pub(crate) struct Engine {
     commands: Sender<Command>,
     shared: Arc<Shared>,
+    metrics: Arc<Metrics>,
     life: watch::Receiver<Life>,
-}
-
-/// Why a call is not accepted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
-    /// As many prompts wait as may; there is probably room after this time.
-    QueueFull { retry_after: Duration },
-    /// The server is about to end.
-    Draining,
 }
 
 /// What happens to an accepted call. Dropping it cancels the call.
@@ -67,19 +58,7 @@ pub(crate) enum Update {
     /// Of a prompt, by its place in the call.
     Event { prompt: usize, event: Event },
     /// The call cannot go on; nothing more comes.
-    Failed(CallFailure),
-}
-
-#[derive(Debug)]
-pub(crate) enum CallFailure {
-    /// It has waited too long; there is probably room after this time.
-    QueueTimeout { retry_after: Duration },
-    /// The server is about to end.
-    Draining,
-    /// A prompt is refused or cannot be continued.
-    Request { prompt: usize, error: GenerationError },
-    /// The engine has failed; the log says how.
-    Engine,
+    Failed(ApiError),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -183,7 +162,7 @@ impl Engine {
             rate: AtomicU64::new(0),
             draining: AtomicBool::new(false),
         });
-        let worker = Worker::new(model, Arc::clone(&shared), metrics, received)?;
+        let worker = Worker::new(model, Arc::clone(&shared), Arc::clone(&metrics), received)?;
         let run = move || {
             let ended = catch_unwind(AssertUnwindSafe(|| worker.run()));
             let end = ended.unwrap_or_else(|panic| Life::Died(internal(panic.as_ref())));
@@ -192,38 +171,43 @@ impl Engine {
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(run);
         thread.map_err(|error| GenerationError::Candle(candle_core::Error::wrap(error)))?;
-        Ok(Self { commands, shared, life: seen })
+        Ok(Self { commands, shared, metrics, life: seen })
     }
 
     /// Hands over the requests of a call with this id, which begin in turn with those of others. Never waits.
     ///
     /// # Errors
     /// When they do not all have room in the queue, or the server is about to end.
-    pub(crate) fn submit(&self, id: &Arc<str>, requests: Vec<Request>) -> Result<Ticket, Refused> {
-        if self.is_draining() {
-            return Err(Refused::Draining);
-        }
-        let Some(places) = self.shared.places(&requests) else {
-            return Err(Refused::QueueFull { retry_after: self.shared.retry_after() });
+    pub(crate) fn submit(&self, id: &Arc<str>, requests: Vec<Request>) -> Result<Ticket, ApiError> {
+        let refused = || {
+            self.metrics.reject("draining");
+            draining()
         };
+        if self.is_draining() {
+            return Err(refused());
+        }
+        let places = self.shared.places(&requests).ok_or_else(|| {
+            self.metrics.reject("queue_full");
+            queue_full(Some(self.shared.retry_after()))
+        })?;
         let (updates, received) = mpsc::unbounded_channel();
         let unfinished = requests.iter().map(|request| request.config.num_return_sequences).sum();
         let submitted = Submitted { id: Arc::clone(id), requests, updates, at: Instant::now(), places };
-        self.commands.send(Command::Submit(submitted)).map_err(|_| Refused::Draining)?;
+        self.commands.send(Command::Submit(submitted)).map_err(|_| refused())?;
         Ok(Ticket { updates: received, unfinished })
     }
 
     /// What a short look at the model gives, between two steps, for the request with this id. What fails is in the log, also where
     /// nobody waits for it any more.
-    pub(crate) fn ask<R: Send + 'static, E: Display>(
+    pub(crate) fn ask<R: Send + 'static>(
         &self,
         id: &Arc<str>,
-        question: impl FnOnce(&LoadedModel) -> Result<R, E> + Send + 'static,
+        question: impl FnOnce(&LoadedModel) -> Result<R, ApiError> + Send + 'static,
     ) -> impl Future<Output = Result<R, ApiError>> + Send {
         let (answer, received) = oneshot::channel();
         let of = Arc::clone(id);
         let question = Box::new(move |model: &LoadedModel| {
-            let answered = question(model).map_err(|error| logged(&of, ApiError::failed(error)));
+            let answered = question(model).map_err(|error| logged(&of, error));
             // Whoever asked may be gone.
             _ = answer.send(answered);
         });
@@ -280,19 +264,16 @@ impl Ticket {
     pub(crate) async fn next(&mut self) -> Option<Update> {
         let update = self.updates.recv().await;
         match &update {
-            Some(Update::Event {
-                event: Event::Token { stop_reason: Some(_), .. } | Event::Empty { .. },
-                ..
-            }) => {
-                self.unfinished = self.unfinished.saturating_sub(1);
+            Some(Update::Event { event, .. }) => {
+                self.unfinished = self.unfinished.saturating_sub(usize::from(event.ends_text()));
             }
             Some(Update::Failed(_)) => self.unfinished = 0,
             // The engine has gone in the middle of it.
             None if self.unfinished > 0 => {
                 self.unfinished = 0;
-                return Some(Update::Failed(CallFailure::Engine));
+                return Some(Update::Failed(ApiError::internal()));
             }
-            _ => {}
+            None => {}
         }
         update
     }
@@ -321,6 +302,13 @@ mod tests {
         (Builder::new_current_thread().enable_time().build().unwrap(), engine, metrics)
     }
 
+    fn is_event_or_internal(update: &Update) -> bool {
+        match update {
+            Update::Event { .. } => true,
+            Update::Failed(error) => *error == ApiError::internal(),
+        }
+    }
+
     #[track_caller]
     fn assert_logged(id: &str, beginning: &str) {
         // An answer may come before its line.
@@ -346,13 +334,10 @@ mod tests {
         let mut broken = engine.submit(&"req-step-2".into(), vec![request(vec![breaks])]).unwrap();
         assert!(matches!(
             runtime.block_on(broken.next()),
-            Some(Update::Failed(CallFailure::Engine)) | Some(Update::Event { .. })
+            Some(Update::Failed(_)) | Some(Update::Event { .. })
         ));
         while let Some(update) = runtime.block_on(beside.next()) {
-            assert!(
-                matches!(update, Update::Event { .. } | Update::Failed(CallFailure::Engine)),
-                "{update:?}"
-            );
+            assert!(is_event_or_internal(&update), "{update:?}");
         }
         let expected = "failed: internal error, please report it: a broken step";
         let lines = lines_with("a broken step");
@@ -369,20 +354,20 @@ mod tests {
     #[test]
     fn a_question_that_panics_or_fails_is_one_line_of_the_log() {
         let (runtime, engine, metrics) = start();
-        let panics = |_: &LoadedModel| -> Result<(), String> { panic!("a broken question") };
+        let panics = |_: &LoadedModel| -> Result<(), ApiError> { panic!("a broken question") };
         let answer = runtime.block_on(engine.ask(&"req-ask-1".into(), panics));
         assert_eq!(answer, Err(ApiError::internal()));
         assert_logged("req-ask-1", "req-ask-1 failed: internal error, please report it: a broken question");
         assert_eq!(metrics.engine_panics.get(), 1);
 
-        let fails = |_: &LoadedModel| Err::<(), _>("no such numbers");
+        let fails = |_: &LoadedModel| Err::<(), _>(ApiError::failed("no such numbers"));
         let answer = runtime.block_on(engine.ask(&"req-ask-2".into(), fails));
         assert_eq!(answer, Err(ApiError::internal()));
         assert_logged("req-ask-2", "req-ask-2 failed: no such numbers");
 
         // Nobody waits for this one.
         drop(engine.ask(&"req-ask-3".into(), fails));
-        assert_eq!(runtime.block_on(engine.ask(&"req-ask-4".into(), |_| Ok::<_, String>(5))), Ok(5));
+        assert_eq!(runtime.block_on(engine.ask(&"req-ask-4".into(), |_| Ok(5))), Ok(5));
         assert_logged("req-ask-3", "req-ask-3 failed: no such numbers");
         assert_eq!(lines_with("req-ask-4"), [""; 0]);
     }
@@ -397,10 +382,7 @@ mod tests {
             let broken = Request { processors: vec![breaks()], ..request() };
             let mut ticket = engine.submit(&id.into(), vec![broken]).unwrap();
             while let Some(update) = runtime.block_on(ticket.next()) {
-                assert!(
-                    matches!(update, Update::Event { .. } | Update::Failed(CallFailure::Engine)),
-                    "{update:?}"
-                );
+                assert!(is_event_or_internal(&update), "{update:?}");
             }
             assert_logged(id, &format!("{id} failed: internal error, please report it: broken twice"));
         }

@@ -16,8 +16,8 @@ mod turns;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use candle_gpt2_api::{ApiOptions, ServedModel};
-pub use candle_gpt2_api::{ChatTemplateChoice, Limits};
+use candle_gpt2_api::ServedModel;
+pub use candle_gpt2_api::{ApiOptions, ChatTemplateChoice, Limits};
 pub use candle_gpt2_engine::SecretString;
 use candle_gpt2_engine::{Classifier, LoadedModel};
 use tokio::runtime::{Builder, Runtime};
@@ -27,6 +27,7 @@ use classify::Classifying;
 use engine::{Engine, EngineOptions};
 pub use error::ServerError;
 use http::{Listener, Shared, Work};
+pub use log::LogFormat;
 use metrics::Metrics;
 pub use options::{ServerOptions, Timeouts};
 

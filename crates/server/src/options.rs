@@ -36,45 +36,71 @@ const OTHER_FILES: usize = RESERVE + 48;
 /// assert!(options.page && options.queue == 256);
 /// ```
 #[derive(Debug, Clone)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ServerOptions {
-    /// The name or the address to listen on.
+    /// Name or address to listen on; one that other machines reach wants a key
+    #[cfg_attr(feature = "clap", arg(long, value_name = "HOST", default_value_t = ServerOptions::default().host))]
     pub host: String,
-    /// The port; 0 takes any that is free.
+    /// Port to listen on; 0 takes any that is free, which the first line on standard output names
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().port, allow_negative_numbers = true))]
     pub port: u16,
-    /// A Unix socket to listen on instead.
+    /// Unix socket to listen on instead, for this user alone
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"]))]
     pub unix_socket: Option<PathBuf>,
-    /// Texts that are made at once.
+    /// Texts that are made at once
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().parallel, allow_negative_numbers = true, value_parser = between(1, 256)))]
     pub parallel: usize,
-    /// Prompts that wait; more are refused.
+    /// Prompts that wait; a request that finds no room is answered with code 429
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between(1, 65_536)))]
     pub queue: usize,
-    /// Tokens whose keys and values are held; without, those of as many full contexts as `parallel` says.
+    /// Tokens whose keys and values are held, of prompts and texts together [default: full contexts for --parallel texts]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 1 << 30)))]
     pub kv_tokens: Option<usize>,
-    /// Tokens of a prompt that are computed between two steps of the running texts.
+    /// Most tokens of prompts that are computed between two tokens of the running texts: half as many while few are written, four times as many while none is
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between(1, 65_536)))]
     pub prefill_chunk: usize,
-    /// Requests show one of these keys. Without any, all are served. `{:?}` does not show them.
+    /// Connections at once; beyond them idle ones are closed, and if none is idle, requests are answered with code 503 [default: room for twice what runs and waits]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 65_536)))]
+    pub max_connections: Option<usize>,
+    /// Most bytes of a request's body
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value_t = ServerOptions::default().max_body, allow_negative_numbers = true, value_parser = between(LEAST_BODY, 1 << 30)))]
+    pub max_body: usize,
+    /// Keys, of which requests show one. Without any, all are served. `{:?}` does not show them.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub keys: Vec<SecretString>,
-    /// Whether a server that other machines reach may be without a key.
+    /// Listen without a key where other machines reach the server
+    #[cfg_attr(feature = "clap", arg(long))]
     pub no_auth: bool,
-    /// Names that this server is reached by, beside `localhost`, `127.0.0.1` and `[::1]`.
+    /// Another name by which a proxy or other machines call the server; may be given more than once
+    #[cfg_attr(feature = "clap", arg(long = "allow-host", value_name = "HOST"))]
     pub allow_hosts: Vec<String>,
     /// Origins of pages of other servers that may use this one, such as `https://example.com`.
+    #[cfg_attr(
+        feature = "clap",
+        arg(
+            long = "cors-origin",
+            value_name = "ORIGIN",
+            help = "Origin of another server's pages that may use this one, such as https://example.com; may be given more than once"
+        )
+    )]
     pub cors_origins: Vec<String>,
     /// Whether there is a page at `/`.
+    #[cfg_attr(feature = "clap", arg(long = "no-page", help = "Serve no page at /", action = clap::ArgAction::SetFalse))]
     pub page: bool,
     /// The model's names, its chat template and the limits of requests.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub api: ApiOptions,
-    /// Connections at once. Beyond them, those that wait for their clients are closed, and where none does, a few more are told to
-    /// try again later. Without, room for twice what runs and waits, as far as the process may open files.
-    pub max_connections: Option<usize>,
-    /// Most bytes of a request's body.
-    pub max_body: usize,
-    /// How long the texts of a request may take to make; those that take longer end there.
+    /// Longest time to make the texts of a request; a text that takes longer ends there
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds))]
     pub max_time: Option<Duration>,
     /// How long is waited for what.
+    #[cfg_attr(feature = "clap", command(flatten))]
     pub timeouts: Timeouts,
-    /// Whether a line on standard error tells of every request: who, what, how long, never a text.
+    /// Write a line of the log for every request: its number, route, code, counts of tokens and time, never a text
+    #[cfg_attr(feature = "clap", arg(long))]
     pub log_requests: bool,
     /// Whether SIGTERM and SIGINT end the server.
+    #[cfg_attr(feature = "clap", arg(skip))]
     pub signals: bool,
 }
 
@@ -82,24 +108,34 @@ pub struct ServerOptions {
 ///
 /// A field of [`ServerOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Timeouts {
     /// For the whole head of a request.
+    #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().header))]
     pub header: Duration,
     /// For the whole body of a request.
+    #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().body))]
     pub body: Duration,
     /// For the next request of a connection.
+    #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().idle))]
     pub idle: Duration,
-    /// For a client that does not take what is sent to it.
+    /// Longest time that a client may leave unread what is sent to it
+    #[cfg_attr(feature = "clap", arg(id = "write-timeout", long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = seconds))]
     pub write: Duration,
-    /// For a request in the queue.
+    /// Longest time in the queue; a request that waits longer is answered with code 503
+    #[cfg_attr(feature = "clap", arg(id = "queue-timeout", long, value_name = "SECONDS", default_value = "60", allow_negative_numbers = true, value_parser = seconds))]
     pub queue: Duration,
     /// For the first token of a stream, before its head is sent.
+    #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().head))]
     pub head: Duration,
     /// Between two signs of life in a stream that has nothing to tell.
+    #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().ping))]
     pub ping: Duration,
-    /// For running requests, once the server is told to end.
+    /// Longest time to finish running requests, once the server is told to end
+    #[cfg_attr(feature = "clap", arg(id = "drain-timeout", long, value_name = "SECONDS", default_value = "25", allow_negative_numbers = true, value_parser = seconds))]
     pub drain: Duration,
     /// For what a client still sends when its request is refused.
+    #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().linger))]
     pub linger: Duration,
 }
 
@@ -265,6 +301,23 @@ impl ServerOptions {
     }
 }
 
+/// A whole number within these bounds.
+#[cfg(feature = "clap")]
+fn between(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| (low..=high).contains(number));
+        number.ok_or_else(|| format!("expected a whole number from {low} to {high}"))
+    }
+}
+
+/// A time of up to a day; in a shorter one than a millisecond nothing can be done.
+#[cfg(feature = "clap")]
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
+    let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".into())
+}
+
 /// Whether a header Host can have this name, in brackets where it is an address of IPv6.
 fn is_host(name: &str) -> bool {
     match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
@@ -295,6 +348,15 @@ mod tests {
         let error = options.check().unwrap_err();
         assert!(error.is_usage(), "{error}");
         error.to_string()
+    }
+
+    #[cfg(feature = "clap")]
+    #[test]
+    fn without_flags_the_options_are_the_defaults() {
+        use clap::{Args, FromArgMatches};
+        let parsed = ServerOptions::augment_args(clap::Command::new("serve")).get_matches_from(["serve"]);
+        let parsed = ServerOptions::from_arg_matches(&parsed).unwrap();
+        assert_eq!(format!("{parsed:?}"), format!("{:?}", ServerOptions::default()));
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 mod browser;
 mod made_up;
-mod webdriver;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,6 @@ use candle_nn::VarBuilder;
 
 pub use browser::page_in_browser;
 pub use made_up::MadeUpWeights;
-pub use webdriver::{Browser, BrowserKind, GECKODRIVER_VARIABLE, keys};
 
 /// Names the folder with the third-party checkpoints for the real-checkpoint tests.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// Each crate: its name, column and row of the middle of its box, and what it is.
-const PLACES: [(&str, f64, f64, &str); 20] = [
+const PLACES: [(&str, f64, f64, &str); 21] = [
     ("cli", 1.0, 0.0, "the program"),
     ("python", 2.0, 0.0, "the package"),
     ("browser", 4.4, 1.0, "the page's engine"),
@@ -25,7 +25,8 @@ const PLACES: [(&str, f64, f64, &str); 20] = [
     ("shakespeare", 0.0, 5.0, "the built-in model"),
     ("generation", 1.1, 5.0, "tokens to tokens"),
     ("weights", 2.2, 5.0, "files to model"),
-    ("interpret", 3.7, 5.0, "looking inside"),
+    ("interpret", 3.4, 5.0, "looking inside"),
+    ("web", 4.4, 5.0, "the page, parts"),
     ("gpt2", 2.2, 6.0, "the model"),
     ("attention", 2.2, 7.0, "attention layers"),
     ("kernels", 2.2, 8.0, "layers on tensors"),
@@ -56,7 +57,7 @@ fn needs() -> Needs {
     };
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let mut needs = Needs::new();
-    for folder in crates.chain([root().join("models/shakespeare")]) {
+    for folder in crates.chain(["models/shakespeare", "web"].map(|folder| root().join(folder))) {
         let Ok(manifest) = std::fs::read_to_string(folder.join("Cargo.toml")) else { continue };
         let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
         // The fuzz targets are a workspace of their own.

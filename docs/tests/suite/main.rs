@@ -4,5 +4,6 @@
 
 mod circles;
 mod crates;
+mod keywords;
 mod options;
 mod paths;

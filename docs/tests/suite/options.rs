@@ -39,7 +39,7 @@ fn default_of(option: &OptionRow) -> String {
     }
 }
 
-fn expect_file(path: &str, change: impl Fn(&str) -> String) {
+pub(crate) fn expect_file(path: &str, change: impl Fn(&str) -> String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     let expected = change(&found);
@@ -52,7 +52,7 @@ fn expect_file(path: &str, change: impl Fn(&str) -> String) {
 }
 
 /// The text with something else between these two pieces of it.
-fn with_between(text: &str, [first, last]: [&str; 2], between: &str) -> String {
+pub(crate) fn with_between(text: &str, [first, last]: [&str; 2], between: &str) -> String {
     let (before, rest) = text.split_once(first).unwrap();
     let (_, after) = rest.split_once(last).unwrap();
     [before, first, between, last, after].concat()

@@ -83,12 +83,12 @@ fn entry(
         if *other != id && (is_taken || name == own_name) {
             name = by_id(*other);
         }
-        alternatives.push(Alternative { id: *other, name, logprob: told(*logprob) });
+        alternatives.push(Alternative { id: *other, name, logprob: written_logprob(*logprob) });
     }
-    let logprob = logprobs.map(|logprobs| told(logprobs.logprob));
+    let logprob = logprobs.map(|logprobs| written_logprob(logprobs.logprob));
     Entry { id, name: own_name, logprob, alternatives, offset }
 }
 
-fn told(logprob: f64) -> f64 {
+fn written_logprob(logprob: f64) -> f64 {
     logprob.max(LOGPROB_OF_ZERO)
 }

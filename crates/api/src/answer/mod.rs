@@ -15,7 +15,7 @@ use write::{Choice, Response, Usage};
 pub(crate) use write::{List, json};
 
 use crate::pieces::Pieces;
-use crate::{ApiError, Warnings};
+use crate::{ApiError, Reply, Warnings};
 
 /// The shape of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,21 +62,7 @@ pub(crate) struct Wants {
 
 /// A response in the making.
 ///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, Call, CompletionRequest, ServedModel};
-///
-/// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let body = br#"{"prompt": "ROMEO:", "max_tokens": 3, "temperature": 0, "stream": true}"#;
-/// let Call { requests, mut answer, .. } = Call::of_completion(CompletionRequest::parse(body)?, &served, None)?;
-/// let mut chunks = Vec::new();
-/// for event in model.batch(requests, 1, None)? {
-///     let event = event?;
-///     chunks.extend(answer.take(event.request().place(), event)?);
-/// }
-/// assert!(chunks.iter().all(|chunk| chunk.contains(answer.id())));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// A field of a [`Call`](crate::Call).
 #[derive(Debug)]
 pub struct Answer {
     head: Head,
@@ -170,6 +156,12 @@ impl Answer {
             }
         }
         self.warnings.added_to(json(&self.response(&choices, Some(Some(self.usage())))))
+    }
+
+    /// The same, with its warnings beside it.
+    pub(crate) fn into_reply(self) -> Reply {
+        let warnings = self.warnings.clone();
+        Reply { json: self.into_response(), warnings }
     }
 
     /// The texts of a prompt that are told, by their sequence.

@@ -18,13 +18,14 @@ const NEAR: f64 = 0.7;
 /// The unknown fields of a request, which was answered without them.
 ///
 /// ```
-/// use candle_gpt2_api::{ApiOptions, AttentionRequest, ServedModel};
+/// use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Work};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// let request = AttentionRequest::read(br#"{"prompt": [5, 6], "layer": [1]}"#, &served)?;
-/// let warning = "unknown field `layer` was ignored; did you mean `layers`?";
-/// assert_eq!(request.warnings.iter().collect::<Vec<_>>(), [warning]);
+/// let body = br#"{"tokens": [5, 6], "modle": "built-in"}"#;
+/// let Work::Reply(reply) = served.read(Endpoint::Detokenize, body, None)? else { panic!("nothing is left to do") };
+/// let warning = "unknown field `modle` was ignored; did you mean `model`?";
+/// assert_eq!(reply.warnings.iter().collect::<Vec<_>>(), [warning]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -90,7 +91,7 @@ impl fmt::Display for Warnings {
 
 /// An answer as a whole.
 ///
-/// Given by [`tokenize`](crate::tokenize).
+/// A part of [`Work`](crate::Work); [`Warnings`] have an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
     /// A JSON object, with the warnings under `warnings` if there are any.

@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 
 use candle_gpt2_api::{
-    Answer, ApiError, ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Limits,
-    ServedModel,
+    Answer, ApiError, ApiOptions, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Endpoint, Limits,
+    ServedModel, Work,
 };
 use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
 use candle_gpt2_generation::{
@@ -113,6 +113,14 @@ impl Tested {
     /// The tokens of a text.
     pub(crate) fn ids(&self, text: &str) -> Vec<u32> {
         self.model.vocabulary().encode(text).unwrap()
+    }
+}
+
+/// The answer of an endpoint that takes no step.
+pub(crate) fn reply(endpoint: Endpoint, body: &[u8]) -> Result<String, ApiError> {
+    match tiny().served.read(endpoint, body, None)? {
+        Work::Reply(reply) => Ok(reply.json),
+        work => panic!("{work:?}"),
     }
 }
 

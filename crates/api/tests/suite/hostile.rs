@@ -1,8 +1,8 @@
 //! Bodies that mean no good: each is refused, or harmless.
 
-use candle_gpt2_api::{ApiError, Call, ChatRequest, CompletionRequest, detokenize, tokenize};
+use candle_gpt2_api::{ApiError, Call, ChatRequest, CompletionRequest, Endpoint};
 
-use crate::common::tiny;
+use crate::common::{reply, tiny};
 
 fn refused(body: &[u8]) -> ApiError {
     let request =
@@ -194,7 +194,7 @@ fn lists_are_bounded() {
 #[test]
 fn a_text_is_not_tokenized_however_long_it_is() {
     let long = "a".repeat((1 << 20) + 1);
-    let found = tokenize(format!("{{\"prompt\": \"{long}\"}}").as_bytes(), &tiny().served).unwrap_err();
+    let found = reply(Endpoint::Tokenize, format!("{{\"prompt\": \"{long}\"}}").as_bytes()).unwrap_err();
     assert_eq!(
         found.to_string(),
         "prompt: expected a string of at most 1048576 bytes, found one of 1048577 bytes"
@@ -218,7 +218,6 @@ fn long_names_are_not_repeated() {
 
 #[test]
 fn the_other_bodies_are_read_as_carefully() {
-    let served = &tiny().served;
     for body in [
         "",
         "[]",
@@ -228,7 +227,7 @@ fn the_other_bodies_are_read_as_carefully() {
         "{\"content\": \"a\", \"prompt\": \"b\"}",
         "{}",
     ] {
-        assert_eq!(tokenize(body.as_bytes(), served).unwrap_err().status(), 400, "{body}");
+        assert_eq!(reply(Endpoint::Tokenize, body.as_bytes()).unwrap_err().status(), 400, "{body}");
     }
     for body in [
         "",
@@ -238,7 +237,7 @@ fn the_other_bodies_are_read_as_carefully() {
         "{\"tokens\": [[1]]}",
         "{\"tokens\": null}",
     ] {
-        assert_eq!(detokenize(body.as_bytes(), served).unwrap_err().status(), 400, "{body}");
+        assert_eq!(reply(Endpoint::Detokenize, body.as_bytes()).unwrap_err().status(), 400, "{body}");
     }
     for body in [
         "",

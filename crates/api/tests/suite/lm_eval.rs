@@ -2,10 +2,11 @@
 //!
 //! Source: `lm_eval/models/openai_completions.py`, `parse_logprobs`.
 
+use candle_gpt2_api::Endpoint;
 use candle_gpt2_generation::score;
 use serde_json::{Value, json};
 
-use crate::common::{SCORE_TOLERANCE, tiny};
+use crate::common::{SCORE_TOLERANCE, reply, tiny};
 
 /// The sum of what follows the context, and whether it is all the most probable: as `parse_logprobs` computes them.
 fn parsed(response: &Value, context_lengths: &[usize]) -> Vec<(f64, bool)> {
@@ -91,7 +92,7 @@ fn recorded_bodies_are_read() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         match name {
             "chat" => drop(candle_gpt2_api::ChatRequest::parse(&body).unwrap()),
-            "tokenize" => drop(candle_gpt2_api::tokenize(&body, &tiny().served).unwrap()),
+            "tokenize" => drop(reply(Endpoint::Tokenize, &body).unwrap()),
             _ => drop(
                 candle_gpt2_api::CompletionRequest::parse(&body)
                     .unwrap_or_else(|error| panic!("{name}: {error}")),

@@ -1,12 +1,12 @@
 //! Tokens, models, and what the server tells of itself.
 
-use candle_gpt2_api::{detokenize, health, model, models, props, tokenize, tokenizer_info, version};
+use candle_gpt2_api::{Endpoint, model};
 use serde_json::{Value, json};
 
-use crate::common::tiny;
+use crate::common::{reply, tiny};
 
 fn tokens(body: &Value) -> Value {
-    serde_json::from_str(&tokenize(body.to_string().as_bytes(), &tiny().served).unwrap().json).unwrap()
+    serde_json::from_str(&reply(Endpoint::Tokenize, body.to_string().as_bytes()).unwrap()).unwrap()
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn texts_become_tokens_in_every_dialect() {
 fn tokens_become_texts() {
     let text = |tokens: Value| {
         let body = json!({ "tokens": tokens }).to_string();
-        serde_json::from_str::<Value>(&detokenize(body.as_bytes(), &tiny().served).unwrap().json).unwrap()
+        serde_json::from_str::<Value>(&reply(Endpoint::Detokenize, body.as_bytes()).unwrap()).unwrap()
     };
     let ids = tiny().ids("the é word<|endoftext|>");
     assert_eq!(
@@ -43,14 +43,14 @@ fn tokens_become_texts() {
         json!({ "content": "the é word<|endoftext|>", "prompt": "the é word<|endoftext|>" })
     );
     assert_eq!(text(json!([])), json!({ "content": "", "prompt": "" }));
-    let error = detokenize(b"{\"tokens\": [1, 300]}", &tiny().served).unwrap_err();
+    let error = reply(Endpoint::Detokenize, b"{\"tokens\": [1, 300]}").unwrap_err();
     assert_eq!(
         error.to_string(),
         "tokens[1]: expected a token id below the vocabulary's size of 300, found 300"
     );
-    let error = detokenize(b"{}", &tiny().served).unwrap_err();
+    let error = reply(Endpoint::Detokenize, b"{}").unwrap_err();
     assert_eq!(error.to_string(), "tokens: expected a list of token ids, found nothing");
-    let error = tokenize(b"{\"content\": \"a\", \"parse_special\": false}", &tiny().served).unwrap_err();
+    let error = reply(Endpoint::Tokenize, b"{\"content\": \"a\", \"parse_special\": false}").unwrap_err();
     assert_eq!(
         error.to_string(),
         "parse_special: expected true: names of special tokens are always read, found false"
@@ -59,7 +59,7 @@ fn tokens_become_texts() {
 
 #[test]
 fn the_tokenizer_is_described_for_those_who_make_prompts() {
-    let info: Value = serde_json::from_str(&tokenizer_info(&tiny().served)).unwrap();
+    let info: Value = serde_json::from_str(&reply(Endpoint::TokenizerInfo, b"").unwrap()).unwrap();
     assert_eq!(
         info,
         json!({ "eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "pad_token": null, "chat_template": null,
@@ -69,7 +69,7 @@ fn the_tokenizer_is_described_for_those_who_make_prompts() {
 
 #[test]
 fn the_model_is_listed_under_each_of_its_names() {
-    let list: Value = serde_json::from_str(&models(&tiny().served)).unwrap();
+    let list: Value = serde_json::from_str(&reply(Endpoint::Models, b"").unwrap()).unwrap();
     assert_eq!(list["object"], "list");
     let ids: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
     assert_eq!(ids, ["tiny", "owner/tiny"]);
@@ -88,9 +88,12 @@ fn the_model_is_listed_under_each_of_its_names() {
 
 #[test]
 fn the_server_describes_itself() {
-    assert_eq!(health(), "{\"status\":\"ok\"}");
-    assert_eq!(version(), format!("{{\"version\":\"{}\"}}", env!("CARGO_PKG_VERSION")));
-    let props: Value = serde_json::from_str(&props(&tiny().served)).unwrap();
+    assert_eq!(reply(Endpoint::Health, b"").unwrap(), "{\"status\":\"ok\"}");
+    assert_eq!(
+        reply(Endpoint::Version, b"").unwrap(),
+        format!("{{\"version\":\"{}\"}}", env!("CARGO_PKG_VERSION"))
+    );
+    let props: Value = serde_json::from_str(&reply(Endpoint::Props, b"").unwrap()).unwrap();
     assert_eq!((&props["total_slots"], &props["model_path"]), (&json!(4), &json!("tiny")));
     assert_eq!(props["default_generation_settings"]["n_ctx"], 48);
     assert_eq!(props["default_generation_settings"]["params"]["n_predict"], 100);

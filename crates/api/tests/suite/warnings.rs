@@ -1,12 +1,13 @@
 //! Unknown fields: named in answers, refused by a strict server.
 
 use std::fs;
+use std::sync::Arc;
 
 use candle_gpt2_api::{
-    ApiError, ApiOptions, AttentionRequest, Call, ChatRequest, ClassifyCall, CompletionRequest, HeadRequest,
-    LensRequest, NextRequest, ServedModel, Warnings, detokenize, tokenize,
+    ApiError, ApiOptions, Call, ChatRequest, ClassifyCall, Endpoint, ServedModel, Session, Warnings, Work,
 };
 use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_generation::SchedulerOptions;
 use candle_gpt2_testing::fixture_path;
 use serde_json::{Value, json};
 
@@ -137,59 +138,55 @@ fn answers_have_the_warnings_once_and_only_if_there_are_any() {
 
 #[test]
 fn every_route_that_reads_a_body_warns_or_refuses() {
-    let strict = ServedModel::new(&tiny().model, ApiOptions { strict: true, ..options() }).unwrap();
-    let lenient = &tiny().served;
+    let model = &tiny().model;
+    let of_texts = |strict| Arc::new(ServedModel::new(model, ApiOptions { strict, ..options() }).unwrap());
     let folder = fixture_path("heads/sequence");
-    let model = ModelOptions { model: folder, ..ModelOptions::default() };
-    let classifier = model.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
-    let [labels, strict_labels] = [false, true]
-        .map(|strict| ServedModel::of_classifier(&classifier, ApiOptions { strict, ..options() }));
-    type Route<'a> = (&'a str, &'a dyn Fn(&[u8], bool) -> Result<Warnings, ApiError>);
-    let served = |is_strict: bool| if is_strict { &strict } else { lenient };
-    let completions = |body: &[u8], is_strict: bool| {
-        let call = Call::of_completion(CompletionRequest::parse(body)?, served(is_strict), None)?;
-        Ok(call.answer.warnings().clone())
+    let labels = ModelOptions { model: folder, ..ModelOptions::default() };
+    let classifier = labels.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
+    let of_labels =
+        |strict| Arc::new(ServedModel::of_classifier(&classifier, ApiOptions { strict, ..options() }));
+    let read = |endpoint: Endpoint, body: &str, is_strict: bool| -> Result<Warnings, ApiError> {
+        let is_of_labels = endpoint == Endpoint::Classify;
+        let served = if is_of_labels { of_labels(is_strict) } else { of_texts(is_strict) };
+        match served.read(endpoint, body.as_bytes(), None)? {
+            Work::Labels(ClassifyCall { questions, answer }) => {
+                Ok(answer.into_response(&classifier.classify(&questions).unwrap()).warnings)
+            }
+            work => {
+                let options = SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 };
+                let mut session = Session::new(model.clone(), served, model.scheduler(options).unwrap());
+                Ok(session.answer(work, || true)?.unwrap().warnings)
+            }
+        }
     };
-    let classify = |body: &[u8], is_strict: bool| {
-        let ClassifyCall { questions, answer } =
-            ClassifyCall::read(body, if is_strict { &strict_labels } else { &labels })?;
-        Ok(answer.into_response(&classifier.classify(&questions).unwrap()).warnings)
-    };
-    let routes: [Route<'_>; 8] = [
-        (r#""prompt": "a""#, &completions),
-        (r#""input": "a""#, &classify),
-        (r#""content": "a""#, &|body, is_strict| Ok(tokenize(body, served(is_strict))?.warnings)),
-        (r#""tokens": [1]"#, &|body, is_strict| Ok(detokenize(body, served(is_strict))?.warnings)),
-        (
-            r#""prompt": "a""#,
-            &|body, is_strict| Ok(AttentionRequest::read(body, served(is_strict))?.warnings),
-        ),
-        (r#""prompt": "a""#, &|body, is_strict| Ok(LensRequest::read(body, served(is_strict))?.warnings)),
-        (r#""prompt": "a", "layer": 0, "head": 0"#, &|body, is_strict| {
-            Ok(HeadRequest::read(body, served(is_strict))?.warnings)
-        }),
-        (r#""prompt": "a", "at": -1, "temperature": 0.5"#, &|body, is_strict| {
-            Ok(NextRequest::read(body, served(is_strict))?.warnings)
-        }),
-    ];
-    for (given, read) in routes {
+    for (endpoint, given) in [
+        (Endpoint::Completions, r#""prompt": "a""#),
+        (Endpoint::Classify, r#""input": "a""#),
+        (Endpoint::Embeddings, r#""input": "a""#),
+        (Endpoint::Tokenize, r#""content": "a""#),
+        (Endpoint::Detokenize, r#""tokens": [1]"#),
+        (Endpoint::LookAttention, r#""prompt": "a""#),
+        (Endpoint::LookLens, r#""prompt": "a""#),
+        (Endpoint::LookHead, r#""prompt": "a", "layer": 0, "head": 0"#),
+        (Endpoint::LookNext, r#""prompt": "a", "at": -1, "temperature": 0.5"#),
+    ] {
         let right = format!("{{{given}}}");
-        assert!(read(right.as_bytes(), true).unwrap().is_empty(), "{right}");
+        assert!(read(endpoint, &right, true).unwrap().is_empty(), "{right}");
         let wrong = format!("{{{given}, \"modle\": \"x\"}}");
-        let found = told(&read(wrong.as_bytes(), false).unwrap());
+        let found = told(&read(endpoint, &wrong, false).unwrap());
         assert_eq!(found.len(), 1, "{wrong}");
         assert!(found[0].starts_with("unknown field `modle` was ignored"), "{found:?}");
-        let error = read(wrong.as_bytes(), true).unwrap_err();
+        let error = read(endpoint, &wrong, true).unwrap_err();
         assert_eq!(
             (error.status(), error.param(), error.code()),
             (400, Some("modle"), Some("unknown_parameter"))
         );
     }
-    let body = br#"{"prompt": "a", "max_token": 5}"#;
-    let error = completions(body, true).unwrap_err();
+    let body = r#"{"prompt": "a", "max_token": 5}"#;
+    let error = read(Endpoint::Completions, body, true).unwrap_err();
     assert_eq!(error.to_string(), "unknown field `max_token`; did you mean `max_tokens`?");
     let conversation = br#"{"messages": [{"role": "user", "content": "a", "nam": "b"}]}"#;
-    let error = Call::of_chat(ChatRequest::parse(conversation).unwrap(), &strict, None).unwrap_err();
+    let error = Call::of_chat(ChatRequest::parse(conversation).unwrap(), &of_texts(true), None).unwrap_err();
     assert_eq!(error.param(), Some("messages[0].nam"));
 }
 

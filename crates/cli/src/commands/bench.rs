@@ -112,7 +112,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     }
     let report = Report {
         device: device_name(&device),
-        dtype: arguments.model.dtype.map_or("stored", WeightDType::name),
+        dtype: arguments.model.options.dtype.map_or("stored", WeightDType::name),
         kv_dtype: model.kv_dtype().name(),
         instruction_set: device.is_cpu().then(process::instruction_set),
         records_steps: bench.records_steps,

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_gpt2_engine::HubOptions;
 use candle_gpt2_interpret::named_sites;
-use candle_gpt2_look::{Activations, CacheFormat, Numbers};
+use candle_gpt2_look::{Activations, CacheFormat};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
 use serde_json::json;
 
-use super::look::view::{OpeningArguments, named, ranges, text};
+use super::look::view::{Input, OpeningArguments};
 use crate::exit::UsageError;
 use crate::input::InputArguments;
 use crate::output;
@@ -35,18 +35,11 @@ pub(crate) struct CacheArguments {
     /// The places: names of ours or TransformerLens' and patterns with *, separated by commas; a name without a layer is that of every block
     #[arg(long, value_name = "SITES")]
     pub(crate) sites: String,
-    /// Only these layers: 3, 0-5 or 0,4,8-11
-    #[arg(long, value_name = "LAYERS")]
-    pub(crate) layers: Option<String>,
-    /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
-    #[arg(long, value_name = "POSITIONS", allow_hyphen_values = true)]
-    pub(crate) positions: Option<String>,
     /// The file: .safetensors or .npz; one that exists is not overwritten
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// The numbers of the checkpoint as it is, or those that TransformerLens' compatibility mode shows of it (layer norms folded, centred, value biases moved)
-    #[arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = named::<Numbers>())]
-    pub(crate) numbers: Numbers,
+    #[command(flatten)]
+    pub(crate) activations: Activations,
 }
 
 /// The model, the token in front, and the report of what was written.
@@ -65,12 +58,10 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
     let opening = &arguments.look.look;
     let (loaded, reader, (activations, checked)) = opening.open(hub, |reader| {
         let activations = Activations {
-            text: text(&arguments.input, reader)?,
+            text: arguments.input.texts(reader)?,
             sites: named_sites(&arguments.sites, reader.vocabulary().config().n_layer)
                 .map_err(|error| UsageError(format!("--sites: {error}")))?,
-            layers: ranges("--layers", arguments.layers.as_ref())?,
-            positions: ranges("--positions", arguments.positions.as_ref())?,
-            numbers: arguments.numbers,
+            ..arguments.activations.clone()
         };
         let checked = activations.check(reader)?;
         Ok((activations, checked))

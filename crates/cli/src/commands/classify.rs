@@ -1,21 +1,17 @@
 //! `gpt2 classify`: labels of a text, of its tokens, or of every text of a file; or which of several texts is right.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2::HeadKind;
-use candle_gpt2_engine::{
-    CLASSIFIED_AT_ONCE, Classification, Classifier, EngineError, HubOptions, Label, LabelledToken, Opened,
-    Question, RankedChoice, Vocabulary, WeightDType, device_name,
-};
-use candle_gpt2_generation::GenerationError;
+use candle_gpt2_engine::{Classification, HubOptions, Label, LabelledToken, Opened, Question, RankedChoice};
 use clap::Args;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::line_reports::{FileArguments, LineReports};
-use super::prompt_lines::{Given as GivenByLine, Line, PromptLines};
-use crate::exit::{self, UsageError};
+use super::rows::{FileArguments, settings};
+use crate::exit::UsageError;
 use crate::input::{Given, InputArguments};
 use crate::model_arguments::ModelArguments;
 use crate::output;
@@ -74,13 +70,16 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
         let message = "this model says which of several texts is right; give each with --choice";
         return Err(UsageError(message.into()).into());
     }
-    if arguments.file.prompts_file.is_some() {
-        return classify_file(arguments, opened);
+    if let Some(path) = &arguments.file.prompts_file {
+        return classify_rows(path, arguments, opened);
     }
     let vocabulary = opened.vocabulary();
     let question = match arguments.input.read(vocabulary)? {
         Given::Ids(ids) => Question::of_ids(vocabulary, ids, arguments.keep_last)?,
-        Given::Text(text) => of_text(vocabulary, &text, &arguments.choice, arguments.keep_last)?,
+        Given::Text(text) if arguments.choice.is_empty() => {
+            Question::of_text(vocabulary, &text, arguments.keep_last)?
+        }
+        Given::Text(text) => Question::of_choices(vocabulary, &text, &arguments.choice, arguments.keep_last)?,
     };
     let classifier = opened.load_classifier(&Terminal)?;
     for classification in &classifier.classify(std::slice::from_ref(&question))? {
@@ -92,123 +91,20 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-fn of_text(
-    vocabulary: &Vocabulary,
-    text: &str,
-    choices: &[String],
-    keep_last: Option<usize>,
-) -> Result<Question, EngineError> {
-    match choices {
-        [] => Question::of_text(vocabulary, text, keep_last),
-        choices => Question::of_choices(vocabulary, text, choices, keep_last),
-    }
-}
-
-/// Classifies every line of a file.
-fn classify_file(arguments: &ClassifyArguments, opened: Opened) -> Result<ExitCode> {
-    let ClassifyArguments { file, choice, keep_last, .. } = arguments;
-    let Some(path) = &file.prompts_file else { return Ok(ExitCode::SUCCESS) };
+/// Classifies every row of a file.
+fn classify_rows(path: &Path, arguments: &ClassifyArguments, opened: Opened) -> Result<ExitCode> {
+    let ClassifyArguments { model, choice, keep_last, file, .. } = arguments;
+    let labels = &opened.config().id2label;
+    let more = json!({"command": "classify", "labels": labels, "choice": choice, "keep_last": keep_last});
+    let settings = settings(model, opened.device(), more);
     let vocabulary = opened.vocabulary().clone();
-    let lines = PromptLines::read(path, |given| question_of(given, &vocabulary, choice, *keep_last))?;
-    let settings = settings(arguments, &opened);
-    let mut reports = LineReports::open(file, &lines, &settings, "classifying")?;
-    let classified = opened
-        .load_classifier(&Terminal)
-        .map_err(anyhow::Error::from)
-        .and_then(|classifier| classify_lines(&classifier, &lines, file.batch_size, &mut reports));
-    if let Err(error) = classified {
-        reports.drop_if_empty();
-        return Err(error);
-    }
-    reports.finish(path)
-}
-
-/// The question that a line asks.
-fn question_of(
-    given: &mut GivenByLine,
-    vocabulary: &Vocabulary,
-    choices: &[String],
-    keep_last: Option<usize>,
-) -> Result<Question> {
-    if vocabulary.config().head != HeadKind::DoubleHeads {
-        return Ok(match given.ids("a list of token ids")? {
-            Some(ids) => Question::of_ids(vocabulary, ids, keep_last)?,
-            None => of_text(vocabulary, given.text(), choices, keep_last)?,
-        });
-    }
-    if let Some(ids) = given.ids("a list of token ids for each choice")? {
-        return Ok(Question::of_choice_ids(vocabulary, ids, keep_last)?);
-    }
-    given.ask_for_choices()?;
-    let choices = given.choices.as_deref().unwrap_or(choices);
-    Ok(Question::of_choices(vocabulary, given.text(), choices, keep_last)?)
-}
-
-/// Classifies the lines that are not written, some at once. A run that goes on computes the lines together that it would have computed
-/// together without an interruption: their numbers are the same to the last bit.
-fn classify_lines(
-    classifier: &Classifier,
-    lines: &PromptLines<'_, Question>,
-    batch_size: Option<usize>,
-    reports: &mut LineReports,
-) -> Result<()> {
-    let size = batch_size.unwrap_or(CLASSIFIED_AT_ONCE).max(1);
-    for first in (0..lines.len()).step_by(size) {
-        let end = lines.len().min(first.saturating_add(size));
-        if end <= reports.written() {
-            continue;
-        }
-        let batch: Vec<Line<Question>> = (first..end).map(|index| lines.line(index)).collect();
-        let questions: Vec<Question> = batch.iter().filter_map(|line| line.tokens.clone().ok()).collect();
-        let classified = match classifier.classify(&questions) {
-            Ok(classified) => classified.into_iter().map(Ok).collect::<Vec<_>>(),
-            // Which of them is at fault is seen when each is alone.
-            Err(_) => {
-                let alone = questions.iter().map(|question| alone(classifier, question));
-                alone.collect::<Result<_, EngineError>>()?
-            }
-        };
-        let mut classified = classified.into_iter();
-        for (index, line) in (first..end).zip(&batch) {
-            let answer = match &line.tokens {
-                Ok(_) => classified.next().unwrap_or_else(|| Err(String::new())),
-                Err(error) => Err(error.clone()),
-            };
-            if index >= reports.written() {
-                reports.write(line, answer)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// What one question gives, or why it gives nothing. A device that fails would fail for every other one too.
-fn alone(
-    classifier: &Classifier,
-    question: &Question,
-) -> Result<Result<Classification, String>, EngineError> {
-    match classifier.classify(std::slice::from_ref(question)) {
-        Err(error @ EngineError::Generation(GenerationError::Candle(_))) => Err(error),
-        Err(error) => Ok(Err(exit::message(&error.into()))),
-        Ok(mut classified) => Ok(classified.pop().ok_or_else(String::new)),
-    }
-}
-
-/// What must be the same when a run goes on.
-fn settings(arguments: &ClassifyArguments, opened: &Opened) -> Value {
-    let ClassifyArguments { model, choice, keep_last, .. } = arguments;
-    json!({
-        "command": "classify",
-        "model": model.model,
-        "tokenizer": model.tokenizer,
-        "dtype": model.dtype.map(WeightDType::name),
-        "device": device_name(opened.device()),
-        "tf32": model.tf32,
-        "n_head": model.common.n_head,
-        "labels": opened.config().id2label,
-        "choice": choice,
-        "keep_last": keep_last,
-    })
+    file.run(
+        path,
+        "classifying",
+        &settings,
+        |row| row.question(&vocabulary, choice, *keep_last),
+        |rows| Ok(rows.classify(&opened.load_classifier(&Terminal)?, file.batch_size)?),
+    )
 }
 
 fn print(classification: &Classification) -> Result<()> {

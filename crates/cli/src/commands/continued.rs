@@ -4,11 +4,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use candle_gpt2_engine::{Job, LoadedModel, Text};
-use candle_gpt2_generation::{Clock, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor};
+use candle_gpt2_generation::{GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor};
 
-use super::texts::{BATCH_SIZE, clock};
 use crate::progress::Terminal;
 use crate::{interrupt, output};
+
+/// Texts that are made at once: enough to share the reading of the weights, and memory for their keys and values is there
+/// on every machine.
+pub(super) const BATCH_SIZE: usize = 8;
 
 /// The texts of a prompt, and how fast they came.
 pub(super) struct Continued {
@@ -103,10 +106,6 @@ impl Job for OnePrompt {
 
     fn is_interrupted(&self) -> bool {
         interrupt::is_requested()
-    }
-
-    fn clock(&self) -> Option<Clock> {
-        Some(clock())
     }
 
     fn processors(&self) -> Vec<LogitsProcessor> {

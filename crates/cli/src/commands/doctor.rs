@@ -1,16 +1,19 @@
 //! `gpt2 doctor`: what this machine has, and how fast it is.
 
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Result;
 use candle_gpt2_engine::{
     CachedModel, Estimate, GpuSupport, Hub, HubOptions, Machine, Memory, NvidiaDriver, Processor, Speeds,
     Terminal,
 };
-use clap::{Args, value_parser};
+use candle_gpt2_generation::Clock;
+use clap::Args;
 use serde::Serialize;
 
-use super::texts::clock;
+use crate::model_arguments::ThreadArguments;
 use crate::output::{grouped, write_json, write_line};
 
 #[derive(Debug, Args)]
@@ -23,9 +26,8 @@ Examples:
 
 Measuring takes about two seconds; when other programs run, up to eight, and the report says so. `gpt2 bench` measures a model.")]
 pub(crate) struct DoctorArguments {
-    /// Number of threads [default: as many as this process may use]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
-    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) threads: ThreadArguments,
     /// Print one JSON object: version, features, system, processor, memory, gpu, hub, has_built_in_model, speeds (and whether the machine is busy), estimates (of GPT-2 124M, at most)
     #[arg(long)]
     json: bool,
@@ -45,7 +47,9 @@ struct Report {
 
 pub(crate) fn run(arguments: &DoctorArguments, hub: &HubOptions) -> Result<ExitCode> {
     let machine = Machine::seen(hub);
-    let speeds = Speeds::measured(&clock(), &Terminal)?;
+    let start = Instant::now();
+    let clock: Clock = Arc::new(move || start.elapsed());
+    let speeds = Speeds::measured(&clock, &Terminal)?;
     let known = [
         ("built-in", machine.has_built_in_model),
         ("cuda", machine.gpu.cuda.is_built),

@@ -1,22 +1,24 @@
 //! `gpt2 generate`: continue a prompt, prompt after prompt, or every prompt of a file.
 
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, ModelOptions};
+use candle_gpt2_engine::{HubOptions, ModelOptions, Opened, PromptTexts};
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 
-use super::continued::{Continued, continue_prompt};
-use super::generate_file;
+use super::continued::{BATCH_SIZE, Continued, continue_prompt};
 use super::generate_interactive;
 use super::generation_arguments::GenerationArguments;
-use super::line_reports::FileArguments;
+use super::rows::{FileArguments, settings};
 use super::steering;
-use super::texts::Texts;
 use crate::input::InputArguments;
 use crate::model_arguments::{EncoderArguments, ModelArguments};
 use crate::output;
+use crate::progress::Terminal;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -62,7 +64,7 @@ pub(crate) struct GenerateArguments {
 struct Report {
     prompt_ids: Vec<u32>,
     #[serde(flatten)]
-    texts: Texts,
+    texts: PromptTexts,
     tokens_per_s: f64,
     time_to_first_token_s: Option<f64>,
 }
@@ -75,9 +77,7 @@ pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<Exi
     let options = ModelOptions { assistant_model, encoder_states, ..arguments.model.options(hub) };
     let opened = arguments.model.open_as(&options)?;
     if let Some(path) = &arguments.file.prompts_file {
-        let GenerateArguments { file, model, encoder, generation, .. } = arguments;
-        let of_file = generate_file::Arguments { file, model, encoder, generation };
-        return generate_file::run(path, &of_file, opened);
+        return generate_rows(path, arguments, opened);
     }
     if arguments.interactive {
         return generate_interactive::run(&arguments.generation, opened);
@@ -98,4 +98,33 @@ pub(crate) fn run(arguments: &GenerateArguments, hub: &HubOptions) -> Result<Exi
         output::write_json(&Report { prompt_ids, texts, tokens_per_s, time_to_first_token_s })?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Continues every row of a file.
+fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> Result<ExitCode> {
+    let GenerateArguments { model, encoder, generation, file, .. } = arguments;
+    let config = generation.config(&opened)?;
+    let conforming = Vec::from_iter(generation.grammar.compile(&opened, &config)?);
+    let vocabulary = Arc::clone(opened.vocabulary());
+    let steering = &generation.steering;
+    let more = json!({
+        "encoder_states": encoder.encoder_states,
+        "long_prompt": format!("{:?}", config.long_prompt),
+        "when_full": format!("{:?}", config.when_full),
+        "steer": steering.steer.as_ref().map(|steer| json!([steer, steering.layer, steering.scale, steering.everywhere])),
+        "conforming": generation.grammar.settings()?,
+        "config": config,
+    });
+    let settings = settings(model, opened.device(), more);
+    file.run(
+        path,
+        "generating",
+        &settings,
+        |row| row.prompt(&vocabulary, &config),
+        |rows| {
+            let loaded = steering::load(opened, steering)?;
+            let batch_size = file.batch_size.unwrap_or(BATCH_SIZE);
+            Ok(rows.generate(&loaded, batch_size, &config, &conforming, &Terminal)?)
+        },
+    )
 }

@@ -1,16 +1,20 @@
-//! `gpt2 score`: log-probabilities, loss and perplexity of a text, or how probable choices are after a prompt.
+//! `gpt2 score`: log-probabilities, loss and perplexity of a text or of every row of a file, or how probable choices are after a prompt.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2_engine::{
-    Choices, HubOptions, ModelOptions, Opened, Reporter, ScoredChoice, ScoredChoices, Unit,
+    Choices, HubOptions, ModelOptions, Opened, Reporter, ScoredChoice, ScoredChoices, ScoredText,
+    TokenLogprob, Unit,
 };
-use candle_gpt2_generation::{TokenAlternatives, check_text, default_stride, score};
-use candle_gpt2_weights::Tokenizer;
+use candle_gpt2_generation::{check_text, default_stride};
 use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 
+use super::rows::{FileArguments, settings};
+use crate::exit::UsageError;
 use crate::input::{Input, InputArguments};
 use crate::model_arguments::{EncoderArguments, ModelArguments};
 use crate::output;
@@ -24,6 +28,7 @@ Examples:
   gpt2 score \"The dog was found in a\" --model DIR --top 5
   gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
   gpt2 score \"A dog.\" --model DIR --encoder-states states.safetensors
+  gpt2 score --model DIR --prompts-file texts.jsonl --output scores.jsonl
 
 Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each \
 token counts once, in the first window that reaches it.
@@ -51,34 +56,33 @@ pub(crate) struct ScoreArguments {
     )]
     pub(crate) top: usize,
     /// Score TEXT as a continuation of the prompt instead; give it for every choice
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids"])]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids", "prompts_file"])]
     pub(crate) choice: Vec<String>,
     /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, per_token (also as mean, the same number), per_character and per_byte
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) file: FileArguments,
 }
 
 /// What `--json` prints of a text.
 #[derive(Serialize)]
 struct Report {
     ids: Vec<u32>,
-    logprobs: Vec<Option<f64>>,
-    loss: f64,
-    perplexity: f64,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    alternatives: Vec<Vec<Alternative>>,
-}
-
-#[derive(Serialize)]
-struct Alternative {
-    id: u32,
-    token: Option<String>,
-    logprob: f64,
+    #[serde(flatten)]
+    scored: ScoredText,
 }
 
 pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCode> {
+    arguments.file.check()?;
+    if arguments.file.batch_size.is_some() {
+        return Err(UsageError("--batch-size: texts are scored one by one; leave it out".into()).into());
+    }
     let encoder_states = arguments.encoder.encoder_states.clone();
     let opened = arguments.model.open_as(&ModelOptions { encoder_states, ..arguments.model.options(hub) })?;
+    if let Some(path) = &arguments.file.prompts_file {
+        return score_rows(path, arguments, opened);
+    }
     let input = arguments.input.tokenized(opened.vocabulary())?;
     if arguments.choice.is_empty() {
         score_text(arguments, opened, input)
@@ -87,49 +91,55 @@ pub(crate) fn run(arguments: &ScoreArguments, hub: &HubOptions) -> Result<ExitCo
     }
 }
 
-fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
-    let stride = arguments.stride.unwrap_or(default_stride(opened.config()));
-    check_text(&input.ids, stride, opened.config())?;
-    let loaded = opened.load(&Terminal)?;
-    let bar = Terminal.start("scoring", input.ids.len() as u64, Unit::Items("tokens"));
-    let count = |tokens| bar.advance(tokens);
-    let score = score(loaded.model(), &input.ids, stride, arguments.top, &count)?;
-    drop(bar);
+/// Scores every row of a file.
+fn score_rows(path: &Path, arguments: &ScoreArguments, opened: Opened) -> Result<ExitCode> {
+    let ScoreArguments { model, encoder, stride, top, file, .. } = arguments;
+    let more =
+        json!({"command": "score", "encoder_states": encoder.encoder_states, "stride": stride, "top": top});
+    let vocabulary = opened.vocabulary().clone();
+    let config = vocabulary.config();
+    let shortest = stride.unwrap_or(default_stride(config));
+    file.run(
+        path,
+        "scoring",
+        &settings(model, opened.device(), more),
+        |row| {
+            let ids = row.tokens(&vocabulary)?;
+            check_text(&ids, shortest, config)?;
+            Ok(ids)
+        },
+        |rows| Ok(rows.score(&opened.load(&Terminal)?, *stride, *top)?),
+    )
+}
 
-    let perplexity = score.perplexity();
-    let tokenizer = loaded.vocabulary().tokenizer().map(AsRef::as_ref);
+fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Result<ExitCode> {
+    let Input { ids, .. } = input;
+    let stride = arguments.stride.unwrap_or(default_stride(opened.config()));
+    check_text(&ids, stride, opened.config())?;
+    let loaded = opened.load(&Terminal)?;
+    let bar = Terminal.start("scoring", ids.len() as u64, Unit::Items("tokens"));
+    let scored = ScoredText::of(&loaded, &ids, Some(stride), arguments.top, &|tokens| bar.advance(tokens))?;
+    drop(bar);
     if arguments.json {
-        let alternatives = |place: &TokenAlternatives| {
-            let alternative = |(id, logprob): &(u32, f64)| Alternative {
-                id: *id,
-                token: token(tokenizer, *id),
-                logprob: *logprob,
-            };
-            place.iter().map(alternative).collect()
-        };
-        let places = if arguments.top > 0 { &score.alternatives[..] } else { &[] };
-        let alternatives = places.iter().map(alternatives).collect();
-        let report =
-            Report { ids: input.ids, logprobs: score.logprobs, loss: score.loss, perplexity, alternatives };
-        output::write_json(&report)?;
+        output::write_json(&Report { ids, scored })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let line = |id: u32, logprob: Option<f64>| {
+    let line = |id: u32, token: Option<String>, logprob: Option<f64>| {
         let logprob = logprob.map_or("-".to_owned(), |logprob| format!("{logprob:.4}"));
-        let token = token(tokenizer, id).map_or(String::new(), |token| format!("  {token:?}"));
+        let token = token.map_or(String::new(), |token| format!("  {token:?}"));
         format!("{id:>8} {logprob:>10}{token}")
     };
-    for ((id, logprob), alternatives) in input.ids.iter().zip(&score.logprobs).zip(&score.alternatives) {
-        output::write_line(&line(*id, *logprob))?;
-        for (id, logprob) in alternatives {
-            output::write_line(&format!("    {}", line(*id, Some(*logprob))))?;
+    let ScoredText { logprobs, loss, perplexity, alternatives } = scored;
+    for (place, (id, logprob)) in ids.iter().zip(logprobs).enumerate() {
+        let tokenizer = loaded.vocabulary().tokenizer();
+        let token = tokenizer.and_then(|tokenizer| tokenizer.decode(&[*id], false).ok());
+        output::write_line(&line(*id, token, logprob))?;
+        for TokenLogprob { id, token, logprob } in alternatives.get(place).into_iter().flatten() {
+            output::write_line(&format!("    {}", line(*id, token.clone(), Some(*logprob))))?;
         }
     }
-    output::write_line(&format!(
-        "loss {:.4}  perplexity {perplexity:.4}  tokens {}",
-        score.loss,
-        input.ids.len()
-    ))?;
+    let tokens = ids.len();
+    output::write_line(&format!("loss {loss:.4}  perplexity {perplexity:.4}  tokens {tokens}"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -160,8 +170,4 @@ fn score_choices(arguments: &ScoreArguments, opened: Opened, input: Input) -> Re
         name(best.per_byte)
     ))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn token(tokenizer: Option<&Tokenizer>, id: u32) -> Option<String> {
-    tokenizer.and_then(|tokenizer| tokenizer.decode(&[id], false).ok())
 }

@@ -4,14 +4,13 @@ use std::env::{self, VarError};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use candle_gpt2_engine::process::allow_open_files;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
 use candle_gpt2_grammar::GrammarReader;
 use candle_gpt2_server::{
-    ChatTemplateChoice, Limits, Listening, Model, SecretString, ServerOptions, Timeouts,
+    ApiOptions, ChatTemplateChoice, Limits, Listening, LogFormat, Model, SecretString, ServerOptions,
 };
 use clap::Args;
 
@@ -44,15 +43,14 @@ pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     #[command(flatten)]
-    address: AddressArguments,
+    options: ServerOptions,
     #[command(flatten)]
-    capacity: CapacityArguments,
-    #[command(flatten)]
-    access: AccessArguments,
+    limits: LimitArguments,
     #[command(flatten)]
     names: NameArguments,
-    #[command(flatten)]
-    times: TimeArguments,
+    /// File with the keys that requests must show, one a line; lines that begin with # are skipped
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
     /// Whether requests that do not say how to sample get what the checkpoint's generation_config.json says (auto), or OpenAI's defaults (none)
     #[arg(long, value_name = "WHICH", default_value = "auto", value_parser = ["auto", "none"], hide_possible_values = true)]
     generation_config: String,
@@ -62,78 +60,26 @@ pub(crate) struct ServeArguments {
     /// Refuse requests with unknown fields; without it they are answered, and the answer names the fields under warnings
     #[arg(long)]
     strict: bool,
-    /// Write a line on standard error for every request: its number, route, code, counts of tokens and time, never a text
-    #[arg(long)]
-    log_requests: bool,
+    /// What the lines of the log look like: text, or json, an object on each line
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t, hide_possible_values = true)]
+    log_format: LogFormat,
 }
 
-/// Where the server listens.
+/// How much a request may ask for.
 #[derive(Debug, Args)]
-struct AddressArguments {
-    /// Name or address to listen on; one that other machines reach wants a key
-    #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
-    host: String,
-    /// Port to listen on; 0 takes any that is free, which the first line on standard output names
-    #[arg(long, value_name = "N", default_value_t = 8080, allow_negative_numbers = true)]
-    port: u16,
-    /// Unix socket to listen on instead, for this user alone
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
-    unix_socket: Option<PathBuf>,
-}
-
-/// How much is served at once.
-#[derive(Debug, Args)]
-struct CapacityArguments {
-    /// Texts that are made at once
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = between(1, 256))]
-    parallel: usize,
-    /// Prompts that wait; a request that finds no room is answered with code 429
-    #[arg(long, value_name = "N", default_value_t = 256, allow_negative_numbers = true, value_parser = between(1, 65_536))]
-    queue: usize,
-    /// Tokens whose keys and values are held, of prompts and texts together [default: full contexts for --parallel texts]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
-    kv_tokens: Option<usize>,
-    /// Most tokens of prompts that are computed between two tokens of the running texts: half as many while few are written, four times as many while none is
-    #[arg(long, value_name = "N", default_value_t = 32, allow_negative_numbers = true, value_parser = between(1, 65_536))]
-    prefill_chunk: usize,
+struct LimitArguments {
     /// Most texts for a prompt: n and best_of of requests
-    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = between(1, 128))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_n, allow_negative_numbers = true, value_parser = between(1, 128))]
     max_n: usize,
     /// Most new tokens of a request: of all completions of all prompts together
-    #[arg(long, value_name = "N", default_value_t = 65_536, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_total_tokens, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
     max_total_tokens: usize,
     /// Most alternatives for each token: logprobs and top_logprobs of requests
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true, value_parser = between(0, 20))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_logprobs, allow_negative_numbers = true, value_parser = between(0, 20))]
     max_logprobs: usize,
     /// Most prompts of a request
-    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = between(1, 2048))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
-    /// Connections at once; beyond them idle ones are closed, and if none is idle, requests are answered with code 503 [default: room for twice what runs and waits]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 65_536))]
-    max_connections: Option<usize>,
-    /// Most bytes of a request's body
-    #[arg(long, value_name = "BYTES", default_value_t = 4 << 20, allow_negative_numbers = true, value_parser = between(64, 1 << 30))]
-    max_body: usize,
-}
-
-/// Who may use the server.
-#[derive(Debug, Args)]
-struct AccessArguments {
-    /// File with the keys that requests must show, one a line; lines that begin with # are skipped
-    #[arg(long, value_name = "FILE")]
-    api_key_file: Option<PathBuf>,
-    /// Listen without a key where other machines reach the server
-    #[arg(long)]
-    no_auth: bool,
-    /// Another name by which a proxy or other machines call the server; may be given more than once
-    #[arg(long, value_name = "HOST")]
-    allow_host: Vec<String>,
-    /// Origin of another server's pages that may use this one, such as https://example.com; may be given more than once
-    #[arg(long, value_name = "ORIGIN")]
-    cors_origin: Vec<String>,
-    /// Serve no page at /
-    #[arg(long)]
-    no_page: bool,
 }
 
 /// What the model is called and how it is talked to.
@@ -150,26 +96,10 @@ struct NameArguments {
     chat_template: Option<PathBuf>,
 }
 
-/// How long is waited for what, in seconds.
-#[derive(Debug, Args)]
-struct TimeArguments {
-    /// Longest time in the queue; a request that waits longer is answered with code 503
-    #[arg(long, value_name = "SECONDS", default_value = "60", allow_negative_numbers = true, value_parser = seconds)]
-    queue_timeout: Duration,
-    /// Longest time to make the texts of a request; a text that takes longer ends there
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds)]
-    max_time: Option<Duration>,
-    /// Longest time to finish running requests, once the server is told to end
-    #[arg(long, value_name = "SECONDS", default_value = "25", allow_negative_numbers = true, value_parser = seconds)]
-    drain_timeout: Duration,
-    /// Longest time that a client may leave unread what is sent to it
-    #[arg(long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = seconds)]
-    write_timeout: Duration,
-}
-
 /// Serves until a signal ends it.
 pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCode> {
     let options = options(arguments)?;
+    arguments.log_format.write_to_stderr();
     // What the system does not allow is refused with the options.
     allow_open_files(options.open_files());
     // What can be refused is refused before the model is read, which may take long.
@@ -188,44 +118,21 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
 }
 
 fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
-    let ServeArguments { model, address, capacity, access, names, times, .. } = arguments;
-    let defaults = ServerOptions::default();
-    let mut api = defaults.api;
-    api.name = names.served_model_name.clone().unwrap_or_else(|| name_of(&model.model));
-    api.aliases.clone_from(&names.alias);
-    api.grammar_reader = grammar_reader();
-    api.prompt_tokens_details = arguments.enable_prompt_tokens_details;
-    api.strict = arguments.strict;
-    api.chat_template = chat_template(names.chat_template.as_deref())?;
-    api.use_generation_config = arguments.generation_config == "auto";
-    let CapacityArguments { max_n, max_prompts, max_total_tokens, max_logprobs, .. } = *capacity;
-    api.limits = Limits { max_n, max_prompts, max_total_tokens, max_logprobs, ..Limits::default() };
-    Ok(ServerOptions {
-        host: address.host.clone(),
-        port: address.port,
-        unix_socket: address.unix_socket.clone(),
-        parallel: capacity.parallel,
-        queue: capacity.queue,
-        kv_tokens: capacity.kv_tokens,
-        prefill_chunk: capacity.prefill_chunk,
-        keys: keys(access.api_key_file.as_deref())?,
-        no_auth: access.no_auth,
-        allow_hosts: access.allow_host.clone(),
-        cors_origins: access.cors_origin.clone(),
-        page: !access.no_page,
-        api,
-        max_connections: capacity.max_connections,
-        max_body: capacity.max_body,
-        max_time: times.max_time,
-        timeouts: Timeouts {
-            queue: times.queue_timeout,
-            drain: times.drain_timeout,
-            write: times.write_timeout,
-            ..defaults.timeouts
-        },
-        log_requests: arguments.log_requests,
-        signals: true,
-    })
+    let ServeArguments { model, options, names, .. } = arguments;
+    let LimitArguments { max_n, max_total_tokens, max_logprobs, max_prompts } = arguments.limits;
+    let api = ApiOptions {
+        name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options.model)),
+        aliases: names.alias.clone(),
+        chat_template: chat_template(names.chat_template.as_deref())?,
+        grammar_reader: grammar_reader(),
+        prompt_tokens_details: arguments.enable_prompt_tokens_details,
+        strict: arguments.strict,
+        use_generation_config: arguments.generation_config == "auto",
+        limits: Limits { max_n, max_prompts, max_total_tokens, max_logprobs, ..Limits::default() },
+        ..ApiOptions::default()
+    };
+    let keys = keys(arguments.api_key_file.as_deref())?;
+    Ok(ServerOptions { api, keys, signals: true, ..options.clone() })
 }
 
 /// This program reads the grammars of requests, in processes of their own.
@@ -289,11 +196,4 @@ fn between(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + 
         let number = text.parse().ok().filter(|number| (low..=high).contains(number));
         number.ok_or_else(|| format!("expected a whole number from {low} to {high}"))
     }
-}
-
-/// A time of up to a day; in a shorter one than a millisecond nothing can be done.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.001..=86_400.0).contains(seconds));
-    let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".into())
 }

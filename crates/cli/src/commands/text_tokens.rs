@@ -29,7 +29,7 @@ struct Token {
     bytes: Vec<u8>,
 }
 
-pub(super) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
+pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
     let text = text(&arguments.data)?;
     let tokenizer = tokenizer(arguments, hub)?;
     let text = InputArguments { text, ..InputArguments::default() }.text()?;

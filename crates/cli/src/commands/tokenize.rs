@@ -1,6 +1,6 @@
 //! `gpt2 tokenize`: the tokens of a text, or files to token files that a training reads, however large they are.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -9,7 +9,6 @@ use candle_gpt2_jobs::{TokenizeJob, TokenizeOptions, TokenizeReport};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use crate::commands::text_tokens;
 use crate::commands::train::InterruptedTerminal;
 use crate::model_arguments::CommonArguments;
 use crate::{interrupt, output};
@@ -52,13 +51,13 @@ pub(crate) struct TokenizeArguments {
     pub(crate) json: bool,
 }
 
-pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let Some(out) = &arguments.out else { return text_tokens::run(arguments, hub) };
+/// Encodes files into the folder `out`.
+pub(crate) fn run(arguments: &TokenizeArguments, out: &Path, hub: &HubOptions) -> Result<ExitCode> {
     let job = TokenizeJob {
         data: arguments.data.clone(),
         model: arguments.model.clone(),
         tokenizer: arguments.tokenizer.clone(),
-        out: out.clone(),
+        out: out.to_owned(),
         options: arguments.options.clone(),
         n_head: arguments.common.n_head,
         hub: hub.clone(),

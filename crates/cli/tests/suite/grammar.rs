@@ -1,13 +1,11 @@
 //! `gpt2 generate --json-schema`, `--json-object`, `--regex`, `--grammar`, on every face.
 
 use std::fs;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
-use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run, run_with_input, settings_line};
 
 const SCHEMA: &str = r#"{"type": "object", "properties": {"a": {"enum": [1, "two"]}, "b": {"type": "boolean"}},
     "required": ["a", "b"], "additionalProperties": false}"#;
@@ -127,21 +125,10 @@ fn a_run_goes_on_with_the_same_grammar_only() {
     let folder = folder().with("prompts.txt", "a\n".repeat(2_000));
     let [schema, prompts, output] = ["s.json", "prompts.txt", "texts"].map(|name| folder.file(name));
     let model = path(folder.path());
-    let arguments =
-        ["generate", "--model", model, "--prompts-file", path(&prompts), "--output", path(&output)];
-    let begun = [&arguments[..], &["--json-schema", path(&schema)]].concat();
-    let mut child = program(&begun).stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let partial = folder.file("texts.partial");
-    let start = Instant::now();
-    // Killed once its settings are there.
-    while !fs::read(&partial).is_ok_and(|bytes| bytes.contains(&b'\n')) {
-        assert!(
-            start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none(),
-            "no lines came"
-        );
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let begun =
+        ["generate", "--model", model, "--prompts-file", path(&prompts), "--json-schema", path(&schema)];
+    fs::write(folder.file("texts.partial"), settings_line(&folder, &begun)).unwrap();
+    let arguments = [&begun[..5], &["--output", path(&output)]].concat();
     let other = run(&[&arguments[..], &["--resume", "--regex", "a+"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `conforming` {\"json_schema\":");
     let other = run(&[&arguments[..], &["--resume"]].concat());

@@ -160,6 +160,27 @@ fn the_log_tells_of_requests_and_nothing_of_texts() {
     }
 }
 
+/// Each line is an object with what the line of text tells.
+#[test]
+fn the_log_may_be_json() {
+    let served = Served::start(&["--port", "0", "--log-requests", "--log-format", "json"]);
+    let lines = format!("{JSON}X-Request-Id: mine\r\n");
+    let body = r#"{"prompt":"MYSTERY","max_token":4,"max_tokens":1,"ignore_eos":true}"#;
+    ask(served.connect(), "POST", "/v1/completions", &lines, body);
+    served.signal("-TERM");
+    let (code, log) = served.ended();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((code, lines.len()), (Some(0), 2), "{log}");
+    assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["request_id"] == "mine"), "{log}");
+    let warning = "unknown field `max_token` was ignored; did you mean `max_tokens`?";
+    assert!(lines[0]["level"] == "WARN" && lines[0]["warnings"] == warning, "{log}");
+    let request = &lines[1];
+    assert!(request["level"] == "INFO" && request["method"] == "POST", "{log}");
+    assert!(request["path"] == "/v1/completions" && request["status"] == 200, "{log}");
+    assert!(request["prompt_tokens"].is_u64() && request["new_tokens"] == 1, "{log}");
+    assert!(request["seconds"].is_f64() && !log.contains("MYSTERY"), "{log}");
+}
+
 /// Without `--strict` a line of the log has the request's number and the field; with it the request is refused.
 #[test]
 fn unknown_fields_are_logged_or_refused() {

@@ -123,19 +123,6 @@ fn what_was_killed_goes_on_to_the_same_files() {
 }
 
 #[test]
-fn a_call_with_a_bad_line_leaves_nothing_and_can_be_corrected() {
-    let tiny = CheckpointFolder::tiny();
-    let (text, out) = (tiny.file("rows.jsonl"), tiny.file("tokens"));
-    let arguments =
-        ["tokenize", path(&text), "--model", path(tiny.path()), "--out", path(&out), "--held-out", "0"];
-    fs::write(&text, "{\"text\": \"What say you?\"}\n{\"txt\": 1}\n").unwrap();
-    assert_refused(&run(&arguments), FAILURE, "rows.jsonl: line 2: the object has no `text`");
-    assert!(!out.exists());
-    fs::write(&text, "{\"text\": \"What say you?\"}\n{\"text\": \"Nothing.\"}\n").unwrap();
-    assert_eq!(run(&arguments).code, SUCCESS);
-}
-
-#[test]
 fn wrong_calls_are_told() {
     let tiny = CheckpointFolder::tiny();
     let text = tiny.file("book.txt");

@@ -1,19 +1,19 @@
 //! How texts begin: where there is room, from what was computed for others, and with the tokens of their prompts.
 
 use std::ops::Deref;
-use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Cache, KvSlot, LogitsFor};
 use tokenizers::Tokenizer;
 
 use super::event::Event;
 use super::prefill::Prefill;
+use super::request::RequestId;
 use super::text::{Accepted, Text, sample};
-use super::{Scheduler, SharedPrompt, Waiting};
+use super::{PromptLogits, Scheduler, Waiting};
 use crate::clock::Deadline;
 use crate::draft::Success;
 use crate::logits::rows_of;
-use crate::prefixes::{Beginning, PromptScores, Source, usable_tokens};
+use crate::prefixes::{Beginning, PromptScores, Sharers, Source, Wanted};
 use crate::{GenerationError, Sampler, TextStream};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
@@ -49,13 +49,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             }
             self.tell_begun(&text, cached);
             if text.request.max_new_tokens == 0 {
-                self.end_without_tokens(text, cache);
+                self.end_without_tokens(text, cache)?;
                 continue;
             }
             let logits = rows_of(&self.model.head(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
             if self.is_shared(&text) {
                 let (request, logits) = (text.request.id, logits.clone());
-                self.shared = Some(SharedPrompt { request, logits, row: None });
+                self.prompt_logits = Some(PromptLogits { request, logits });
             }
             self.begin(text, cache, logits)?;
         }
@@ -64,23 +64,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Begins the next text that waits, where there is room; says whether it did.
     pub(super) fn admit(&mut self) -> Result<bool, GenerationError> {
-        let Some(Waiting { request, .. }) = self.waiting.front() else { return Ok(false) };
+        let Some(waiting) = self.waiting.front() else { return Ok(false) };
         if self.running() >= self.options.max_texts {
             return Ok(false);
         }
-        let request = Arc::clone(request);
-        let capacity = request.capacity.max(self.slot_tokens.unwrap_or(0));
-        let id = request.id;
-        let mut shared = self.shared.take_if(|shared| shared.request == id);
-        self.shared = None;
-        let row = shared.as_mut().and_then(|shared| shared.row.take());
-        let is_first = row.is_none() && shared.is_none();
-        let mut beginning = if is_first { self.beginning_of(&request) } else { None };
-        let Some(mut cache) = row.or_else(|| self.room_for(capacity, &mut beginning)) else {
-            self.shared = shared;
-            return Ok(false);
-        };
+        let capacity = waiting.request.capacity.max(self.slot_tokens.unwrap_or(0));
+        let mut beginning = self.beginning_of(waiting);
+        let Some(mut cache) = self.room_for(capacity, &mut beginning) else { return Ok(false) };
         let Some(Waiting { request, sequence }) = self.waiting.pop_front() else { return Ok(false) };
+        let id = request.id;
         let deadline = match Deadline::new(&request.config, self.clock.as_ref()) {
             Ok(deadline) => deadline,
             Err(error) => {
@@ -101,8 +93,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             stream: self.tokenizer.as_ref().map(stream),
             deadline,
             ids: request.prompt.clone(),
-            // They are told once.
-            scores: PromptScores::new(request.prompt_logprobs.filter(|_| sequence == 0)),
+            scores: PromptScores::new(prompt_logprobs_of(&request, sequence)),
             has_slid: false,
             success: Success::new(),
             right: 0,
@@ -111,29 +102,23 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             request,
         };
         let prompt_len = text.ids.len();
-        let sibling = |other: &Text<T>| other.request.id == id && !other.has_slid;
-        if let (Some(own), Some(other)) =
-            (&mut text.assisted, self.running.iter().find(|other| sibling(other)))
+        let sibling = |other: &&Text<T>| other.request.id == id && !other.has_slid;
+        if let (Some(own), Some(other)) = (&mut text.assisted, self.running.iter().find(sibling))
             && let Some(other) = &other.assisted
             && other.lengths() >= &[prompt_len][..]
         {
             own.copy_row(0, other, 0, prompt_len)?;
         }
-        if shared.is_some()
-            && cache.lengths() == [0]
-            && let Some(row) = self.running.iter().position(sibling)
-        {
-            cache.copy_row(0, &self.cache, row, prompt_len)?;
+        let cached = self.take_over(beginning, &mut text, &mut cache)?;
+        let logits =
+            self.prompt_logits.as_ref().filter(|prompt| prompt.request == id && cached == prompt_len);
+        let logits = logits.map(|prompt| prompt.logits.clone());
+        if !self.is_shared(&text) {
+            self.forget_prompt(id);
         }
-        match shared.filter(|_| cache.lengths() == [prompt_len]) {
-            Some(shared) => {
-                let logits = shared.logits.clone();
-                self.shared = Some(shared).filter(|_| self.is_shared(&text));
-                self.begin(text, cache, logits)?;
-            }
-            // The only text, or all that had the prompt are gone.
+        match logits {
+            Some(logits) => self.begin(text, cache, logits)?,
             None => {
-                let cached = self.take_over(beginning, &mut text, &mut cache)?;
                 let tokens = text.ids.clone();
                 let prefill = Prefill { text, cache, tokens, computed: cached, cached, is_window: false };
                 self.prefilling.push_back(prefill);
@@ -142,26 +127,29 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(true)
     }
 
-    /// The longest beginning of a prompt that was computed for a text that runs, or for one that has ended.
-    pub(super) fn beginning_of(&self, request: &Accepted) -> Option<Beginning> {
-        let (reuse, wanted) = (request.reuse?, request.prompt_logprobs);
+    /// The longest beginning of a prompt that was computed for a text that runs, or for one that has ended: all of it for a
+    /// further sequence of a request, whose logits after the prompt are known.
+    fn beginning_of(&self, Waiting { request, sequence }: &Waiting) -> Option<Beginning> {
+        let is_known = self.prompt_logits.as_ref().is_some_and(|prompt| prompt.request == request.id);
+        let wanted = Wanted {
+            sharers: request.sharers,
+            prompt: &request.prompt,
+            most: request.prompt.len() - usize::from(!is_known),
+            logprobs: prompt_logprobs_of(request, *sequence),
+        };
         let rows = self.running.iter().zip(self.cache.lengths()).enumerate();
-        let rows = rows.filter(|(_, (text, _))| text.request.reuse == Some(reuse) && !text.has_slid);
-        let running = rows.map(|(row, (text, held))| {
-            let tokens = usable_tokens(&request.prompt, &text.ids[..*held], &text.scores, wanted);
-            Beginning { tokens, source: Source::Running(row) }
+        let rows = rows.filter(|(_, (text, _))| text.request.sharers == request.sharers && !text.has_slid);
+        let running = rows.map(|(row, (text, held))| Beginning {
+            tokens: wanted.usable(&text.ids[..*held], &text.scores),
+            source: Source::Running(row),
         });
-        let kept = self.prefixes.longest(reuse, &request.prompt, wanted);
+        let kept = self.prefixes.longest(&wanted);
         let kept = kept.map(|(number, tokens)| Beginning { tokens, source: Source::Kept(number) });
         running.chain(kept).filter(|beginning| beginning.tokens > 0).max_by_key(|beginning| beginning.tokens)
     }
 
     /// Room for a text. What is kept of others gives way where that makes room, the beginning that the text goes on from last.
-    pub(super) fn room_for(
-        &mut self,
-        capacity: usize,
-        beginning: &mut Option<Beginning>,
-    ) -> Option<Gpt2Cache> {
+    fn room_for(&mut self, capacity: usize, beginning: &mut Option<Beginning>) -> Option<Gpt2Cache> {
         let used = self.kv_tokens_in_use();
         if used + KvSlot::room_of(capacity) > self.pool.tokens() {
             return None;
@@ -170,12 +158,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             Some(Beginning { source: Source::Kept(number), .. }) => Some(*number),
             _ => None,
         };
-        loop {
-            if let Some(cache) = self.pool.cache(1, capacity) {
-                return Some(cache);
-            }
-            if !self.prefixes.forget_oldest(needed) {
-                break;
+        // What only sequences of one request can continue becomes the next one's row.
+        if !needed.is_some_and(|number| self.prefixes.is_of_sequences(number)) {
+            loop {
+                if let Some(cache) = self.pool.cache(1, capacity) {
+                    return Some(cache);
+                }
+                if !self.prefixes.forget_oldest(needed) {
+                    break;
+                }
             }
         }
         if let (Some(number), Some(found)) = (needed, beginning.as_mut()) {
@@ -189,7 +180,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// Gives a text the beginning of its prompt that is computed already; returns how many tokens that is.
-    pub(super) fn take_over(
+    fn take_over(
         &mut self,
         beginning: Option<Beginning>,
         text: &mut Text<T>,
@@ -214,14 +205,27 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(tokens)
     }
 
-    /// Leaves what was computed for a text that has ended to others.
-    pub(super) fn leave(&mut self, text: Text<T>, cache: Gpt2Cache) {
+    /// Leaves what was computed for a text that has ended to those that share with it.
+    pub(super) fn leave(&mut self, text: Text<T>, mut cache: Gpt2Cache) -> Result<(), GenerationError> {
         let held = cache.lengths().first().copied().unwrap_or(0);
-        if let (Some(reuse), false, 1..) = (text.request.reuse, text.has_slid, held) {
+        let kept = match text.request.sharers {
+            Sharers::Reuse(_) => held,
+            Sharers::Sequences(_) if self.is_shared(&text) => held.min(text.request.prompt.len()),
+            Sharers::Sequences(_) => 0,
+        };
+        if kept > 0 && !text.has_slid {
+            cache.truncate(0, kept)?;
             let mut ids = text.ids;
-            ids.truncate(held);
-            self.prefixes.keep(reuse, ids, cache, text.scores);
+            ids.truncate(kept);
+            self.prefixes.keep(text.request.sharers, ids, cache, text.scores);
         }
+        Ok(())
+    }
+
+    /// Forgets what only further sequences of this request could continue.
+    pub(super) fn forget_prompt(&mut self, request: RequestId) {
+        self.prompt_logits.take_if(|prompt| prompt.request == request);
+        self.prefixes.forget(Sharers::Sequences(request.0));
     }
 
     /// Says that the prompt of a request is computed, with its first text.
@@ -233,12 +237,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// Ends all texts of a request of which only the prompt was asked for.
-    pub(super) fn end_without_tokens(&mut self, text: Text<T>, cache: Gpt2Cache) {
+    fn end_without_tokens(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<(), GenerationError> {
         let request = text.request.id;
         self.waiting.retain(|waiting| waiting.request.id != request);
         let texts = 0..text.request.config.num_return_sequences;
         self.ready.extend(texts.map(|sequence| Event::Empty { request, sequence }));
-        self.leave(text, cache);
+        self.leave(text, cache)
     }
 
     /// Whether the next text that waits continues the same prompt.
@@ -257,4 +261,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let chosen = sample(&mut self.running[row..=row], &[Vec::new()], [&mut [logits][..]]);
         self.extend(row, chosen)
     }
+}
+
+/// The alternatives that are wanted for each token of the prompt. They are found once for all sequences.
+fn prompt_logprobs_of(request: &Accepted, sequence: usize) -> Option<usize> {
+    request.prompt_logprobs.filter(|_| sequence == 0)
 }

@@ -189,18 +189,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
     }
 
-    /// Ends the text of a row, whose place in memory goes to the next text of its request or is free.
+    /// Ends the text of a row, whose place in memory is kept for others or free.
     pub(super) fn remove(&mut self, row: usize) -> Result<(), GenerationError> {
-        let (text, mut cache) = self.take_row(row)?;
-        let shared = self.shared.as_mut().filter(|shared| shared.request == text.request.id);
-        match shared.filter(|shared| shared.row.is_none() && !text.has_slid) {
-            Some(shared) => {
-                cache.truncate(0, text.request.prompt.len())?;
-                shared.row = Some(cache);
-            }
-            None => self.leave(text, cache),
-        }
-        Ok(())
+        let (text, cache) = self.take_row(row)?;
+        self.leave(text, cache)
     }
 
     /// Takes a text out of the running ones, with its memory.

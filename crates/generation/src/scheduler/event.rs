@@ -135,4 +135,9 @@ impl Event {
             | Self::Failed { request, .. } => *request,
         }
     }
+
+    /// Whether a text that is made token by token has ended with it. [`Event::Found`] and [`Event::Failed`] end all of a request.
+    pub fn ends_text(&self) -> bool {
+        matches!(self, Self::Token { stop_reason: Some(_), .. } | Self::Empty { .. })
+    }
 }

@@ -22,7 +22,7 @@ use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, KvSlot};
 use tokenizers::Tokenizer;
 
 use crate::draft::{Assistant, token_cost_of};
-use crate::prefixes::Prefixes;
+use crate::prefixes::{Prefixes, Sharers};
 use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 
 pub use event::{Event, Found, Step, StopReason};
@@ -77,8 +77,8 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
     running: Vec<Text<T>>,
     cache: Gpt2Cache,
-    /// The last prompt, where the next text continues it too.
-    shared: Option<SharedPrompt>,
+    /// The logits after the prompt that the next waiting text continues too, if another sequence of its request has begun.
+    prompt_logits: Option<PromptLogits>,
     /// What texts that have ended leave to others.
     prefixes: Prefixes,
     /// Events that wait for the next step.
@@ -91,13 +91,10 @@ struct Waiting {
     sequence: usize,
 }
 
-/// The prompt of a request of several texts, which is computed once.
-struct SharedPrompt {
+/// What is known after the prompt of a request of several sequences, which is computed once.
+struct PromptLogits {
     request: RequestId,
-    /// The logits after it.
     logits: Vec<f32>,
-    /// The row of a text that has ended, cut to the prompt: the next text takes it over.
-    row: Option<Gpt2Cache>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
@@ -135,7 +132,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             searches: VecDeque::new(),
             prefilling: VecDeque::new(),
             running: Vec::new(),
-            shared: None,
+            prompt_logits: None,
             prefixes: Prefixes::default(),
             ready: Vec::new(),
         })
@@ -215,6 +212,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         } else {
             // On a GPU the rows of a step lie side by side, and what is kept would stand between them.
             let reuse = reuse.filter(|_| self.slot_tokens.is_none());
+            let sharers = reuse.map_or(Sharers::Sequences(id.0), Sharers::Reuse);
             let request = Arc::new(Accepted {
                 id,
                 prompt,
@@ -225,7 +223,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 stream,
                 logprobs,
                 prompt_logprobs,
-                reuse,
+                sharers,
             });
             self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
         }
@@ -241,14 +239,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut row = 0;
         while row < self.running.len() {
             if self.running[row].request.id == request {
-                if let Ok((text, cache)) = self.take_row(row) {
-                    self.leave(text, cache);
-                }
+                // A row that cannot be kept is free.
+                let _ = self.take_row(row).and_then(|(text, cache)| self.leave(text, cache));
             } else {
                 row += 1;
             }
         }
-        self.shared.take_if(|shared| shared.request == request);
+        self.forget_prompt(request);
         self.ready.retain(|event| event.request() != request);
         self.texts() + self.ready.len() < before
     }
@@ -308,7 +305,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.prefilling.clear();
             self.running.clear();
             self.cache = self.pool.empty_cache();
-            self.shared = None;
+            self.prompt_logits = None;
             self.prefixes = Prefixes::default();
         }
         Step { events: mem::take(&mut self.ready), failure }

@@ -12,7 +12,7 @@ use super::request::RequestId;
 use crate::clock::Deadline;
 use crate::draft::Success;
 use crate::logprobs::{Expected, biased};
-use crate::prefixes::PromptScores;
+use crate::prefixes::{PromptScores, Sharers};
 use crate::{
     GenerationConfig, GenerationError, History, LogitsProcessor, Sampler, TextStream, TokenLogprobs, WhenFull,
 };
@@ -30,7 +30,8 @@ pub(super) struct Accepted {
     pub(super) stream: u64,
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
-    pub(super) reuse: Option<u64>,
+    /// Who may continue what is computed for its texts.
+    pub(super) sharers: Sharers,
 }
 
 /// A text in the making.

@@ -468,9 +468,12 @@ fn a_time_is_counted_by_the_callers_clock() {
     scheduler.set_clock(Arc::new(move || {
         Duration::from_secs(seconds.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
     }));
-    let with = scheduler.submit(Request::new(prompt(3, 1), config)).unwrap();
-    run(&mut scheduler, &mut texts);
-    assert_eq!((texts[&(with, 0)].ids.len(), texts[&(with, 0)].reason), (4, Some(StopReason::MaxTime)));
+    // The time of one does not end another.
+    for _ in 0..2 {
+        let with = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
+        run(&mut scheduler, &mut texts);
+        assert_eq!((texts[&(with, 0)].ids.len(), texts[&(with, 0)].reason), (4, Some(StopReason::MaxTime)));
+    }
 }
 
 /// An owned scheduler holds its tokenizer, and goes to another thread.

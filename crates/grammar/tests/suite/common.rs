@@ -1,10 +1,12 @@
 //! Vocabularies, grammars with checks of their texts that know nothing of the library, and walks through a grammar.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{Constraint, LogitsProcessor};
-use candle_gpt2_grammar::{Compiler, Grammar};
+use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
@@ -27,10 +29,16 @@ pub(crate) fn compiled(vocabulary: &Vocabulary, grammar: &Grammar, ends: &[u32])
 }
 
 pub(crate) fn compiled_by(compiler: &Compiler, grammar: &Grammar, ends: &[u32]) -> Arc<dyn Constraint> {
-    match compiler.compile(grammar, ends) {
-        Ok(LogitsProcessor::Constraint(constraint)) => constraint,
-        other => panic!("{other:?}"),
+    // Several tests read grammars at once; whoever finds no room asks again, as a client would.
+    const TRIES: usize = 600;
+    for _ in 0..TRIES {
+        match compiler.compile(grammar, ends) {
+            Ok(LogitsProcessor::Constraint(constraint)) => return constraint,
+            Err(GrammarError::Busy { .. }) => thread::sleep(Duration::from_millis(50)),
+            other => panic!("{other:?}"),
+        }
     }
+    panic!("no room to read a grammar after {TRIES} tries");
 }
 
 /// The tokens that may follow.

@@ -1,12 +1,16 @@
 //! What looks find is what TransformerLens finds, and what the report and its JSON say of it.
 
-use candle_core::DType;
-use candle_gpt2_interpret::{Head, LensValue, Measure};
+use std::collections::HashMap;
+
+use candle_core::{DType, Device, Tensor, safetensors};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_interpret::{By, Head, LensValue, Measure};
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, ComparedTexts, Details, HeadKinds, Heads, Instead, Lens, Look,
-    MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader, Saliency, Subject,
+    Ablate, Attention, Attribute, ComparedTexts, Details, Features, Found, HeadKinds, Heads, Instead, Lens,
+    Look, MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader, Saliency,
+    Subject, Text, TokenChoice,
 };
-use candle_gpt2_testing::assert_close;
+use candle_gpt2_testing::{CheckpointFolder, Fixture, assert_close};
 use serde_json::{Value, json};
 
 use crate::common::{Case, GRIDS, Told, built_in, grid, look, words};
@@ -19,7 +23,7 @@ impl Case {
 
     fn texts(&self) -> ComparedTexts {
         let [clean, corrupt] = ["clean_ids", "corrupted_ids"].map(|name| self.text(name));
-        ComparedTexts { clean, corrupt, metric: self.metric() }
+        ComparedTexts { clean, corrupt }
     }
 }
 
@@ -28,7 +32,7 @@ impl Case {
 fn grids_are_shares_and_differences_of_what_transformer_lens_has() {
     let case = Case::open("untied");
     let patched = Patched { site: "z".into(), by: None };
-    let found = look(&case.loaded, &Patch { texts: case.texts(), patched }).unwrap();
+    let found = look(&case.loaded, &Patch { texts: case.texts(), metric: case.metric(), patched }).unwrap();
     let expected = case.analyses.tensor("patch.attn_head_out_all_pos");
     assert_close(&grid(&found), &expected, GRIDS, "patching");
     let metric = found.report.metric.as_ref().unwrap();
@@ -39,7 +43,7 @@ fn grids_are_shares_and_differences_of_what_transformer_lens_has() {
     assert_eq!(details["corrupted_tokens"][1]["id"], case.recorded["corrupted_ids"][1]);
 
     let clean = case.logit_difference("clean");
-    let path = PathPatching { texts: case.texts(), from: None, to: "final".into() };
+    let path = PathPatching { texts: case.texts(), metric: case.metric(), from: None, to: "final".into() };
     let expected = case.analyses.tensor("path.to_final").to_dtype(DType::F64).unwrap();
     let expected = ((clean - expected).unwrap() / (clean - case.logit_difference("corrupted"))).unwrap();
     assert_close(&grid(&look(&case.loaded, &path).unwrap()), &expected, GRIDS, "path");
@@ -123,11 +127,11 @@ fn a_token_in_front_is_part_of_every_text() {
     };
     let subject = Subject::new(&loaded, "a model".into(), &reader);
     let with = attention.at(&subject, &Told::default()).unwrap();
-    let same = Attention { text: candle_gpt2_look::Text::Ids(ids), ..attention };
+    let same = Attention { text: Text::Ids(ids), ..attention };
     let given = look(&loaded, &same).unwrap();
     assert!(with.report.bos && !given.report.bos);
     assert_eq!((with.report.values, with.report.tokens), (given.report.values, given.report.tokens));
-    assert!(reader.text(&candle_gpt2_look::Text::Ids(Vec::new())).is_ok(), "the token in front is enough");
+    assert!(reader.text(&Text::Ids(Vec::new())).is_ok(), "the token in front is enough");
 }
 
 #[test]
@@ -136,7 +140,7 @@ fn what_is_left_out_may_come_from_texts() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lines.txt");
     std::fs::write(&file, "The cat sat\n \nMy dog\n").unwrap();
-    let read = Instead::read(&format!("mean:{}", file.display())).unwrap();
+    let read = format!("mean:{}", file.display()).parse().unwrap();
     let given = Instead::mean(vec![words("The cat sat"), words("My dog")]);
     let [of_file, of_texts] =
         [read, given].map(|with| look(&loaded, &Ablate { with, ..Ablate::new(words("The dog")) }).unwrap());
@@ -157,9 +161,13 @@ fn long_looks_tell_how_far_they_are() {
     let told = Told::default();
     Ablate::new(words("The dog")).at(&subject, &told).unwrap();
     let [clean, corrupt] = ["The dog", "My dog"].map(words);
-    let texts = ComparedTexts { clean, corrupt, metric: MetricOptions::default() };
-    Patch { texts: texts.clone(), patched: Patched::default() }.at(&subject, &told).unwrap();
-    PathPatching { texts, from: None, to: "2.0.k".into() }.at(&subject, &told).unwrap();
+    let texts = ComparedTexts { clean, corrupt };
+    Patch { texts: texts.clone(), metric: MetricOptions::default(), patched: Patched::default() }
+        .at(&subject, &told)
+        .unwrap();
+    PathPatching { texts, metric: MetricOptions::default(), from: None, to: "2.0.k".into() }
+        .at(&subject, &told)
+        .unwrap();
     let neuron = Neuron { layer: 0, neuron: 0 };
     Neurons { text: words("The dog"), neuron, top: 1 }.at(&subject, &told).unwrap();
     let expected = [("ablating", 4), ("patching", 4), ("patching", 16), ("reading", 3)];
@@ -183,4 +191,141 @@ fn heads_on_random_tokens_and_weights_of_tokens_are_shares() {
     let found = look(&loaded, &saliency).unwrap();
     let total: f32 = found.report.values.iter().flatten().sum();
     assert!((total - 1.0).abs() < 1e-5, "{total}");
+}
+
+#[test]
+fn saliency_says_what_its_sums_make() {
+    let case = Case::open("untied");
+    let baseline = Some(TokenChoice::Id(1));
+    let saliency =
+        Saliency { steps: 100, metric: case.metric(), baseline, ..Saliency::new(case.text("clean_ids")) };
+    let found = look(&case.loaded, &saliency).unwrap();
+    let details = found.details.to_json();
+    let sum = |name: &str| -> f64 {
+        details[name].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).sum()
+    };
+    // The metric of a text of baseline tokens, from a look of its own.
+    let text = Text::Ids(vec![1; found.report.tokens.len()]);
+    let of_baseline = look(&case.loaded, &Ablate { metric: case.metric(), ..Ablate::new(text) }).unwrap();
+    let before = |found: &Found| found.report.metric.as_ref().unwrap().before;
+    let difference = before(&found) - before(&of_baseline);
+    assert!(
+        (sum("sums") - difference).abs() < 0.01 * difference.abs().max(1.0),
+        "{details} for {difference}"
+    );
+    let note = format!("make {:.4} of the metric's difference {difference:.4}", sum("sums"));
+    assert!(found.report.notes[0].contains(&note), "{:?}", found.report.notes);
+    for (share, norm) in found.report.values.iter().zip(details["norms"].as_array().unwrap()) {
+        assert!((f64::from(share.unwrap()) - norm.as_f64().unwrap() / sum("norms")).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn neurons_are_shown_where_they_are_most_active() {
+    let case = Case::open("untied");
+    let Text::Ids(clean) = case.text("clean_ids") else { panic!("the fixture has ids") };
+    let post = Fixture::open("inside/untied/raw").tensor("blocks.1.mlp.hook_post").squeeze(0).unwrap();
+    let expected: Vec<f32> = post.narrow(1, 9, 1).unwrap().squeeze(1).unwrap().to_vec1().unwrap();
+    let neuron = Neuron { layer: 1, neuron: 9 };
+    let neurons = |ids: Vec<u32>, top| Neurons { text: Text::Ids(ids), neuron, top };
+    let found = look(&case.loaded, &neurons(clean.clone(), 4)).unwrap();
+    let mut order: Vec<usize> = (0..clean.len()).collect();
+    order.sort_by(|a, b| expected[*b].total_cmp(&expected[*a]));
+    for (place, index) in found.details.to_json()["places"].as_array().unwrap().iter().zip(order) {
+        assert_eq!((&place["index"], &place["id"]), (&json!(index), &json!(clean[index])));
+        assert!((place["value"].as_f64().unwrap() - f64::from(expected[index])).abs() < 1e-5, "{place}");
+        let before: String =
+            clean[index.saturating_sub(8)..index].iter().map(|id| format!("#{id}")).collect();
+        assert_eq!(place["before"], before);
+    }
+    // A text longer than the context is read in windows of it, each with the token in front.
+    let long: Vec<u32> = clean.iter().copied().cycle().take(case.loaded.config().n_positions + 3).collect();
+    for bos in [false, true] {
+        let reader = Reader::new(case.loaded.vocabulary(), bos).unwrap();
+        let subject = Subject::new(&case.loaded, "a model".into(), &reader);
+        let found = neurons(long.clone(), 1000).at(&subject, &Told::default()).unwrap();
+        assert_eq!((found.report.bos, found.report.tokens.len()), (bos, 0), "a long text is not listed");
+        let details = found.details.to_json();
+        let places = details["places"].as_array().unwrap();
+        assert_eq!(places.len(), long.len());
+        for place in places {
+            let index = usize::try_from(place["index"].as_u64().unwrap()).unwrap() - usize::from(bos);
+            assert_eq!(place["id"], long[index]);
+        }
+    }
+}
+
+#[test]
+fn features_are_the_sums_of_their_dictionary() {
+    let case = Case::open("untied");
+    let folder = tempfile::tempdir().unwrap();
+    let tensor = |shape: &[usize], offset: u64| candle_gpt2_testing::pattern(shape, 1.0, offset);
+    let tensors = HashMap::from([
+        ("encoder.weight", tensor(&[30, 18], 1)),
+        ("latent_bias", tensor(&[30], 2)),
+        ("decoder.weight", tensor(&[18, 30], 3)),
+        ("pre_bias", tensor(&[18], 4)),
+    ]);
+    let sae = folder.path().join("sae.safetensors");
+    safetensors::save(&tensors, &sae).unwrap();
+    let features = Features { text: case.text("clean_ids"), sae, site: Some("1.resid_pre".into()), top: 30 };
+    let found = look(&case.loaded, &features).unwrap();
+    assert_eq!(found.details.to_json()["site"], "blocks.1.hook_resid_pre");
+    let x = Fixture::open("inside/untied/raw").tensor("blocks.1.hook_resid_pre").squeeze(0).unwrap();
+    let x = x.broadcast_sub(&tensors["pre_bias"]).unwrap();
+    let sums = x.matmul(&tensors["encoder.weight"].t().unwrap()).unwrap();
+    let latents = sums.broadcast_add(&tensors["latent_bias"]).unwrap().relu().unwrap().t().unwrap(); // (F, T)
+    let shown: Vec<u32> = found.report.axes[0].labels.iter().map(|label| label.parse().unwrap()).collect();
+    let chosen = Tensor::new(shown.clone(), &Device::Cpu).unwrap();
+    let expected = latents.contiguous().unwrap().index_select(&chosen, 0).unwrap();
+    assert_close(&grid(&found), &expected, GRIDS, "features");
+    let largest: Vec<f32> = latents.max(1).unwrap().to_vec1().unwrap();
+    assert_eq!(shown.len(), largest.iter().filter(|value| **value > 0.0).count());
+    assert!(shown.windows(2).all(|pair| largest[pair[0] as usize] >= largest[pair[1] as usize]));
+}
+
+/// Logits so far apart that probabilities are 0 in f32.
+#[test]
+fn losses_of_very_unlikely_tokens_are_numbers() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let key = tensors.keys().find(|key| key.ends_with("ln_f.weight")).unwrap().clone();
+        let scaled = (&tensors[&key] * 1e4).unwrap();
+        tensors.insert(key, scaled);
+    });
+    let model = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
+    let loaded = model.open(&Silent).unwrap().load(&Silent).unwrap();
+    let text = || Text::Ids(vec![1, 2, 250, 4, 99, 6, 7]);
+    let ablate = Ablate { heads: Some("0.0".parse().unwrap()), ..Ablate::new(text()) };
+    let found = look(&loaded, &ablate).unwrap();
+    assert!(found.report.values[1..].iter().all(|change| change.unwrap().is_finite()));
+    let lens = Lens { show: LensValue::Next, ..Lens::new(text()) };
+    let Details::Lens(details) = look(&loaded, &lens).unwrap().details else { panic!("a lens has cells") };
+    let next = details.layers.last().unwrap().cells[0].next.unwrap();
+    assert!(next < -110.0, "beyond what a probability in f32 says: {next}");
+}
+
+/// What is asked as JSON is what the fields say, whatever form a value has.
+#[test]
+fn options_are_read_from_json() {
+    let read = |text: &str| serde_json::from_str::<Ablate>(text).map(|look| format!("{look:?}"));
+    let heads = r#""text": "The dog", "heads": [[9, 6], "10.7"]"#;
+    let asked = read(&format!(r#"{{{heads}, "answer": 5, "at": -1, "with": ["mean", ["a", [1, 2]]]}}"#));
+    let with = Instead::mean(vec![words("a"), Text::Ids(vec![1, 2])]);
+    let metric = MetricOptions { answer: Some(TokenChoice::Id(5)), ..MetricOptions::default() };
+    let heads = Some("9.6,10.7".parse().unwrap());
+    let expected = Ablate { metric, heads, at: Some(-1), with, ..Ablate::new(words("The dog")) };
+    assert_eq!(asked.unwrap(), format!("{expected:?}"));
+    for (wrong, told) in [
+        (r#"{"head": "1.1"}"#, "unknown field `head`"),
+        (r#"{"measure": "size"}"#, "expected logit, log-probability or probability, found \"size\""),
+        (r#"{"heads": [1]}"#, "expected pairs of layer and head"),
+        (r#"{"with": ["median", ["a"]]}"#, "expected a text such as \"raw-zero\""),
+    ] {
+        let error = read(wrong).unwrap_err().to_string();
+        assert!(error.contains(told), "{wrong}: {error}");
+    }
+    let patch = r#"{"clean": "a", "corrupt": [1], "answer": " b", "site": "z", "by": "head"}"#;
+    let patch: Patch = serde_json::from_str(patch).unwrap();
+    assert_eq!((patch.texts.corrupt, patch.patched.by), (Text::Ids(vec![1]), Some(By::Head)));
+    assert!(serde_json::from_str::<Patch>(r#"{"clean": "a", "corrupt": "b", "sight": "z"}"#).is_err());
 }

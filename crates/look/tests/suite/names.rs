@@ -51,11 +51,11 @@ fn what_is_written_short_is_read() {
     for wrong in ["", "-1", "1-", "a", "1,,2"] {
         assert!(wrong.parse::<Ranges>().unwrap_err().contains("is no number and no range"), "{wrong}");
     }
-    let neuron = Neuron::read("11.611").unwrap();
+    let neuron: Neuron = "11.611".parse().unwrap();
     assert_eq!(neuron, Neuron { layer: 11, neuron: 611 });
     for wrong in ["", "11", "11.x", "11.6.1"] {
-        let told = Neuron::read(wrong).unwrap_err().to_string();
-        assert_eq!(told, format!("`neuron` {wrong}: write LAYER.NEURON, such as 11.611"));
+        let told = wrong.parse::<Neuron>().unwrap_err();
+        assert_eq!(told, format!("`{wrong}` is no neuron; write LAYER.NEURON, such as 11.611"));
     }
     for (text, is_read) in [
         ("\" a\"-\" b\"", true),

@@ -11,7 +11,11 @@ use crate::common::{built_in, reader, words};
 
 fn dogs() -> ComparedTexts {
     let [clean, corrupt] = ["The dog", "My dog"].map(words);
-    ComparedTexts { clean, corrupt, metric: MetricOptions::default() }
+    ComparedTexts { clean, corrupt }
+}
+
+fn usual() -> MetricOptions {
+    MetricOptions::default()
 }
 
 fn attention(text: Text) -> Attention {
@@ -63,26 +67,54 @@ fn wrong_questions_are_refused_and_options_named() {
     refused(&reader, &rows, "`rows`: expected from 1");
     let from = HeadKinds { from: Some(20), below: Some(20), ..HeadKinds::default() };
     refused(&reader, &from, "`from` 20 `below` 20: expected a range");
-    let neuron = Neurons { text: text(), neuron: Neuron { layer: 4, neuron: 0 }, top: 1 };
-    refused(&reader, &neuron, "`neuron` 4.0: this model has 4 layers");
+    let below = HeadKinds { below: Some(1025), ..HeadKinds::default() };
+    refused(&reader, &below, "expected a range within the vocabulary of 1024");
+    for length in [0, 129] {
+        let length = HeadKinds { length: Some(length), ..HeadKinds::default() };
+        refused(&reader, &length, "1 to 128 tokens can be read twice by this model");
+    }
+    for (layer, neuron) in [(4, 0), (0, 1024)] {
+        let neurons = Neurons { text: text(), neuron: Neuron { layer, neuron }, top: 1 };
+        refused(
+            &reader,
+            &neurons,
+            &format!("`neuron` {layer}.{neuron}: this model has 4 layers of 1024 neurons"),
+        );
+    }
+    for top in [0, 1001] {
+        refused(&reader, &Lens { top, ..Lens::new(text()) }, "`top`: expected from 1 to 1000");
+    }
 
     let corrupt = words("The");
-    let patch = Patch { texts: ComparedTexts { corrupt, ..dogs() }, patched: Patched::default() };
+    let patch =
+        Patch { texts: ComparedTexts { corrupt, ..dogs() }, metric: usual(), patched: Patched::default() };
     refused(&reader, &patch, "`clean` has 3 tokens and `corrupt` 1");
     for (site, told) in [
         ("resid_prr", "the nearest name is `resid_pre`"),
+        ("9.z", "the model's 4 blocks are counted from 0"),
         ("logits", "expected one kind of place"),
+        ("embed", "expected one kind of place"),
+        ("final_norm", "expected one kind of place"),
+        ("*", "expected one kind of place"),
         ("1.z", "the grid has a row for every layer; write z"),
     ] {
         let patched = Patched { site: site.into(), by: None };
-        refused(&reader, &Estimate { texts: dogs(), patched }, told);
+        refused(&reader, &Estimate { texts: dogs(), metric: usual(), patched }, told);
     }
-    let late = PathPatching { texts: dogs(), from: Some("2.0".parse().unwrap()), to: "1.0.q".into() };
+    let late = PathPatching {
+        texts: dogs(),
+        metric: usual(),
+        from: Some("2.0".parse().unwrap()),
+        to: "1.0.q".into(),
+    };
     refused(&reader, &late, "`from` 2.0: it is not before `to` 1.0.q");
-    for (to, told) in
-        [("there", "expected final"), ("1.0.x", "LAYER.HEAD.q"), ("0.0.q", "no head is before layer 0")]
-    {
-        refused(&reader, &PathPatching { texts: dogs(), from: None, to: to.into() }, told);
+    for (to, told) in [
+        ("9.0.q", "there is no head 9.0"),
+        ("there", "expected final"),
+        ("1.0.x", "LAYER.HEAD.q"),
+        ("0.0.q", "no head is before layer 0"),
+    ] {
+        refused(&reader, &PathPatching { texts: dogs(), metric: usual(), from: None, to: to.into() }, told);
     }
     let sae = Features { text: text(), sae: PathBuf::from("nowhere.pt"), site: Some("z".into()), top: 1 };
     refused(&reader, &sae, "`site` z: expected one place");
@@ -97,7 +129,8 @@ fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
     let features = Features { text: words("The dog"), sae: nowhere(), site, top: 1 };
     let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The dog")) };
     let found = [features.check(&reader).map(drop), lens.check(&reader).map(drop)];
-    let mean = candle_gpt2_look::Instead::read("mean:/nowhere/file.safetensors").map(drop);
+    let with = "mean:/nowhere/file.safetensors".parse().unwrap();
+    let mean = Ablate { with, ..Ablate::new(words("The dog")) }.check(&reader).map(drop);
     for error in found.into_iter().chain([mean]).map(Result::unwrap_err) {
         assert!(error.to_string().contains("/nowhere/file.safetensors"), "{error}");
         assert!(!error.is_usage());

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use candle_gpt2_api::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel};
-use candle_gpt2_generation::{GenerationError, Request};
+use candle_gpt2_api::{Answer, ApiError, Call, Endpoint, Work};
+use candle_gpt2_generation::Request;
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
@@ -12,63 +12,24 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::body::{Content, Stream};
+use super::peer::Peer;
 use super::receive::Received;
 use super::record::{Accepted, CLIENT_GONE, Numbers};
 use super::reply;
-use super::stream::ReadHalf;
 use super::{Caller, Shared};
-use crate::busy::{draining, queue_full, queue_timeout};
-use crate::engine::{CallFailure, Refused, Ticket, Update};
+use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
 
-/// Which of the two routes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
-    Completion,
-    Chat,
-}
-
-/// A body that is read at once, in a millisecond.
-const SHORT_BODY: usize = 8 << 10;
 /// Tokens whose answer is written at once.
 const LONG_ANSWER: usize = 2 << 10;
 
-/// A body that was read.
-enum Asked {
-    Completion(CompletionRequest),
-    Chat(ChatRequest),
-}
-
-impl Asked {
-    fn read(kind: Kind, body: &[u8]) -> Result<Self, ApiError> {
-        Ok(match kind {
-            Kind::Completion => Self::Completion(CompletionRequest::parse(body)?),
-            Kind::Chat => Self::Chat(ChatRequest::parse(body)?),
-        })
-    }
-
-    fn has_grammar(&self) -> bool {
-        match self {
-            Self::Completion(request) => request.has_grammar(),
-            Self::Chat(request) => request.has_grammar(),
-        }
-    }
-
-    fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
-        match self {
-            Self::Completion(request) => Call::of_completion(request, served, reuse),
-            Self::Chat(request) => Call::of_chat(request, served, reuse),
-        }
-    }
-}
-
-/// Tokens that an answer may tell.
-fn told_tokens(requests: &[Request]) -> usize {
-    let told = |request: &Request| {
+/// Tokens that an answer may have.
+fn answer_tokens(requests: &[Request]) -> usize {
+    let of_request = |request: &Request| {
         let prompt = if request.prompt_logprobs.is_some() { request.prompt.len() } else { 0 };
         (prompt + request.config.max_new_tokens) * request.config.num_return_sequences
     };
-    requests.iter().map(told).sum()
+    requests.iter().map(of_request).sum()
 }
 
 /// A line that clients skip.
@@ -76,36 +37,26 @@ const PING: Bytes = Bytes::from_static(b":\n\n");
 
 /// Serves a request for a completion.
 pub(crate) async fn answer(
-    kind: Kind,
+    endpoint: Endpoint,
     received: Received,
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let engine = shared.engine()?;
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
-    // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
-    let is_short = received.bytes().len() <= SHORT_BODY;
-    let read = move || {
-        let asked = Asked::read(kind, received.bytes());
-        // Its memory is for others from here on.
-        drop(received);
-        asked
+    let work = match served.read_now(endpoint, received.bytes(), reuse)? {
+        Some(work) => work,
+        // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
+        None => blocking(&caller.id, move || served.read(endpoint, received.bytes(), reuse)).await?,
     };
-    let call = if !is_short {
-        blocking(&caller.id, move || read()?.into_call(&served, reuse)).await?
-    } else {
-        let asked = read()?;
-        match asked.has_grammar() {
-            true => blocking(&caller.id, move || asked.into_call(&served, reuse)).await?,
-            false => asked.into_call(&served, reuse)?,
-        }
+    let Work::Texts(Call { mut requests, answer, stream }) = work else {
+        return Err(ApiError::failed("a path of texts that asks for something else"));
     };
-    let Call { mut requests, answer, stream } = call;
     caller.log_warnings(answer.warnings());
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
-    let is_long = told_tokens(&requests) > LONG_ANSWER;
-    let ticket = engine.submit(&caller.id, requests).map_err(|refused| refusal(refused, shared))?;
+    let is_long = answer_tokens(&requests) > LONG_ANSWER;
+    let ticket = engine.submit(&caller.id, requests)?;
     let numbers = Arc::clone(&caller.numbers);
     let id = Arc::clone(&caller.id);
     let running = Running { id, answer, ticket, numbers, is_long, _accepted: Accepted::new(&shared.calls) };
@@ -142,11 +93,11 @@ impl Running {
                 self.numbers.count(&event);
                 Ok(Some(self.answer.take(prompt, event)?))
             }
-            Some(Update::Failed(failure)) => Err(failure.into()),
+            Some(Update::Failed(error)) => Err(error),
         }
     }
 
-    async fn whole(mut self, peer: &ReadHalf) -> Result<Response<Content>, ApiError> {
+    async fn whole(mut self, peer: &Peer) -> Result<Response<Content>, ApiError> {
         let made = async {
             while self.next().await?.is_some() {}
             Ok::<(), ApiError>(())
@@ -162,11 +113,7 @@ impl Running {
     }
 
     /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
-    async fn in_pieces(
-        mut self,
-        shared: &Shared,
-        peer: Arc<ReadHalf>,
-    ) -> Result<Response<Content>, ApiError> {
+    async fn in_pieces(mut self, shared: &Shared, peer: Arc<Peer>) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
         let first = tokio::select! {
             biased;
@@ -182,7 +129,7 @@ impl Running {
         response.map_err(ApiError::failed)
     }
 
-    async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<ReadHalf>, ping: Duration) {
+    async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<Peer>, ping: Duration) {
         let end = End { numbers: Arc::clone(&self.numbers), is_told: false };
         let id = Arc::clone(&self.id);
         let told = tokio::select! {
@@ -269,39 +216,4 @@ pub(crate) fn gone() -> ApiError {
     let message = "the connection's sending side was closed before the answer, which cancels the request; keep it open until the \
                    answer has come";
     ApiError::new(CLIENT_GONE, message).with_code("client_closed_request")
-}
-
-fn refusal(refused: Refused, shared: &Shared) -> ApiError {
-    shared.metrics.reject(match refused {
-        Refused::QueueFull { .. } => "queue_full",
-        Refused::Draining => "draining",
-    });
-    refused.into()
-}
-
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::QueueFull { retry_after } => queue_full(Some(retry_after)),
-            Refused::Draining => draining(),
-        }
-    }
-}
-
-impl From<CallFailure> for ApiError {
-    fn from(failure: CallFailure) -> Self {
-        match failure {
-            CallFailure::QueueTimeout { retry_after } => queue_timeout(Some(retry_after)),
-            CallFailure::Draining => draining(),
-            CallFailure::Request { prompt, error } => {
-                let mut told = Self::from(&error);
-                // The message names the grammar's kind; of the inside nothing is told, and the log has it.
-                if matches!(error, GenerationError::Constraint { .. }) || told.take_cause().is_some() {
-                    return told;
-                }
-                told.with_param(format!("prompt[{prompt}]"))
-            }
-            CallFailure::Engine => Self::internal(),
-        }
-    }
 }

@@ -11,8 +11,8 @@ use hyper::service::service_fn;
 use tokio::time::timeout;
 
 use super::guarded::{Guarded, TimedOut};
+use super::peer::Peer;
 use super::seats::{Seat, State};
-use super::stream::{ReadHalf, WriteHalf};
 use super::{Connection, Shared, reply, routes};
 
 /// Most bytes of a head, and of what is read ahead.
@@ -23,33 +23,32 @@ const MAX_HEADERS: usize = 100;
 const MAX_LINGER: usize = 64 << 20;
 
 /// Serves a connection until it is closed.
-pub(crate) async fn serve(shared: Arc<Shared>, (read, write): (ReadHalf, WriteHalf), seat: Seat) {
+pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, seat: Seat) {
+    let peer = Arc::new(peer);
     let activity = Arc::clone(&seat.activity);
     let connection = Arc::new(Connection {
-        peer: Arc::new(read),
+        peer: Arc::clone(&peer),
         activity: Arc::clone(&activity),
         is_surplus: seat.is_surplus,
     });
-    let mut bytes =
-        Guarded::new(Arc::clone(&connection.peer), write, Arc::clone(&activity), shared.options.timeouts);
+    let mut bytes = Guarded::new(Arc::clone(&peer), Arc::clone(&activity), shared.options.timeouts);
     let ended = run(&shared, connection, &mut bytes).await;
     let refusal = ended.err().and_then(|error| refusal(&error, &bytes));
     let is_at_end = bytes.is_at_end() || bytes.timed_out() == Some(TimedOut::Write);
-    let (read, write) = bytes.into_halves();
     let linger = shared.options.timeouts.linger;
     if let Some(error) = refusal {
         // Whether the client reads it is the client's business.
-        _ = timeout(linger, send(&write, &error)).await;
+        _ = timeout(linger, send(&peer, &error)).await;
         shared.metrics.count_request("none", error.status(), std::time::Duration::ZERO);
     }
-    drop(write);
+    peer.end();
     if !is_at_end && !shared.is_ending() {
         activity.enter(State::Lingering);
         tokio::select! {
             biased;
             () = activity.evicted() => (),
             // Closing while the client still sends makes its system throw away what it has not read yet.
-            _ = timeout(linger, read_on(&read)) => (),
+            _ = timeout(linger, read_on(&peer)) => (),
         }
     }
 }
@@ -98,7 +97,7 @@ fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
     None
 }
 
-async fn send(write: &WriteHalf, error: &ApiError) -> std::io::Result<()> {
+async fn send(peer: &Peer, error: &ApiError) -> std::io::Result<()> {
     let (head, _) = reply::refusal(error).into_parts();
     let (body, status) = (error.to_json(), head.status);
     let reason = status.canonical_reason().unwrap_or_default();
@@ -112,17 +111,17 @@ async fn send(write: &WriteHalf, error: &ApiError) -> std::io::Result<()> {
     message.push_str(&format!("content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()));
     let mut rest = message.as_bytes();
     while !rest.is_empty() {
-        let count = poll_fn(|cx| write.poll_write(cx, &[IoSlice::new(rest)])).await?;
+        let count = poll_fn(|cx| peer.poll_write(cx, &[IoSlice::new(rest)])).await?;
         rest = rest.get(count..).unwrap_or_default();
     }
     Ok(())
 }
 
-async fn read_on(read: &ReadHalf) {
+async fn read_on(peer: &Peer) {
     let mut buffer = [0; 16 << 10];
     let mut total = 0;
     while total < MAX_LINGER {
-        match poll_fn(|cx| read.poll_read(cx, &mut buffer)).await {
+        match poll_fn(|cx| peer.poll_read(cx, &mut buffer)).await {
             Ok(count) if count > 0 => total += count,
             _ => return,
         }

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::peer::Peer;
 use super::seats::{Activity, State};
-use super::stream::{ReadHalf, WriteHalf};
 use crate::options::Timeouts;
 
 /// Bytes that are read at once.
@@ -32,8 +32,7 @@ pub(crate) enum TimedOut {
 /// A connection's bytes, under the clock.
 #[derive(Debug)]
 pub(crate) struct Guarded {
-    read: Arc<ReadHalf>,
-    write: WriteHalf,
+    peer: Arc<Peer>,
     activity: Arc<Activity>,
     timeouts: Timeouts,
     /// When the head must be whole, or begin.
@@ -46,16 +45,10 @@ pub(crate) struct Guarded {
 }
 
 impl Guarded {
-    pub(crate) fn new(
-        read: Arc<ReadHalf>,
-        write: WriteHalf,
-        activity: Arc<Activity>,
-        timeouts: Timeouts,
-    ) -> Self {
+    pub(crate) fn new(peer: Arc<Peer>, activity: Arc<Activity>, timeouts: Timeouts) -> Self {
         let head = Box::pin(sleep_until(Instant::now() + timeouts.header));
         Self {
-            read,
-            write,
+            peer,
             activity,
             timeouts,
             head,
@@ -79,10 +72,6 @@ impl Guarded {
     /// Whether the client has closed its side.
     pub(crate) fn is_at_end(&self) -> bool {
         self.is_at_end
-    }
-
-    pub(crate) fn into_halves(self) -> (Arc<ReadHalf>, WriteHalf) {
-        (self.read, self.write)
     }
 
     fn has_read(&mut self, count: usize) {
@@ -122,7 +111,7 @@ impl Read for Guarded {
     ) -> Poll<io::Result<()>> {
         let mut bytes = [0; READ];
         let room = buffer.remaining().min(READ);
-        match self.read.poll_read(cx, &mut bytes[..room]) {
+        match self.peer.poll_read(cx, &mut bytes[..room]) {
             Poll::Ready(Ok(count)) => {
                 self.has_read(count);
                 buffer.put_slice(&bytes[..count]);
@@ -151,7 +140,7 @@ impl Write for Guarded {
             // hyper refuses a head that it cannot read with a bare status. The connection says more: see `refuse`.
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
-        match self.write.poll_write(cx, slices) {
+        match self.peer.poll_write(cx, slices) {
             Poll::Ready(written) => {
                 self.stalled = None;
                 Poll::Ready(written)

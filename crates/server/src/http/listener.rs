@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpSocket};
 #[cfg(unix)]
 use tokio::net::{UnixListener, UnixSocket};
 
-use super::stream::{self, ReadHalf, WriteHalf};
+use super::peer::Peer;
 use crate::{ServerError, ServerOptions};
 
 /// Connections that the system keeps until they are accepted.
@@ -54,11 +54,16 @@ impl Listener {
         }
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<(ReadHalf, WriteHalf)> {
+    pub(crate) async fn accept(&self) -> io::Result<Peer> {
         match self {
-            Self::Tcp(listener, _) => Ok(stream::of_tcp(listener.accept().await?.0)),
+            Self::Tcp(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                // What is written is sent at once. Without it everything works, only slower.
+                _ = stream.set_nodelay(true);
+                Ok(Peer::Tcp(stream))
+            }
             #[cfg(unix)]
-            Self::Unix(listener, _) => Ok(stream::of_unix(listener.accept().await?.0)),
+            Self::Unix(listener, _) => Ok(Peer::Unix(listener.accept().await?.0)),
         }
     }
 }

@@ -7,6 +7,7 @@ mod gate;
 mod guarded;
 mod keys;
 mod listener;
+mod peer;
 pub(crate) mod receive;
 mod record;
 mod reply;
@@ -14,7 +15,6 @@ mod rooms;
 mod routes;
 mod run;
 mod seats;
-mod stream;
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -26,17 +26,16 @@ use tokio::sync::watch;
 
 use gate::Gate;
 pub(crate) use listener::Listener;
+use peer::Peer;
 use record::Numbers;
 use rooms::Rooms;
 pub(crate) use run::run;
 use seats::Activity;
 pub(crate) use seats::RESERVE;
-use stream::ReadHalf;
 
 use crate::ServerOptions;
 use crate::classify::Classifying;
 use crate::engine::Engine;
-use crate::log::log;
 use crate::metrics::Metrics;
 use crate::turns::Turns;
 
@@ -111,7 +110,7 @@ enum Phase {
 
 /// What the requests of a connection share.
 struct Connection {
-    peer: Arc<ReadHalf>,
+    peer: Arc<Peer>,
     activity: Arc<Activity>,
     /// Whether all places of connections were taken when it came, so that it hears of the server's health and little else.
     is_surplus: bool,
@@ -122,7 +121,7 @@ struct Caller {
     /// That of the request.
     id: Arc<str>,
     shared: Arc<Shared>,
-    peer: Arc<ReadHalf>,
+    peer: Arc<Peer>,
     numbers: Arc<Numbers>,
     /// The number of its key. Callers with the same one share what was computed of equal beginnings.
     key: u64,
@@ -132,7 +131,7 @@ impl Caller {
     /// Writes what is wrong with a request that is answered all the same: names of fields, never a text.
     fn log_warnings(&self, warnings: &Warnings) {
         if !warnings.is_empty() {
-            log(&format!("{} {warnings}", self.id));
+            tracing::warn!(request_id = %self.id, %warnings);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The body of a request, under limits of size, time and kind.
+//! The body of a request, under limits of size, time and kind. tower-http's layers for size and time answer with no JSON, and know neither
+//! the memory of other bodies nor the places of connections.
 
 use std::error::Error;
 use std::future::poll_fn;

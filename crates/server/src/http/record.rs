@@ -1,4 +1,5 @@
-//! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text.
+//! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text. tower-http's layer for traces does not hear of
+//! an answer that is given up while it is sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
@@ -8,7 +9,6 @@ use candle_gpt2_generation::Event;
 use tokio::sync::watch;
 
 use super::Shared;
-use crate::log::log;
 
 /// A request from its head to the end of its answer. Dropping it counts the request.
 pub(crate) struct Record {
@@ -75,10 +75,15 @@ impl Drop for Record {
         let code = self.numbers.code.load(Ordering::Relaxed);
         self.shared.metrics.count_request(self.route, code, time);
         if self.shared.options.log_requests {
-            let [prompt, new] = [&self.numbers.prompt_tokens, &self.numbers.new_tokens]
-                .map(|tokens| tokens.load(Ordering::Relaxed));
-            let (id, method, route, seconds) = (&self.id, self.method, self.route, time.as_secs_f64());
-            log(&format!("{id} {method} {route} {code} prompt={prompt} new={new} seconds={seconds:.3}"));
+            tracing::info!(
+                request_id = %self.id,
+                method = %self.method,
+                path = %self.route,
+                status = code,
+                prompt_tokens = self.numbers.prompt_tokens.load(Ordering::Relaxed),
+                new_tokens = self.numbers.new_tokens.load(Ordering::Relaxed),
+                seconds = time.as_secs_f64(),
+            );
         }
     }
 }

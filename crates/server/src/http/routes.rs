@@ -3,22 +3,21 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use candle_gpt2_api::{ApiError, Endpoint, Reply};
+use candle_gpt2_api::{ApiError, Endpoint, Reply, Work};
 use hyper::body::{Body, Incoming};
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::body::{Answer, Content};
-use super::complete::{self, Kind};
 use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::{Accepted, Record};
 use super::seats::State;
-use super::{Caller, Connection, Shared, reply};
+use super::{Caller, Connection, Shared, complete, reply};
 use crate::busy::{connections_full, draining};
 use crate::fault::{blocking, caught};
-use crate::look::{Looks, short_body};
+use crate::look::Analyses;
 use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -27,18 +26,10 @@ const MAX_ID: usize = 64;
 /// What the counters call a path that is none of ours.
 const NO_ROUTE: &str = "other";
 
-/// Where the routes' methods are looked up; the list has `GET`, `HEAD` and `POST`.
+/// What a method is called in the log.
 fn method_name(method: &Method) -> &'static str {
-    match *method {
-        Method::GET => "GET",
-        Method::HEAD => "HEAD",
-        Method::POST => "POST",
-        Method::OPTIONS => "OPTIONS",
-        Method::PUT => "PUT",
-        Method::DELETE => "DELETE",
-        Method::PATCH => "PATCH",
-        _ => "other",
-    }
+    const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH"];
+    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("other")
 }
 
 /// Answers a request.
@@ -84,11 +75,11 @@ async fn serve(
     {
         return Ok(preflight(&head.headers));
     }
-    let (method, path) = (method_name(&head.method), head.uri.path());
+    let path = head.uri.path();
     if let Some(file) = page_file(shared, path) {
         return serve_file(file, head);
     }
-    let found = candle_gpt2_api::find_route(method, path);
+    let found = candle_gpt2_api::find_route(head.method.as_str(), path);
     // What there is, is told to those with a key only.
     let needs_key = !matches!(&found, Ok((route, _)) if !route.needs_key);
     let key = if needs_key { shared.gate.check_key(&head.headers)? } else { 0 };
@@ -126,26 +117,29 @@ fn get(
     headers: &HeaderMap,
     shared: &Shared,
 ) -> Result<Response<Content>, ApiError> {
-    let served = &shared.served;
-    Ok(reply::json(match endpoint {
+    Ok(match endpoint {
         Endpoint::Health if shared.is_draining() => return Err(draining()),
-        Endpoint::Health => candle_gpt2_api::health(),
         Endpoint::Metrics => {
             // The text of both is the same but for its last line, which the older one takes for a remark.
             let kind = match accepts(headers, "application/openmetrics-text") {
                 true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 false => "text/plain; version=0.0.4; charset=utf-8",
             };
-            return Ok(reply::text(kind, shared.metrics.text()));
+            reply::text(kind, shared.metrics.text())
         }
-        Endpoint::Models => candle_gpt2_api::models(served),
-        Endpoint::Model => candle_gpt2_api::model(rest, served)?,
-        Endpoint::TokenizerInfo => candle_gpt2_api::tokenizer_info(served),
-        Endpoint::Version => candle_gpt2_api::version(),
-        Endpoint::Props => candle_gpt2_api::props(served),
-        Endpoint::OpenApi => return Ok(reply::text("application/json", candle_gpt2_api::OPENAPI)),
-        _ => return Err(ApiError::new(404, "this server has no page")),
-    }))
+        Endpoint::Model => reply::json(candle_gpt2_api::model(rest, &shared.served)?),
+        Endpoint::OpenApi => reply::text("application/json", candle_gpt2_api::OPENAPI),
+        Endpoint::Page => return Err(ApiError::new(404, "this server has no page")),
+        _ => reply::json(replied(shared.served.read(endpoint, b"", None)?)?.json),
+    })
+}
+
+/// The answer of an endpoint that leaves nothing to do.
+fn replied(work: Work) -> Result<Reply, ApiError> {
+    match work {
+        Work::Reply(reply) => Ok(reply),
+        _ => Err(ApiError::failed("a path that asks for more than it says")),
+    }
 }
 
 async fn post(
@@ -156,15 +150,12 @@ async fn post(
     let shared = &caller.shared;
     let served = Arc::clone(&shared.served);
     let id = &caller.id;
-    let looks = || Looks::begin(shared.engine(), &shared.served, &shared.looks, &shared.metrics, id);
     let Reply { json, warnings } = match endpoint {
-        Endpoint::Completions => return complete::answer(Kind::Completion, received, caller).await,
-        Endpoint::ChatCompletions => return complete::answer(Kind::Chat, received, caller).await,
-        Endpoint::Tokenize => {
-            blocking(id, move || candle_gpt2_api::tokenize(received.bytes(), &served)).await?
+        Endpoint::Completions | Endpoint::ChatCompletions => {
+            return complete::answer(endpoint, received, caller).await;
         }
-        Endpoint::Detokenize => {
-            blocking(id, move || candle_gpt2_api::detokenize(received.bytes(), &served)).await?
+        Endpoint::Tokenize | Endpoint::Detokenize => {
+            replied(blocking(id, move || served.read(endpoint, received.bytes(), None)).await?)?
         }
         Endpoint::Classify => {
             let _accepted = Accepted::new(&shared.calls);
@@ -173,29 +164,18 @@ async fn post(
             let answer = shared.classifying()?.answer(received, &shared.served, id, count);
             while_wanted(answer, caller).await?
         }
-        Endpoint::Embeddings => {
-            let (body, numbers) = (received.into_bytes(), Arc::clone(&caller.numbers));
+        Endpoint::Embeddings
+        | Endpoint::LookAttention
+        | Endpoint::LookLens
+        | Endpoint::LookHead
+        | Endpoint::LookNext => {
+            let (engine, served) = (shared.engine()?, &shared.served);
+            let analyses = Analyses { engine, served, turns: &shared.looks, metrics: &shared.metrics };
             let count = |tokens| {
-                numbers.add_prompt_tokens(tokens);
+                caller.numbers.add_prompt_tokens(tokens);
                 shared.metrics.prompt_tokens.inc_by(tokens as u64);
             };
-            while_wanted(async { looks().await?.embeddings(body, count).await }, caller).await?
-        }
-        Endpoint::LookAttention => {
-            let body = short_body(received)?;
-            while_wanted(async { looks().await?.attention(body).await }, caller).await?
-        }
-        Endpoint::LookLens => {
-            let body = short_body(received)?;
-            while_wanted(async { looks().await?.lens(body).await }, caller).await?
-        }
-        Endpoint::LookHead => {
-            let body = short_body(received)?;
-            while_wanted(async { looks().await?.head(body).await }, caller).await?
-        }
-        Endpoint::LookNext => {
-            let body = short_body(received)?;
-            while_wanted(async { looks().await?.next(body).await }, caller).await?
+            while_wanted(analyses.answer(endpoint, received, id, count), caller).await?
         }
         _ => return Err(ApiError::failed("a route that nothing answers")),
     };
@@ -224,7 +204,7 @@ fn page_file(shared: &Shared, path: &str) -> Option<&'static page::PageFile> {
 
 fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Content>, ApiError> {
     if !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(candle_gpt2_api::find_route(method_name(&head.method), "/")
+        return Err(candle_gpt2_api::find_route(head.method.as_str(), "/")
             .err()
             .unwrap_or_else(|| ApiError::failed("a page that takes no GET")));
     }
@@ -247,7 +227,8 @@ fn serve_file(file: &'static page::PageFile, head: &Parts) -> Result<Response<Co
     Ok(response)
 }
 
-/// What pages of an allowed origin may send: everything that the routes take.
+/// What pages of an allowed origin may send: everything that the routes take. (tower-http's layer for CORS answers every `OPTIONS`, of
+/// any path, and refuses no page.)
 fn preflight(asked: &HeaderMap) -> Response<Content> {
     let mut response = reply::empty(StatusCode::NO_CONTENT);
     let headers = response.headers_mut();
@@ -279,7 +260,8 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one.
+/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one. (tower-http's layer takes
+/// what the client sends.)
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();
     let visible = own.iter().copied().filter(u8::is_ascii_graphic).take(MAX_ID);

@@ -1,6 +1,5 @@
 //! The server's life: it accepts connections until it is told to end, lets what runs come to its end, and closes.
 
-use std::future::pending;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +25,7 @@ pub(crate) async fn run(
     stops: Arc<watch::Sender<usize>>,
 ) -> Result<(), ServerError> {
     if shared.options.signals {
-        tokio::spawn(signals(Signals::new().map_err(ServerError::System)?, Arc::clone(&stops)));
+        count_signals(&stops).map_err(ServerError::System)?;
     }
     let seats = Arc::new(Seats::new(shared.options.connections()));
     let mut ended = tokio::select! {
@@ -68,10 +67,10 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
     loop {
         seats.free().await;
         match listener.accept().await {
-            Ok(halves) => {
+            Ok(peer) => {
                 let (shared, seat) = (Arc::clone(shared), seats.take());
                 let serve = async {
-                    connection::serve(shared, halves, seat).await;
+                    connection::serve(shared, peer, seat).await;
                     Ok(())
                 };
                 // Requests are caught under their ids; this is for what is between them.
@@ -99,49 +98,29 @@ async fn told(stops: &watch::Sender<usize>, times: usize) {
     _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
 }
 
-async fn signals(mut signals: Signals, stops: Arc<watch::Sender<usize>>) {
-    loop {
-        signals.next().await;
-        stops.send_modify(|stops| *stops += 1);
-    }
-}
-
+/// Adds one for each SIGTERM and SIGINT.
 #[cfg(unix)]
-struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+fn count_signals(stops: &Arc<watch::Sender<usize>>) -> io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let (mut signal, stops) = (signal(kind)?, Arc::clone(stops));
+        tokio::spawn(async move {
+            while signal.recv().await.is_some() {
+                stops.send_modify(|stops| *stops += 1);
+            }
+        });
+    }
+    Ok(())
 }
 
-#[cfg(unix)]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn next(&mut self) {
-        let got = tokio::select! {
-            got = self.terminate.recv() => got,
-            got = self.interrupt.recv() => got,
-        };
-        if got.is_none() {
-            pending::<()>().await;
-        }
-    }
-}
-
+/// Adds one for each Ctrl-C.
 #[cfg(not(unix))]
-struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self)
-    }
-
-    async fn next(&mut self) {
-        if tokio::signal::ctrl_c().await.is_err() {
-            pending::<()>().await;
+fn count_signals(stops: &Arc<watch::Sender<usize>>) -> io::Result<()> {
+    let stops = Arc::clone(stops);
+    tokio::spawn(async move {
+        while tokio::signal::ctrl_c().await.is_ok() {
+            stops.send_modify(|stops| *stops += 1);
         }
-    }
+    });
+    Ok(())
 }

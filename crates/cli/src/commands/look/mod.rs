@@ -1,22 +1,18 @@
-//! `gpt2 look`: what a model does inside.
+//! `gpt2 look`: what a model does inside. Each view has its options in the library; here are their examples.
 
-mod attention;
-mod contributions;
-mod features;
-mod heads;
-mod lens;
-mod neurons;
-mod patching;
-mod tokens;
 pub(crate) mod view;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2_engine::HubOptions;
+use candle_gpt2_look::{
+    Ablate, Attention, Attribute, Estimate, Features, HeadKinds, Lens, Neurons, Patch, PathPatching, Saliency,
+};
 use clap::{Args, Subcommand};
 
-use crate::model_arguments::CommonArguments;
+use crate::input::InputArguments;
+use view::{LookArguments, OptionalInput, TextsArguments};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -37,63 +33,121 @@ pub(crate) struct LookCommandArguments {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Look {
     /// Where each head attends: the attention pattern of every head
-    Attention(attention::AttentionArguments),
-    /// What each layer would predict if it were the last (logit lens, tuned lens)
-    Lens(lens::LensArguments),
-    /// What each part of the model adds to a prediction (direct logit attribution)
-    Attribute(contributions::AttributeArguments),
-    /// Which heads attend to the previous token, to the same token before, or to what followed it (induction)
-    Heads(heads::HeadsArguments),
-    /// What a prediction becomes without a head: each head in turn, or chosen ones together
-    Ablate(patching::AblateArguments),
-    /// Which clean activations restore the prediction in another text (activation patching)
-    Patch(patching::PatchArguments),
-    /// Which later heads a head's output reaches, and what it changes there (path patching)
-    Path(patching::PathArguments),
-    /// What `patch` would say, estimated from one gradient (attribution patching)
-    Estimate(patching::EstimateArguments),
-    /// How much each token of the text matters for a prediction, by gradients
-    Saliency(tokens::SaliencyArguments),
-    /// Where in a text a neuron is most active
-    Neurons(neurons::NeuronsArguments),
-    /// Which features of a sparse autoencoder are active, token by token
-    Features(features::FeaturesArguments),
-}
+    #[command(after_help = "\
+Examples:
+  gpt2 look attention \"The dog chased the cat because it\" --html attention.html
+  gpt2 look attention --ids 464,3290 --model gpt2 --layers 4-6 --json
+  gpt2 look attention \"The dog\" --model gpt2 --heads 4.11,5.5 --svg heads.svg --columns 1
 
-impl Look {
-    pub(crate) fn common(&self) -> &CommonArguments {
-        &match self {
-            Self::Attention(arguments) => &arguments.look,
-            Self::Lens(arguments) => &arguments.look,
-            Self::Attribute(arguments) => &arguments.asked.look,
-            Self::Heads(arguments) => &arguments.look,
-            Self::Ablate(arguments) => &arguments.asked.look,
-            Self::Patch(arguments) => &arguments.texts.look,
-            Self::Path(arguments) => &arguments.texts.look,
-            Self::Estimate(arguments) => &arguments.texts.look,
-            Self::Saliency(arguments) => &arguments.asked.look,
-            Self::Neurons(arguments) => &arguments.look,
-            Self::Features(arguments) => &arguments.look,
-        }
-        .opening
-        .model
-        .common
-    }
+Values are the weights of query tokens (rows) over key tokens (columns); a query has none for the keys after it.")]
+    Attention(LookArguments<InputArguments, Attention>),
+    /// What each layer would predict if it were the last (logit lens, tuned lens)
+    #[command(after_help = "\
+Examples:
+  gpt2 look lens \"The capital of France is\" --model gpt2
+  gpt2 look lens \"The capital of France is\" --model gpt2 --watch \" Paris\" --show rank --html lens.html
+  gpt2 look lens \"The capital of France is\" --model gpt2 --tuned params.pt --json
+
+The residual stream before each block, and after the last, goes through the final norm and the output head. Logarithms are natural.")]
+    Lens(LookArguments<InputArguments, Lens>),
+    /// What each part of the model adds to a prediction (direct logit attribution)
+    #[command(after_help = "\
+Examples:
+  gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --against \" London\"
+  gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --unit head --svg heads.svg
+  gpt2 look attribute \"The capital of France is\" --model gpt2 --unit neuron --top 30 --json
+
+Each part of the residual stream is divided by the final norm's scale of the whole run. The parts and the bias add up to the \
+difference of the two logits, or, without --against, to the answer's logit less the mean of all; with --unit layer they do not.")]
+    Attribute(LookArguments<InputArguments, Attribute>),
+    /// Which heads attend to the previous token, to the same token before, or to what followed it (induction)
+    #[command(after_help = "\
+Examples:
+  gpt2 look heads --model gpt2 --length 100 --rows 2 --seed 0 --from 100 --below 20000
+  gpt2 look heads \"the cat sat, and the cat sat\" --model gpt2
+  gpt2 look heads --svg heads.svg
+
+Without a text (standard input is not read), rows of random tokens are each read twice, and a head's score is the mean attention from each token of the second \
+half to the one before (previous), to the same token in the first half (duplicate) and to the one after that (induction); for the \
+previous token the mean is over all tokens. The random tokens are those of torch.manual_seed. With a text, the score is the share \
+of a head's attention that goes to such places.")]
+    Heads(LookArguments<OptionalInput, HeadKinds>),
+    /// What a prediction becomes without a head: each head in turn, or chosen ones together
+    #[command(after_help = "\
+Examples:
+  gpt2 look ablate \"When Mary and John went to the store, John gave a drink to\" --model gpt2 --answer \" Mary\" --against \" John\"
+  gpt2 look ablate \"The capital of France is\" --model gpt2 --heads 9.9,9.6 --with mean:prompts.txt
+  gpt2 look ablate \"The dog\" --svg ablation.svg
+
+Without --heads each head is left out in turn, and the table has the metric without it. raw-zero sets its output (z) to zero; \
+transformer-lens-zero to what is zero in TransformerLens, which moves the values' biases elsewhere.")]
+    Ablate(LookArguments<InputArguments, Ablate>),
+    /// Which clean activations restore the prediction in another text (activation patching)
+    #[command(after_help = "\
+Examples:
+  gpt2 look patch --model gpt2 --clean \"After John and Mary went to the store, Mary gave a bottle of milk to\" \\
+    --corrupt \"After John and Mary went to the store, John gave a bottle of milk to\" --answer \" John\" --against \" Mary\"
+  gpt2 look patch --model gpt2 --clean … --corrupt … --answer \" John\" --site z --by head --svg heads.svg
+
+Values are shares of the way from the corrupted text's metric (0) to the clean one's (1).")]
+    Patch(LookArguments<TextsArguments, Patch>),
+    /// Which later heads a head's output reaches, and what it changes there (path patching)
+    #[command(after_help = "\
+Examples:
+  gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --to final
+  gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --from 8.6 --to 9.9.q
+
+The run is that of the clean text, but what a head sends to the receiver is what it sends in the corrupted text. Other heads on the \
+way stay as they are in the clean text; norms and MLPs are computed again. Without --from every head before the receiver is tried.")]
+    Path(LookArguments<TextsArguments, PathPatching>),
+    /// What `patch` would say, estimated from one gradient (attribution patching)
+    #[command(after_help = "\
+Examples:
+  gpt2 look estimate --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --site z
+
+One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` finds by a run for \
+each part. It is known to be wrong where the model is far from linear: at the early residual stream and at the first MLP.")]
+    Estimate(LookArguments<TextsArguments, Estimate>),
+    /// How much each token of the text matters for a prediction, by gradients
+    #[command(after_help = "\
+Examples:
+  gpt2 look saliency \"The capital of France is\" --model gpt2 --answer \" Paris\" --measure probability
+  gpt2 look saliency \"The capital of France is\" --model gpt2 --method input-x-gradient --html saliency.html
+
+Gradients are with regard to the token embeddings. Values are lengths of each token's vector as shares of all; the JSON has the signed \
+sums too, which with --method integrated add up to the metric's difference from a text of baseline tokens.")]
+    Saliency(LookArguments<InputArguments, Saliency>),
+    /// Where in a text a neuron is most active
+    #[command(after_help = "\
+Examples:
+  gpt2 look neurons --prompt-file book.txt --model gpt2 --neuron 11.611
+  gpt2 look neurons \"The dog sat on the mat.\" --neuron 3.17 --top 5 --json
+
+Values are outputs of the activation function (mlp_post). A long text is read in windows of the context.")]
+    Neurons(LookArguments<InputArguments, Neurons>),
+    /// Which features of a sparse autoencoder are active, token by token
+    #[command(after_help = "\
+Examples:
+  gpt2 look features \"The capital of France is\" --model gpt2 --sae blocks.8.hook_resid_pre
+  gpt2 look features \"The capital of France is\" --model gpt2 --sae resid_post_mlp_v5_32k/8.pt --site 8.resid_post
+
+--sae takes a folder of SAELens (cfg.json and sae_weights.safetensors) or a file of OpenAI's (with --site).")]
+    Features(LookArguments<InputArguments, Features>),
 }
 
 pub(crate) fn run(arguments: &LookCommandArguments, hub: &HubOptions) -> Result<ExitCode> {
     match &arguments.look {
-        Look::Attention(arguments) => attention::run(arguments, hub),
-        Look::Lens(arguments) => lens::run(arguments, hub),
-        Look::Attribute(arguments) => contributions::run(arguments, hub),
-        Look::Heads(arguments) => heads::run(arguments, hub),
-        Look::Ablate(arguments) => patching::ablate(arguments, hub),
-        Look::Patch(arguments) => patching::patch(arguments, hub),
-        Look::Path(arguments) => patching::path(arguments, hub),
-        Look::Estimate(arguments) => patching::estimate(arguments, hub),
-        Look::Saliency(arguments) => tokens::run(arguments, hub),
-        Look::Neurons(arguments) => neurons::run(arguments, hub),
-        Look::Features(arguments) => features::run(arguments, hub),
+        Look::Attention(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Lens(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Attribute(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Heads(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Ablate(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Patch(arguments) => arguments.run(hub, |look, texts| look.texts = texts),
+        Look::Path(arguments) => arguments.run(hub, |look, texts| look.texts = texts),
+        Look::Estimate(arguments) => arguments.run(hub, |look, texts| look.texts = texts),
+        Look::Saliency(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Neurons(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Features(arguments) => arguments.run(hub, |look, text| look.text = text),
     }?;
     Ok(ExitCode::SUCCESS)
 }

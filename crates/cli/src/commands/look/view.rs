@@ -4,28 +4,28 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use candle_gpt2_engine::{HubOptions, LoadedModel};
-use candle_gpt2_interpret::Measure;
-use candle_gpt2_look::{
-    Found, Heads, Look, MetricOptions, Named, Ranges, Reader, Subject, Text, TokenChoice,
-};
+use candle_gpt2_look::{ComparedTexts, Found, Look, Reader, Subject, Text};
 use candle_gpt2_pictures::{PictureError, Width, page, svg, table};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 use crate::exit::UsageError;
-use crate::input::InputArguments;
+use crate::input::{Ids, InputArguments};
 use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// The model, the token in front, and how the result is shown.
+/// A look: its texts, the model, how the result is shown, and the look's own options.
 #[derive(Debug, Args)]
-pub(crate) struct LookArguments {
+pub(crate) struct LookArguments<I: Args, L: Args> {
     #[command(flatten)]
-    pub(crate) opening: OpeningArguments,
+    input: I,
     #[command(flatten)]
-    pub(crate) view: ViewArguments,
+    opening: OpeningArguments,
+    #[command(flatten)]
+    view: ViewArguments,
+    #[command(flatten)]
+    look: L,
 }
 
 /// The model and the token in front.
@@ -86,19 +86,15 @@ impl ViewArguments {
     }
 }
 
-impl LookArguments {
-    /// Opens the model, reads what `asked` makes of the arguments, looks, and shows what was found.
-    pub(crate) fn run<L: Look>(
-        &self,
-        hub: &HubOptions,
-        asked: impl FnOnce(&Reader) -> Result<L>,
-    ) -> Result<()> {
+impl<I: Input + Args, L: Look + Clone + Args> LookArguments<I, L> {
+    /// Opens the model, reads the texts, which `put` hands to the look, looks, and shows what was found.
+    pub(crate) fn run(&self, hub: &HubOptions, put: impl FnOnce(&mut L, I::Texts)) -> Result<()> {
         let files = [&self.view.html, &self.view.svg];
         files.into_iter().flatten().try_for_each(|file| expect_free(file))?;
-        let (loaded, reader, (look, checked)) = self.opening.open(hub, |reader| {
-            let look = asked(reader)?;
-            let checked = look.check(reader)?;
-            Ok((look, checked))
+        let mut look = self.look.clone();
+        let (loaded, reader, checked) = self.opening.open(hub, |reader| {
+            put(&mut look, self.input.texts(reader)?);
+            Ok(look.check(reader)?)
         })?;
         let found = look.look(checked, &self.opening.subject(&loaded, &reader), &Terminal)?;
         self.view.show(&found)
@@ -120,73 +116,74 @@ impl OpeningArguments {
 
     /// The model as it is looked into.
     pub(crate) fn subject<'a>(&self, loaded: &'a LoadedModel, reader: &'a Reader) -> Subject<'a> {
-        Subject::new(loaded, self.model.model.display().to_string(), reader)
+        Subject::new(loaded, self.model.options.model.display().to_string(), reader)
     }
 }
 
-/// The tokens of the input.
-pub(crate) fn text(input: &InputArguments, reader: &Reader) -> Result<Text> {
-    Ok(Text::Ids(input.tokenized(reader.vocabulary())?.ids))
+/// Where a look's texts come from.
+pub(crate) trait Input {
+    /// The texts of the look.
+    type Texts;
+
+    /// Reads the texts.
+    fn texts(&self, reader: &Reader) -> Result<Self::Texts>;
 }
 
-/// Numbers as `3`, `0-5` or `0,4,8-11`.
-pub(crate) fn ranges(option: &str, text: Option<&String>) -> Result<Option<Ranges>> {
-    let read = text.map(|text| text.parse()).transpose();
-    read.map_err(|error| UsageError(format!("{option}: {error}")).into())
-}
+impl Input for InputArguments {
+    type Texts = Text;
 
-/// Heads as `9.9,10.7`.
-pub(crate) fn heads(text: Option<&String>) -> Result<Option<Heads>> {
-    Ok(text.map(|text| text.parse()).transpose()?)
-}
-
-/// A text of one token, or `#ID`.
-pub(crate) fn token(text: Option<&String>) -> Option<TokenChoice> {
-    text.map(|text| text.as_str().into())
-}
-
-/// Reads one of the names that a choice has.
-pub(crate) fn named<T: Named>() -> impl TypedValueParser<Value = T> {
-    let names = T::NAMES.iter().map(|known| PossibleValue::new(known.name).help(known.meaning));
-    PossibleValuesParser::new(names).try_map(|name| T::of_name(&name).ok_or("there is no such choice"))
-}
-
-/// What a prediction is summed up in.
-#[derive(Debug, Args)]
-pub(crate) struct MetricArguments {
-    /// The token whose prediction is looked at: a text of one token, or #ID [default: the most probable one]
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) answer: Option<String>,
-    /// The token that it is compared with
-    #[arg(long, value_name = "TEXT", requires = "answer")]
-    pub(crate) against: Option<String>,
-    /// After which token it is predicted: counted from 0, or from -1 at the end
-    #[arg(long, value_name = "N", default_value = "-1", allow_negative_numbers = true)]
-    pub(crate) position: i64,
-    /// The number that is looked at; with --against the difference of two
-    #[arg(long, value_name = "MEASURE", default_value = "logit", value_parser = named::<Measure>())]
-    pub(crate) measure: Measure,
-}
-
-impl MetricArguments {
-    /// The same for the library.
-    pub(crate) fn options(&self) -> MetricOptions {
-        MetricOptions {
-            answer: token(self.answer.as_ref()),
-            against: token(self.against.as_ref()),
-            position: self.position,
-            measure: self.measure,
-        }
+    fn texts(&self, reader: &Reader) -> Result<Text> {
+        Ok(Text::Ids(self.tokenized(reader.vocabulary())?.ids))
     }
 }
 
-/// A text, and what is asked of its prediction.
+/// A text that may be missing: standard input is not read.
 #[derive(Debug, Args)]
-pub(crate) struct AskedArguments {
+pub(crate) struct OptionalInput {
     #[command(flatten)]
-    pub(crate) input: InputArguments,
-    #[command(flatten)]
-    pub(crate) look: LookArguments,
-    #[command(flatten)]
-    pub(crate) metric: MetricArguments,
+    input: InputArguments,
+}
+
+impl Input for OptionalInput {
+    type Texts = Option<Text>;
+
+    fn texts(&self, reader: &Reader) -> Result<Option<Text>> {
+        self.input.is_given().then(|| self.input.texts(reader)).transpose()
+    }
+}
+
+/// Two texts of as many tokens.
+#[derive(Debug, Args)]
+pub(crate) struct TextsArguments {
+    /// The text that the answer is right for
+    #[arg(long, value_name = "TEXT", conflicts_with = "clean_ids")]
+    clean: Option<String>,
+    /// Its token ids
+    #[arg(long, value_name = "ID,ID,…")]
+    clean_ids: Option<Ids>,
+    /// A text of as many tokens that it is wrong for
+    #[arg(long, value_name = "TEXT", conflicts_with = "corrupt_ids")]
+    corrupt: Option<String>,
+    /// Its token ids
+    #[arg(long, value_name = "ID,ID,…")]
+    corrupt_ids: Option<Ids>,
+}
+
+impl Input for TextsArguments {
+    type Texts = ComparedTexts;
+
+    fn texts(&self, _: &Reader) -> Result<ComparedTexts> {
+        let clean = text_or_ids("clean", self.clean.as_ref(), self.clean_ids.as_ref())?;
+        let corrupt = text_or_ids("corrupt", self.corrupt.as_ref(), self.corrupt_ids.as_ref())?;
+        Ok(ComparedTexts { clean, corrupt })
+    }
+}
+
+/// A text, or tokens.
+fn text_or_ids(name: &str, text: Option<&String>, ids: Option<&Ids>) -> Result<Text> {
+    match (text, ids) {
+        (Some(text), _) => Ok(Text::Words(text.clone())),
+        (None, Some(Ids(ids))) => Ok(Text::Ids(ids.clone())),
+        (None, None) => Err(UsageError(format!("--{name} TEXT or --{name}-ids ID,ID,… is missing")).into()),
+    }
 }

@@ -1,0 +1,244 @@
+//! Analyses in pieces. What needs the model is computed a few tokens at a time, so that the texts of others go on in between, and what
+//! needs none on any thread.
+
+use std::fmt;
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::vec::IntoIter;
+
+use candle_core::Tensor;
+use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Site, SiteKind};
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_interpret::{
+    LensCell, LensOptions, Patterns, Record, Recording, lens_cells, lens_logits_at, lens_logprobs,
+    residual_sites,
+};
+use candle_gpt2_look::{Attention, Lens, Reading};
+use candle_gpt2_pictures::data;
+
+use crate::answer::json;
+use crate::embeddings::{EmbeddingsAnswer, EmbeddingsCall};
+use crate::look::{AttentionRequest, HeadRequest, LensRequest, NextRequest};
+use crate::{ApiError, Reply, ServedModel};
+
+/// The axis of the tokens in hidden states, `(1, T, C)`.
+const TOKEN_DIM: usize = 1;
+
+/// An analysis of texts: attention, the lens, a head, what may follow, embeddings. [`Analysis::compute`] and [`Analysis::conclude`] are
+/// called in turn until there is an answer. [`Work::Analysis`](crate::Work) holds it.
+pub struct Analysis {
+    piece: Piece,
+    prompt_tokens: usize,
+}
+
+/// What is to be done next.
+enum Piece {
+    /// What may follow a text, of which nothing is read.
+    Next(Box<NextRequest>),
+    /// A text is to be recorded.
+    Record { ids: Vec<u32>, sites: Vec<Site>, then: Then<Record> },
+    /// It is being recorded, a few tokens at a time.
+    Recording(Box<Recording>, Then<Record>),
+    /// Something else is to be computed, of as many tokens at most.
+    Compute { of: ComputeTensor, then: Then<Tensor> },
+    /// That was done, and this needs no model.
+    Conclude(Box<dyn FnOnce(&ServedModel) -> Concluded + Send>),
+}
+
+type ComputeTensor = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> candle_core::Result<Tensor> + Send>;
+type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Concluded + Send>;
+/// The answer, or what is to be done next.
+type Concluded = Result<ControlFlow<Reply, Piece>, ApiError>;
+
+impl Analysis {
+    pub(crate) fn attention(request: AttentionRequest) -> Self {
+        let AttentionRequest { ids, heads, warnings } = request;
+        Self::of(record(ids.clone(), Patterns::sites(&heads), move |record, served| {
+            let report = Attention::report(record, &ids, &heads, served.name(), &served.reader())?;
+            Ok(Break(Reply::new(data(&report), warnings)))
+        }))
+    }
+
+    pub(crate) fn head(HeadRequest { head, warnings }: HeadRequest) -> Self {
+        Self::of(record(head.ids().to_owned(), head.sites(), move |record, served| {
+            let steps = head.steps(&record, &served.reader()).map_err(ApiError::failed)?;
+            Ok(Break(Reply::new(json(&steps), warnings)))
+        }))
+    }
+
+    pub(crate) fn next(request: NextRequest) -> Self {
+        Self::of(Piece::Next(Box::new(request)))
+    }
+
+    pub(crate) fn lens(request: LensRequest, served: &ServedModel) -> Self {
+        let sites = residual_sites(served.config().n_layer).collect();
+        Self::of(record(request.ids.clone(), sites, |record, _| {
+            let residuals = record.values.into_values().collect();
+            let lens =
+                LensPass { request, residuals, layer: None, token: 0, last: Vec::new(), cells: Vec::new() };
+            Ok(Continue(lens.next_piece()))
+        }))
+    }
+
+    pub(crate) fn embeddings(EmbeddingsCall { rows, answer }: EmbeddingsCall) -> Self {
+        Self { prompt_tokens: answer.prompt_tokens(), ..Self::of(embedding(rows.into_iter(), answer)) }
+    }
+
+    fn of(piece: Piece) -> Self {
+        Self { piece, prompt_tokens: 0 }
+    }
+
+    /// Tokens of prompts that the request counts, as its answer tells: those of texts to embed.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Computes the next piece: at most so many tokens. All at once are those of the library, bit for bit.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn compute(self, model: &LoadedModel, tokens: usize) -> Result<Self, ApiError> {
+        let Self { mut piece, prompt_tokens } = self;
+        let model = model.model();
+        if let Piece::Next(request) = piece {
+            piece = next(*request);
+        }
+        if let Piece::Record { ids, sites, then } = piece {
+            let recording = Recording::new(model, ids, sites).map_err(ApiError::failed)?;
+            piece = Piece::Recording(Box::new(recording), then);
+        }
+        let piece = match piece {
+            Piece::Recording(mut recording, then) => {
+                recording.advance(model, tokens)?;
+                match recording.is_complete() {
+                    true => Piece::Conclude(Box::new(|served| then(recording.into_record()?, served))),
+                    false => Piece::Recording(recording, then),
+                }
+            }
+            Piece::Compute { of, then } => {
+                let computed = of(model, tokens)?;
+                Piece::Conclude(Box::new(|served| then(computed, served)))
+            }
+            piece => piece,
+        };
+        Ok(Self { piece, prompt_tokens })
+    }
+
+    /// Does what the piece needs besides the model, and gives the answer if it was the last; otherwise the analysis, for the next.
+    ///
+    /// # Errors
+    /// When the request leaves nothing to answer with, or something fails inside.
+    pub fn conclude(self, served: &ServedModel) -> Result<ControlFlow<Reply, Self>, ApiError> {
+        let Self { piece, prompt_tokens } = self;
+        let concluded = match piece {
+            Piece::Conclude(conclude) => conclude(served)?,
+            piece => Continue(piece),
+        };
+        Ok(concluded.map_continue(|piece| Self { piece, prompt_tokens }))
+    }
+
+    /// Both, on all tokens at once. What may follow is asked again and again of the same text: `reading` is what was read of it.
+    pub(crate) fn step(
+        self,
+        model: &LoadedModel,
+        served: &ServedModel,
+        reading: &mut Reading,
+    ) -> Result<ControlFlow<Reply, Self>, ApiError> {
+        if let Piece::Next(request) = self.piece {
+            let logits = reading.logits(model.model(), &request.text, request.ids.len() - 1);
+            return request.into_reply(&logits.map_err(ApiError::failed)?, served).map(Break);
+        }
+        self.compute(model, usize::MAX)?.conclude(served)
+    }
+}
+
+fn record(
+    ids: Vec<u32>,
+    sites: Vec<Site>,
+    then: impl FnOnce(Record, &ServedModel) -> Concluded + Send + 'static,
+) -> Piece {
+    Piece::Record { ids, sites, then: Box::new(then) }
+}
+
+/// Records what the output head reads, `(1, T, C)`.
+fn record_hidden(ids: Vec<u32>, then: impl FnOnce(&Tensor) -> Concluded + Send + 'static) -> Piece {
+    let site = Site::outside(SiteKind::FinalNorm);
+    record(ids, vec![site], move |record, _| then(record.get(site)?))
+}
+
+fn next(request: NextRequest) -> Piece {
+    record_hidden(request.ids.clone(), |hidden| {
+        let hidden = hidden.clone();
+        let of = move |model: &Gpt2LMHeadModel, _| model.head(&hidden, LogitsFor::LastToken);
+        let then = move |logits: Tensor, served: &ServedModel| {
+            request.into_reply(&logits.flatten_all()?.to_vec1()?, served).map(Break)
+        };
+        Ok(Continue(Piece::Compute { of: Box::new(of), then: Box::new(then) }))
+    })
+}
+
+/// The vector of the next text, and of those after it.
+fn embedding(mut rows: IntoIter<Vec<u32>>, mut answer: EmbeddingsAnswer) -> Piece {
+    record_hidden(rows.next().unwrap_or_default(), |hidden| {
+        answer.add(&hidden.to_dtype(candle_core::DType::F32)?.flatten_all()?.to_vec1::<f32>()?);
+        match rows.len() {
+            0 => answer.into_reply().map(Break),
+            _ => Ok(Continue(embedding(rows, answer))),
+        }
+    })
+}
+
+/// How far a lens is. Of a text of 128 tokens the logits of all layers together would take hundreds of megabytes.
+struct LensPass {
+    request: LensRequest,
+    /// The residual stream at each layer, `(1, T, C)`.
+    residuals: Vec<Tensor>,
+    /// The layer that is read; `None` while the predictions of the last one are, which all are compared with.
+    layer: Option<usize>,
+    /// The token that is read next.
+    token: usize,
+    /// The last layer's logarithms of probabilities, a row for each token.
+    last: Vec<Vec<f32>>,
+    cells: Vec<LensCell>,
+}
+
+impl LensPass {
+    /// The logits of the next tokens of a layer, `(1, T, V)`.
+    fn next_piece(self) -> Piece {
+        let (last_layer, first) = (self.residuals.len() - 1, self.token);
+        let layer = self.layer.unwrap_or(last_layer);
+        let (residual, rest) = (self.residuals[layer].clone(), self.request.ids.len() - first);
+        let of = move |model: &Gpt2LMHeadModel, tokens: usize| {
+            let residual = residual.narrow(TOKEN_DIM, first, tokens.clamp(1, rest))?.contiguous()?; // (1, T, C)
+            lens_logits_at(model, layer, residual, &|_, x| Ok(x))
+        };
+        Piece::Compute { of: Box::new(of), then: Box::new(|logits, served| self.read(&logits, served)) }
+    }
+
+    fn read(mut self, logits: &Tensor, served: &ServedModel) -> Concluded {
+        let (predicted, first, ids) = (lens_logprobs(logits)?, self.token, &self.request.ids);
+        self.token += predicted.len();
+        if self.layer.is_none() {
+            self.last.extend(predicted);
+        } else {
+            let options = LensOptions { top: 1, watch: Vec::new() };
+            let next = ids.get(first + 1..).unwrap_or_default();
+            self.cells.extend(lens_cells(&predicted, &self.last[first..], &options, next));
+        }
+        if self.token == ids.len() {
+            (self.token, self.layer) = (0, Some(self.layer.map_or(0, |layer| layer + 1)));
+        }
+        if self.layer != Some(self.residuals.len()) {
+            return Ok(Continue(self.next_piece()));
+        }
+        let (cells, LensRequest { ids, show, warnings }) =
+            (self.cells.iter().collect::<Vec<_>>(), self.request);
+        let report = Lens::report("logit lens", show, &cells, &ids, served.name(), &served.reader());
+        Ok(Break(Reply::new(data(&report), warnings)))
+    }
+}
+
+impl fmt::Debug for Analysis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Analysis").finish_non_exhaustive()
+    }
+}

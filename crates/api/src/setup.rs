@@ -1,0 +1,50 @@
+//! A model that is served with all there is: conversations, and texts that conform to something.
+
+use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_generation::LogitsProcessor;
+use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
+
+use crate::chat::Template;
+use crate::served::{Compiles, ReadChat};
+use crate::work::read_chat;
+use crate::{ApiOptions, ChatTemplateChoice, ServedModel, SetupError};
+
+/// DialoGPT's own.
+const EOS_JOIN: &str = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}";
+
+impl Compiles for Compiler {
+    fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError> {
+        Self::compile(self, grammar, ends)
+    }
+}
+
+impl ServedModel {
+    /// What requests need of a model.
+    ///
+    /// # Errors
+    /// When the checkpoint's `generation_config.json` cannot be used, or the chat template that `options` names.
+    pub fn new(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
+        let vocabulary = model.vocabulary();
+        let named = |what| SetupError::ChatTemplate { what };
+        let template = match &options.chat_template {
+            ChatTemplateChoice::EosJoin => Ok(Some(Template::new(EOS_JOIN).map_err(named)?)),
+            ChatTemplateChoice::Jinja(source) => Ok(Some(Template::new(source).map_err(named)?)),
+            ChatTemplateChoice::Checkpoint => {
+                let source = vocabulary.chat_template().map_err(ToString::to_string);
+                source.and_then(|source| source.map(Template::new).transpose())
+            }
+        };
+        let compiler = match options.grammar_reader.clone() {
+            Some(reader) => Compiler::isolated(vocabulary, reader),
+            None => Compiler::new(vocabulary),
+        };
+        let compiler = compiler.ok();
+        let compiler = compiler.map(|compiler| Box::new(compiler) as Box<dyn Compiles>);
+        let read_chat = Some(read_chat as ReadChat);
+        let served = Self { template, compiler, read_chat, ..Self::of_completions(model, options)? };
+        if served.options.chat_template == ChatTemplateChoice::EosJoin && served.eos_token().is_none() {
+            return Err(named("the model has no token that ends texts, to be put between messages".into()));
+        }
+        Ok(served)
+    }
+}

@@ -1,0 +1,92 @@
+//! Every row of a file of prompts: what `generate`, `classify` and `score` do with `--prompts-file`. How rows are read, ordered and
+//! written, and how an interrupted job resumes, is in `candle_gpt2_engine::RowsJob`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use candle_core::Device;
+use candle_gpt2::KvDType;
+use candle_gpt2_engine::{EngineError, FailedRow, Row, Rows, RowsJob, RowsOutput, WeightDType, device_name};
+use clap::Args;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::exit::{self, EXIT_FAILURE, UsageError};
+use crate::model_arguments::ModelArguments;
+use crate::progress::Terminal;
+use crate::{input, output};
+
+/// The arguments for many prompts.
+#[derive(Debug, Args)]
+pub(crate) struct FileArguments {
+    /// Take every prompt of a file: one a line, or JSONL of {"prompt": TEXT} or {"ids": [ID, …]} where it ends in .jsonl; prints a JSON object for each, in their order
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "json"], help_heading = "Many prompts")]
+    pub(crate) prompts_file: Option<PathBuf>,
+    /// Write the objects to this file, which appears when it is complete
+    #[arg(long, value_name = "FILE", help_heading = "Many prompts")]
+    pub(crate) output: Option<PathBuf>,
+    /// Go on with the --output of a run that was interrupted
+    #[arg(long, requires = "output", help_heading = "Many prompts")]
+    pub(crate) resume: bool,
+    /// Texts that are computed at once; beams and contrastive searches of `generate` are made one by one [default: 8]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
+    pub(crate) batch_size: Option<usize>,
+}
+
+impl FileArguments {
+    /// Checks what can be checked before a checkpoint is opened.
+    pub(super) fn check(&self) -> Result<(), UsageError> {
+        let refuse = |message: &str| Err(UsageError(message.into()));
+        // The parser does not require an option that conflicts with a given one.
+        if self.prompts_file.is_none() && (self.output.is_some() || self.resume || self.batch_size.is_some())
+        {
+            return refuse("--output, --resume and --batch-size are for many prompts; give --prompts-file");
+        }
+        if self.batch_size == Some(0) {
+            return refuse("--batch-size: expected at least 1, found 0");
+        }
+        Ok(())
+    }
+
+    /// Reads every row of the file with `tokens`, computes them with `work`, and prints which have no answer.
+    pub(super) fn run<T: Serialize + Clone>(
+        &self,
+        input: &Path,
+        what: &str,
+        settings: &Value,
+        tokens: impl Fn(&Row) -> Result<T, EngineError>,
+        work: impl FnOnce(&mut Rows<'_, T>) -> Result<()>,
+    ) -> Result<ExitCode> {
+        let output = match &self.output {
+            None => RowsOutput::Lines(Box::new(|line| Ok(output::write_json_line(line)?))),
+            Some(path) => RowsOutput::File { path, resume: self.resume },
+        };
+        let told = |error: EngineError| exit::message(&error.into());
+        let content = input::read_file(input)?;
+        let job = RowsJob { input, content, output, settings, what, told: &told, reporter: &Terminal };
+        let failed = job.run(tokens, work)?;
+        for FailedRow { line, error } in &failed {
+            output::print_error(&format!("{}: line {line}: {error}", input.display()));
+        }
+        Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
+    }
+}
+
+/// What must be the same when a run goes on: what the model is, and `more`, an object.
+pub(super) fn settings(model: &ModelArguments, device: &Device, more: Value) -> Value {
+    let model = &model.options;
+    let mut settings = json!({
+        "model": model.model,
+        "tokenizer": model.tokenizer,
+        "dtype": model.dtype.map(WeightDType::name),
+        "kv_dtype": model.kv_dtype.map(KvDType::name),
+        "device": device_name(device),
+        "tf32": model.tf32,
+        "n_head": model.n_head,
+    });
+    if let (Value::Object(settings), Value::Object(more)) = (&mut settings, more) {
+        settings.extend(more);
+    }
+    settings
+}

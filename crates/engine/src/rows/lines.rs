@@ -1,0 +1,187 @@
+//! The rows of a file, line by line. The file is held in memory once; tokens are made of a line when it is asked for.
+
+use std::ops::Range;
+use std::path::Path;
+
+use candle_gpt2::HeadKind;
+use candle_gpt2_generation::GenerationConfig;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::{EngineError, Question, Vocabulary};
+
+/// The lines of a file that hold rows: a prompt a line, or a JSON object a line if its name ends in `.jsonl`.
+pub(super) struct Lines<'a, T> {
+    bytes: Vec<u8>,
+    /// The number of each line, from 1, and where it stands.
+    lines: Vec<(usize, Range<usize>)>,
+    is_json: bool,
+    tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
+    told: &'a dyn Fn(EngineError) -> String,
+}
+
+/// A line of the file.
+pub(super) struct Line<T> {
+    /// From 1.
+    pub(super) number: usize,
+    /// What it gives; nothing if it cannot be read.
+    pub(super) row: Row,
+    /// Its tokens, or why there are none.
+    pub(super) tokens: Result<T, String>,
+}
+
+/// What a line gives: a prompt or token ids, and other keys.
+///
+/// Shown to the function that [`RowsJob::run`](crate::RowsJob::run) makes tokens with.
+#[derive(Debug, Default, Serialize)]
+pub struct Row {
+    /// A text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt: Option<String>,
+    /// All other keys.
+    #[serde(skip)]
+    other: Map<String, Value>,
+}
+
+impl<'a, T> Lines<'a, T> {
+    /// The lines of the file `path`; `tokens` makes tokens of a row, and `told` a text of what is wrong with it.
+    pub(super) fn new(
+        path: &Path,
+        bytes: Vec<u8>,
+        tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
+        told: &'a dyn Fn(EngineError) -> String,
+    ) -> Self {
+        let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
+        // The mark that some editors put in front of UTF-8.
+        let start = if bytes.starts_with("\u{FEFF}".as_bytes()) { "\u{FEFF}".len() } else { 0 };
+        let content = bytes[start..].strip_suffix(b"\n").unwrap_or(&bytes[start..]);
+        let is_empty = content.is_empty();
+        let mut lines = Vec::new();
+        let mut end = start;
+        for (number, line) in (1..).zip(content.split(|byte| *byte == b'\n')) {
+            // An empty line is an empty prompt, and in JSONL nothing.
+            if !(is_empty || is_json && line.trim_ascii().is_empty()) {
+                lines.push((number, end..end + line.len()));
+            }
+            end += line.len() + 1;
+        }
+        Self { bytes, lines, is_json, tokens, told }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// The line of this index, from 0.
+    pub(super) fn line(&self, index: usize) -> Line<T> {
+        let (number, range) = &self.lines[index];
+        let bytes = &self.bytes[range.clone()];
+        let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+        let read = match std::str::from_utf8(bytes) {
+            Ok(text) if self.is_json => Row::of_json(text),
+            Ok(text) => Ok(Row { prompt: Some(text.to_owned()), ..Row::default() }),
+            Err(error) => {
+                let valid = error.valid_up_to();
+                Err(wrong(format!("not valid UTF-8 at byte {valid} of the line; convert the text to UTF-8")))
+            }
+        };
+        let (row, tokens) = match read {
+            Ok(row) => {
+                let tokens = (self.tokens)(&row);
+                (row, tokens)
+            }
+            Err(error) => (Row::default(), Err(error)),
+        };
+        Line { number: *number, row, tokens: tokens.map_err(self.told) }
+    }
+}
+
+impl Row {
+    /// Reads a line of a JSONL file.
+    fn of_json(text: &str) -> Result<Self, EngineError> {
+        let mut other: Map<String, Value> = serde_json::from_str(text)
+            .map_err(|error| wrong(format!("not {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}")))?;
+        let has_ids = other.contains_key("ids");
+        let prompt = match other.remove("prompt") {
+            // As rows of labelled texts have it.
+            None if !has_ids => other.remove("text"),
+            prompt => prompt,
+        };
+        match prompt {
+            Some(Value::String(prompt)) if !has_ids => Ok(Self { prompt: Some(prompt), other }),
+            None if has_ids => Ok(Self { prompt: None, other }),
+            Some(_) if !has_ids => Err(wrong("`prompt`: expected a text".into())),
+            _ => Err(wrong("expected one of the keys `prompt` and `ids`".into())),
+        }
+    }
+
+    /// Its tokens.
+    ///
+    /// # Errors
+    /// When it gives no ids and there is no tokenizer, or the tokenizer cannot encode its prompt.
+    pub fn tokens(&self, vocabulary: &Vocabulary) -> Result<Vec<u32>, EngineError> {
+        match self.key("ids", "a list of token ids")? {
+            Some(ids) => Ok(ids),
+            None if vocabulary.tokenizer().is_none() => {
+                let what = "there is no tokenizer; give ids, or a tokenizer with `tokenizer`".into();
+                Err(EngineError::Options { what })
+            }
+            None => vocabulary.encode(self.text()),
+        }
+    }
+
+    /// The prompt that a model gets for it.
+    ///
+    /// # Errors
+    /// Those of [`Row::tokens`] and of [`Vocabulary::prompt`].
+    pub fn prompt(
+        &self,
+        vocabulary: &Vocabulary,
+        config: &GenerationConfig,
+    ) -> Result<Vec<u32>, EngineError> {
+        vocabulary.prompt(self.tokens(vocabulary)?, config)
+    }
+
+    /// The question that it is to a classifier. A model that chooses among texts gets those of the row, or `choices` if it has none.
+    ///
+    /// # Errors
+    /// When a key is not what is expected, and those of [`Question`].
+    pub fn question(
+        &self,
+        vocabulary: &Vocabulary,
+        choices: &[String],
+        keep_last: Option<usize>,
+    ) -> Result<Question, EngineError> {
+        if vocabulary.config().head != HeadKind::DoubleHeads {
+            return match self.key("ids", "a list of token ids")? {
+                Some(ids) => Question::of_ids(vocabulary, ids, keep_last),
+                None if choices.is_empty() => Question::of_text(vocabulary, self.text(), keep_last),
+                None => Question::of_choices(vocabulary, self.text(), choices, keep_last),
+            };
+        }
+        if let Some(ids) = self.key("ids", "a list of token ids for each choice")? {
+            return Question::of_choice_ids(vocabulary, ids, keep_last);
+        }
+        let own: Option<Vec<String>> = self.key("choices", "a list of texts")?;
+        Question::of_choices(vocabulary, self.text(), own.as_deref().unwrap_or(choices), keep_last)
+    }
+
+    pub(super) fn text(&self) -> &str {
+        self.prompt.as_deref().unwrap_or_default()
+    }
+
+    pub(super) fn key<V: DeserializeOwned>(
+        &self,
+        key: &str,
+        expected: &str,
+    ) -> Result<Option<V>, EngineError> {
+        let value = self.other.get(key).map(V::deserialize).transpose();
+        value.map_err(|error| wrong(format!("`{key}`: expected {expected}: {error}")))
+    }
+}
+
+fn wrong(what: String) -> EngineError {
+    EngineError::Row { what }
+}

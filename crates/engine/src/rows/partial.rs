@@ -1,0 +1,120 @@
+//! How a bulk job resumes. Its lines are collected in `FILE.partial`, whose first line holds the settings, and `FILE` appears when
+//! all are there. A line counts once its line break is written, so that a job that resumes loses and repeats none. The file is
+//! locked while a job writes it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use candle_gpt2_weights::{create_file, expect_free};
+use serde_json::Value;
+
+use crate::{EngineError, LineFile};
+
+/// Whether a line, by its number from 0, is what it ought to be.
+type IsOf<'a> = &'a mut dyn FnMut(usize, &Value) -> bool;
+
+/// The lines that are there, as long as others are missing.
+pub(super) struct Partial {
+    file: LineFile,
+    path: PathBuf,
+    output: PathBuf,
+}
+
+impl Partial {
+    /// Lines that become the file `output`; with `resume` after those of an interrupted job.
+    pub(super) fn open(
+        output: &Path,
+        resume: bool,
+        settings: &Value,
+        is_of: IsOf<'_>,
+    ) -> Result<Self, EngineError> {
+        let mut name = OsString::from(output.as_os_str());
+        name.push(".partial");
+        let path = PathBuf::from(name);
+        if path.exists() && !resume {
+            return Err(EngineError::Unfinished { path });
+        }
+        let file = LineFile::open(&path).map_err(|error| failed(&path, &error))?;
+        let mut partial = Self { file, path, output: output.to_owned() };
+        // Looked at under the lock: another job may just have finished.
+        if let Err(error) = expect_free(output) {
+            if partial.file.as_file().metadata().is_ok_and(|metadata| metadata.len() == 0) {
+                partial.remove();
+            }
+            return Err(error.into());
+        }
+        partial.check(settings, is_of).map_err(|error| failed(&partial.path, &error))?;
+        Ok(partial)
+    }
+
+    /// Checks what an interrupted job left, and drops what it had not finished.
+    fn check(&mut self, settings: &Value, is_of: IsOf<'_>) -> io::Result<()> {
+        let mut count = 0;
+        let half = self.file.for_each_line(|line| {
+            let value: Value = serde_json::from_slice(line).map_err(|error| {
+                io::Error::other(format!("line {}: not one of ours; remove the file: {error}", count + 1))
+            })?;
+            if count == 0 {
+                check_settings(&value, settings)?;
+            } else if !is_of(count - 1, &value) {
+                return Err(io::Error::other(format!(
+                    "line {count} continues another prompt; remove the file, or give the prompts it began with"
+                )));
+            }
+            count += 1;
+            Ok(())
+        })?;
+        if count == 0 && !serde_json::to_vec(settings)?.starts_with(&half.bytes) {
+            return Err(io::Error::other("line 1: not one of ours; remove the file"));
+        }
+        self.file.drop_half_line(&half)?;
+        if count == 0 { self.file.append(settings) } else { Ok(()) }
+    }
+
+    pub(super) fn append(&mut self, json: &str) -> Result<(), EngineError> {
+        self.file.append_line(json).map_err(|error| failed(&self.path, &error))
+    }
+
+    /// Removes the file of a job that made nothing.
+    pub(super) fn remove(&self) {
+        let _ = fs::remove_file(&self.path);
+    }
+
+    /// Gives the lines without the settings their name.
+    pub(super) fn finish(self) -> Result<(), EngineError> {
+        create_file(&self.output, |complete| {
+            let mut reader = BufReader::new(self.file.as_file());
+            reader.seek(SeekFrom::Start(0))?;
+            reader.skip_until(b'\n')?;
+            io::copy(&mut reader, &mut fs::File::create(complete)?)?;
+            Ok(())
+        })?;
+        fs::remove_file(&self.path).map_err(|error| failed(&self.path, &error))
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> EngineError {
+    EngineError::PartialFile { path: path.to_owned(), what: error.to_string() }
+}
+
+/// Names the first option that is another than in the interrupted job.
+fn check_settings(before: &Value, now: &Value) -> io::Result<()> {
+    let options = |settings: &Value| -> BTreeMap<String, Value> {
+        let outer = settings.as_object().into_iter().flatten().filter(|(name, _)| *name != "config");
+        let inner = settings["config"].as_object().into_iter().flatten();
+        outer.chain(inner).map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    let (before, now) = (options(before), options(now));
+    for (name, now) in &now {
+        let before = before.get(name).unwrap_or(&Value::Null);
+        if before != now {
+            return Err(io::Error::other(format!(
+                "the interrupted run had `{name}` {before}, this one {now}; give the same options, or remove the file"
+            )));
+        }
+    }
+    Ok(())
+}

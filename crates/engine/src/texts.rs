@@ -1,0 +1,163 @@
+//! The driver of completions: calls of one prompt or more, each with its owner, that take turns at a scheduler.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
+
+use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Scheduler, Step};
+
+/// Calls whose texts are made. `O` is what the owner of a call is known by.
+///
+/// ```
+/// use std::ops::ControlFlow;
+///
+/// use candle_gpt2_engine::{ModelOptions, Silent, Texts};
+/// use candle_gpt2_generation::{Event, GenerationConfig, Request, SchedulerOptions};
+///
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let mut texts = Texts::new(model.scheduler(SchedulerOptions { max_texts: 2, kv_tokens: 512, chunk_tokens: 64 })?);
+/// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
+/// let prompts = ["ROMEO:", "JULIET:"].map(|prompt| model.vocabulary().encode(prompt).unwrap_or_default());
+/// texts.begin(Request::each(&prompts, &config), "one caller");
+/// let mut tokens = 0;
+/// while !texts.is_idle() {
+///     while let Some((_, _, taken)) = texts.feed(2) {
+///         taken?;
+///     }
+///     let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+///     tokens += happened.iter().filter(|happened| matches!(happened.event, Event::Token { .. })).count();
+///     failure.map_or(Ok(()), Err)?;
+/// }
+/// assert_eq!(tokens, 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Texts<O> {
+    scheduler: Scheduler,
+    calls: BTreeMap<CallId, Call<O>>,
+    /// Calls with prompts that the scheduler does not have yet.
+    turns: VecDeque<CallId>,
+    /// The prompts that it has: of which call, and which one.
+    prompts: BTreeMap<RequestId, (CallId, usize)>,
+    /// Calls that were begun.
+    count: u64,
+}
+
+/// A call of [`Texts`], in the order in which they were begun. [`Texts::begin`] gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallId(u64);
+
+struct Call<O> {
+    owner: O,
+    rest: VecDeque<(usize, Request)>,
+    /// Texts that have not ended.
+    unfinished: usize,
+}
+
+/// What happened to a call. [`Texts::step`] gives it.
+#[derive(Debug)]
+pub struct Happened {
+    /// The call.
+    pub call: CallId,
+    /// Which of its prompts.
+    pub prompt: usize,
+    /// What happened.
+    pub event: Event,
+    /// Whether all texts of the call have ended with it, or one cannot go on; the call is there until [`Texts::end`].
+    pub is_last: bool,
+}
+
+impl<O> Texts<O> {
+    /// No calls, with a scheduler that has no requests.
+    pub fn new(scheduler: Scheduler) -> Self {
+        let (calls, turns, prompts) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
+        Self { scheduler, calls, turns, prompts, count: 0 }
+    }
+
+    /// Takes a call, whose prompts wait for their turns.
+    pub fn begin(&mut self, requests: Vec<Request>, owner: O) -> CallId {
+        let id = CallId(self.count);
+        self.count += 1;
+        let unfinished = requests.iter().map(|request| request.config.num_return_sequences).sum();
+        let rest = requests.into_iter().enumerate().collect();
+        self.calls.insert(id, Call { owner, rest, unfinished });
+        self.turns.push_back(id);
+        id
+    }
+
+    /// Gives the scheduler the next prompt, one of each call in turn, while it makes fewer texts than `limit` and fewer wait there: the
+    /// call, which of its prompts, and why the scheduler does not take it if it does not. The call is then the caller's to end.
+    pub fn feed(&mut self, limit: usize) -> Option<(CallId, usize, Result<(), GenerationError>)> {
+        while self.scheduler.running() + self.scheduler.waiting() < limit {
+            let id = self.turns.pop_front()?;
+            let Some(call) = self.calls.get_mut(&id) else { continue };
+            let Some((prompt, request)) = call.rest.pop_front() else { continue };
+            self.turns.push_back(id);
+            let submitted = self.scheduler.submit(request);
+            return Some((
+                id,
+                prompt,
+                submitted.map(|request| _ = self.prompts.insert(request, (id, prompt))),
+            ));
+        }
+        None
+    }
+
+    /// A step of the scheduler, of which `progress` hears as [`Scheduler::step_with`] says: what happened, and why the device failed after
+    /// it if it did; the scheduler has then ended all that it had.
+    pub fn step(
+        &mut self,
+        progress: &dyn Fn() -> ControlFlow<()>,
+    ) -> (Vec<Happened>, Option<GenerationError>) {
+        let Step { events, failure } = self.scheduler.step_with(progress);
+        let happened = events.into_iter().filter_map(|event| {
+            let (call, prompt) = *self.prompts.get(&event.request())?;
+            let unfinished = &mut self.calls.get_mut(&call)?.unfinished;
+            match &event {
+                Event::Failed { .. } | Event::Found { .. } => *unfinished = 0,
+                event => *unfinished = unfinished.saturating_sub(usize::from(event.ends_text())),
+            }
+            Some(Happened { call, prompt, event, is_last: *unfinished == 0 })
+        });
+        (happened.collect(), failure)
+    }
+
+    /// Ends a call and all that is made for it, and gives its owner back.
+    pub fn end(&mut self, id: CallId) -> Option<O> {
+        let call = self.calls.remove(&id)?;
+        self.turns.retain(|turn| *turn != id);
+        let scheduler = &mut self.scheduler;
+        self.prompts.retain(|request, (call, _)| {
+            let is_kept = *call != id;
+            if !is_kept {
+                scheduler.cancel(*request);
+            }
+            is_kept
+        });
+        Some(call.owner)
+    }
+
+    /// The owner of a call that was not ended.
+    pub fn owner(&mut self, id: CallId) -> Option<&mut O> {
+        self.calls.get_mut(&id).map(|call| &mut call.owner)
+    }
+
+    /// The calls that were not ended, with their owners.
+    pub fn owners(&self) -> impl Iterator<Item = (CallId, &O)> {
+        self.calls.iter().map(|(id, call)| (*id, &call.owner))
+    }
+
+    /// Whether no call is there, ended ones aside.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.calls.values().all(|call| call.rest.is_empty())
+    }
+
+    /// The scheduler, for its settings and numbers.
+    pub fn scheduler(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    /// Puts another scheduler in its place, after a panic in a step: calls of which a prompt had its turn are the caller's to end.
+    pub fn set_scheduler(&mut self, scheduler: Scheduler) {
+        self.scheduler = scheduler;
+        self.prompts.clear();
+    }
+}

@@ -1,0 +1,233 @@
+//! What is written from the structs that hold the options of models, looks, evaluation and training, as clap describes their fields: the
+//! signatures and stubs of Python's looks, and a page of the book. The test fails if a file is stale, see `options.rs`.
+
+use std::any::TypeId;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use candle_gpt2_engine::ModelOptions;
+use candle_gpt2_evaluation::EvaluationOptions;
+use candle_gpt2_jobs::{TokenizeOptions, TrainOptions};
+use candle_gpt2_look::{
+    Ablate, Activations, Attention, Attribute, Estimate, Features, HeadKinds, Heads, Instead, Lens, Neuron,
+    Neurons, Patch, PathPatching, Ranges, Saliency, TokenChoice,
+};
+use clap::{Arg, ArgAction, Args, Command};
+
+use super::options::{expect_file, with_between};
+
+/// The lines of the stub between which the looks are.
+const STUB: [&str; 2] = ["    # From the options of looks.\n", "    # Other methods.\n"];
+/// Names that Python keeps for itself.
+const RESERVED: [&str; 3] = ["as", "from", "with"];
+
+fn command<T: Args>() -> Command {
+    T::augment_args(Command::new("options"))
+}
+
+/// A method of Python's `Model`: its options, what it names itself with a type, and what is no keyword of it.
+struct Method {
+    name: &'static str,
+    options: Command,
+    named: &'static [(&'static str, &'static str)],
+    without: &'static [&'static str],
+}
+
+fn methods() -> Vec<Method> {
+    let method = |name, options, named| Method { name, options, named, without: &[] };
+    let text: &[_] = &[("text", "_Text")];
+    let texts: &[_] = &[("clean", "_Text"), ("corrupt", "_Text")];
+    vec![
+        Method { without: &["tuned"], ..method("logit_lens", command::<Lens>(), text) },
+        method("tuned_lens", command::<Lens>(), &[("text", "_Text"), ("tuned", "_Path")]),
+        method("attention", command::<Attention>(), text),
+        method("attribute", command::<Attribute>(), text),
+        method("ablate", command::<Ablate>(), text),
+        method("patch", command::<Patch>(), texts),
+        method("estimate", command::<Estimate>(), texts),
+        method("path", command::<PathPatching>(), texts),
+        method("saliency", command::<Saliency>(), text),
+        method("neurons", command::<Neurons>(), &[("text", "_Text"), ("neuron", "str | tuple[int, int]")]),
+        method("features", command::<Features>(), &[("text", "_Text"), ("sae", "_Path")]),
+        method("heads", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
+    ]
+}
+
+/// The option as every front end but the command line calls it.
+fn name(option: &Arg) -> String {
+    option.get_long().unwrap_or(option.get_id().as_str()).replace('-', "_")
+}
+
+fn keyword(option: &Arg) -> String {
+    let name = name(option);
+    if RESERVED.contains(&name.as_str()) { name + "_" } else { name }
+}
+
+/// The type that Python takes.
+fn python_type(option: &Arg) -> String {
+    if matches!(option.get_action(), ArgAction::SetTrue) {
+        return "bool".into();
+    }
+    let choices = option.get_possible_values();
+    if !choices.is_empty() {
+        let names: Vec<_> = choices.iter().map(|choice| format!("{:?}", choice.get_name())).collect();
+        return format!("Literal[{}]", names.join(", "));
+    }
+    let types = [
+        (TypeId::of::<String>(), "str"),
+        (TypeId::of::<PathBuf>(), "_Path"),
+        (TypeId::of::<usize>(), "int"),
+        (TypeId::of::<u32>(), "int"),
+        (TypeId::of::<i64>(), "int"),
+        (TypeId::of::<Heads>(), "_Heads"),
+        (TypeId::of::<Ranges>(), "_Numbers"),
+        (TypeId::of::<Neuron>(), "str | tuple[int, int]"),
+        (TypeId::of::<TokenChoice>(), "_Token"),
+        (TypeId::of::<Instead>(), "_Instead"),
+    ];
+    let known = types.iter().find(|(id, _)| option.get_value_parser().type_id() == *id);
+    let (_, known) = known.unwrap_or_else(|| panic!("{}: how does Python write its type?", option.get_id()));
+    match option.get_action() {
+        ArgAction::Append => format!("Sequence[{known}]"),
+        _ => (*known).to_owned(),
+    }
+}
+
+/// The default as Python writes it.
+fn python_default(option: &Arg) -> String {
+    if matches!(option.get_action(), ArgAction::SetTrue) {
+        return "False".into();
+    }
+    match option.get_default_values().first().and_then(|default| default.to_str()) {
+        None => "None".into(),
+        Some(number) if number.parse::<f64>().is_ok() => number.to_owned(),
+        Some(text) => format!("{text:?}"),
+    }
+}
+
+fn options<'a>(command: &'a Command, without: &'a [&str]) -> impl Iterator<Item = &'a Arg> {
+    command.get_arguments().filter(move |option| !without.contains(&name(option).as_str()))
+}
+
+/// The keywords as a signature has them.
+fn signature(named: &str, command: &Command, without: &[&str], last: &str) -> String {
+    let keywords = options(command, without)
+        .map(|option| format!("{}={}, ", keyword(option), python_default(option).replace('"', "'")));
+    format!("($self, {named}, *, {}{last})", keywords.collect::<String>()).replace(", )", ")")
+}
+
+/// Each option as a line of the stub.
+fn stub(command: &Command, without: &[&str]) -> String {
+    let line = |option: &Arg| {
+        let (name, kind, default) = (keyword(option), python_type(option), python_default(option));
+        let or_none = if default == "None" { " | None" } else { "" };
+        format!("        {name}: {kind}{or_none} = {default},\n")
+    };
+    options(command, without).map(line).collect()
+}
+
+#[test]
+fn signatures_of_looks_have_their_options() {
+    expect_file("crates/python/src/look.rs", |found| {
+        methods().iter().fold(found.to_owned(), |text, Method { name, options, named, without }| {
+            let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
+            let without = [&names[..], without].concat();
+            let (start, names) = match *name {
+                "heads" => {
+                    ("text = None, **options), text_signature = \"".to_owned(), "text=None".to_owned())
+                }
+                _ => (format!("    {name}: "), names.join(", ")),
+            };
+            let (before, row) = text.split_once(&start).unwrap();
+            let (look, rest) = row.split_at(if *name == "heads" { 0 } else { row.find('"').unwrap() + 1 });
+            let (_, after) = rest.split_once('"').unwrap();
+            let signature = signature(&names, options, &without, "bos=False");
+            format!("{before}{start}{look}{signature}\"{after}")
+        })
+    });
+    expect_file("crates/python/src/inside.rs", |found| {
+        let ends = ["**options), text_signature = \"", "\")]\n    fn run_with_cache"];
+        let named = "text, names=None, hooks=None, bos=False";
+        with_between(found, ends, &signature(named, &command::<Activations>(), &[], ""))
+    });
+}
+
+#[test]
+fn stubs_of_looks_have_their_options() {
+    let mut lines = String::from(
+        "    def run_with_cache(\n        self,\n        text: _Text,\n        names: str | Sequence[str] | None = None,\n        \
+         hooks: _Hooks | None = None,\n        bos: bool = False,\n        *,\n",
+    );
+    lines += &stub(&command::<Activations>(), &[]);
+    lines += "    ) -> tuple[_Floats, dict[str, _Floats]]: ...\n";
+    for Method { name, options, named, without } in methods() {
+        writeln!(lines, "    def {name}(\n        self,").unwrap();
+        named.iter().for_each(|(name, kind)| writeln!(lines, "        {name}: {kind},").unwrap());
+        let names: Vec<_> = named.iter().map(|(name, _)| *name).chain(without.iter().copied()).collect();
+        let options = stub(&options, &names);
+        write!(lines, "        *,\n{options}        bos: bool = False,\n    ) -> Picture: ...\n").unwrap();
+    }
+    expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, STUB, &lines));
+}
+
+/// Its types are written by hand: clap does not list what a text may be.
+#[test]
+fn the_stub_of_training_names_its_options() {
+    expect_file("python/candle_gpt2/_native.pyi", |found| {
+        let (_, rest) = found.split_once("class _TrainOptions(TypedDict, total=False):\n").unwrap();
+        let lines = rest.lines().take_while(|line| !line.is_empty());
+        let mut names: Vec<_> = lines.map(|line| line.trim().split(':').next().unwrap()).collect();
+        let command = command::<TrainOptions>();
+        // A keyword of the method, and an option that the program has of every checkpoint.
+        let mut expected: Vec<_> =
+            options(&command, &["resume"]).map(name).chain(["n_head".into()]).collect();
+        names.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(names, expected);
+        found.to_owned()
+    });
+}
+
+/// A title and a table.
+fn section(title: &str, command: &Command) -> String {
+    let mut text = format!("\n## {title}\n\n| option | default | |\n|---|---|---|\n");
+    for option in command.get_arguments() {
+        let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+        let (what, default) = help.split_once(" [default: ").unwrap_or((&help, ""));
+        let default = match option.get_default_values().first() {
+            Some(default) if !matches!(option.get_action(), ArgAction::SetTrue) => format!("{default:?}"),
+            _ => default.trim_end_matches(']').to_owned(),
+        };
+        writeln!(text, "| `{}` | {} | {what} |", name(option), default.trim_matches('"')).unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_page_of_options_has_those_of_every_struct() {
+    let mut page = String::from(
+        "# Options of models, looks, evaluation and training\n\nOptions have the same names in every front end: flags of the program \
+         (`--kv-dtype`) and keywords of Python (`kv_dtype`; `as_`, `from_` and\n`with_` end in an underscore there). Each table is \
+         written from the struct that holds the options, which also checks them.\n",
+    );
+    for (title, command) in [
+        ("Models (`ModelOptions`)", command::<ModelOptions>()),
+        ("Evaluation (`EvaluationOptions`)", command::<EvaluationOptions>()),
+        ("Training (`TrainOptions`)", command::<TrainOptions>()),
+        ("Token files (`TokenizeOptions`)", command::<TokenizeOptions>()),
+        ("`gpt2 cache` (`Activations`)", command::<Activations>()),
+        ("`gpt2 look attention` (`Attention`)", command::<Attention>()),
+        ("`gpt2 look lens` (`Lens`)", command::<Lens>()),
+        ("`gpt2 look attribute` (`Attribute`)", command::<Attribute>()),
+        ("`gpt2 look heads` (`HeadKinds`)", command::<HeadKinds>()),
+        ("`gpt2 look ablate` (`Ablate`)", command::<Ablate>()),
+        ("`gpt2 look patch`, `estimate` (`Patch`, `Estimate`)", command::<Patch>()),
+        ("`gpt2 look path` (`PathPatching`)", command::<PathPatching>()),
+        ("`gpt2 look saliency` (`Saliency`)", command::<Saliency>()),
+        ("`gpt2 look neurons` (`Neurons`)", command::<Neurons>()),
+        ("`gpt2 look features` (`Features`)", command::<Features>()),
+    ] {
+        page += &section(title, &command);
+    }
+    expect_file("docs/src/reference/options.md", |_| page.clone());
+}

@@ -1,0 +1,412 @@
+// What the page does, whatever its transport is.
+import { cells, expect, expectClose, printed, shown, test } from "./support.mjs";
+
+// Characters of one to four bytes, and one of two.
+const WIDE = "ROMEO: 日本語 😀 e\u0301\nShall I";
+const MERCY = "The quality of mercy is not strained,";
+
+test("texts are those of the program", async ({ gpt2, server }) => {
+  const text = await gpt2.greedily(WIDE, 40);
+  expect(text).toBe(await server.text(WIDE, 40));
+  await expect(gpt2.at("numbers")).toHaveText(/^40 tokens · the first after \d+ ms · .* tokens\/s · ended by max tokens/);
+  const { count } = await server.ask("tokenize", { prompt: WIDE + text });
+  await expect(gpt2.at("count")).toHaveText(`${count} of 256 tokens`);
+  await gpt2.set({ greedy: false });
+  for (const [seed, temperature, top_k, top_p] of [[12345, 1.3, 0, 0.9], [0, 0.5, 3, 1]]) {
+    const settings = { seed, temperature, "top-k": top_k, "top-p": top_p, "max-new-tokens": 60, prompt: "JULIET:" };
+    expect(await gpt2.generate(settings)).toBe(await server.text("JULIET:", 60, { seed, temperature, top_k, top_p }));
+  }
+  await gpt2.set({ "min-p": 0.02, repetition: 1.2, presence: 0.5, frequency: 0.3, stops: "ow\n\\n\\n" });
+  const further = { min_p: 0.02, repetition_penalty: 1.2, presence_penalty: 0.5, frequency_penalty: 0.3, stop: ["ow", "\n\n"] };
+  expect(await gpt2.generate()).toBe(await server.text("JULIET:", 60, { seed: 0, temperature: 0.5, top_k: 3, ...further }));
+});
+
+test("its policy lets nothing out", async ({ gpt2 }) => {
+  const refused = await gpt2.page.evaluate(async () => {
+    const refused = [];
+    addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
+    fetch("https://example.org/").catch(() => {});
+    new Image().src = "https://example.org/a.png";
+    navigator.sendBeacon("https://example.org/");
+    try { new WebSocket("wss://example.org/"); } catch { /* refused */ }
+    while (refused.length < 4) await new Promise((later) => setTimeout(later, 10));
+    return refused.sort();
+  });
+  expect(refused).toEqual(["connect-src", "connect-src", "connect-src", "img-src"]);
+  expect(gpt2.complaints.splice(0).every((line) => line.includes("Content Security Policy"))).toBe(true);
+  gpt2.asked = gpt2.asked.filter((url) => !url.includes("example.org"));
+});
+
+test("settings that cannot be are named", async ({ gpt2 }) => {
+  for (const [name, value, message] of [
+    ["temperature", "3", "error: temperature: give a number from 0 to 2"],
+    ["top-p", "1.5", "error: top-p: those that add up to p: give a number from 0.01 to 1"],
+    ["seed", "many", "error: seed: give a whole number up to 9007199254740991, or nothing for a new one"],
+  ]) {
+    const before = await gpt2.at(name).inputValue();
+    await gpt2.set({ [name]: value });
+    await gpt2.click("write");
+    await gpt2.status(message);
+    await gpt2.set({ [name]: before });
+  }
+  await gpt2.set({ prompt: "", "max-new-tokens": 1000 });
+  await expect(gpt2.at("room")).toHaveText("room for 256 more; max tokens is 1000");
+});
+
+test("another text takes another seed, and can be undone", async ({ gpt2, server }) => {
+  const first = await gpt2.generate({ prompt: "JULIET:", seed: 7, "max-new-tokens": 12 });
+  expect(first).toBe(await server.text("JULIET:", 12, { seed: 7, temperature: 0.8, top_k: 50 }));
+  await gpt2.click("anew");
+  await gpt2.ready();
+  const second = await gpt2.text();
+  expect(second).not.toBe(first);
+  expect(await gpt2.at("seed").inputValue()).not.toBe("7");
+  await gpt2.click("undo");
+  await expect(gpt2.at("text")).toHaveText(first, { useInnerText: false });
+  await gpt2.click("redo");
+  expect(await gpt2.text()).toBe(second);
+  await gpt2.find("#text [tabindex='0']").press("Control+z");
+  expect(await gpt2.text()).toBe(first);
+  await gpt2.find("#text [tabindex='0']").press("Control+y");
+  expect(await gpt2.text()).toBe(second);
+  // Typing is undone by the keyboard as ever.
+  await gpt2.at("prompt").press("End");
+  await gpt2.at("prompt").pressSequentially(" more");
+  await gpt2.at("prompt").press("Control+z");
+  expect((await gpt2.at("prompt").inputValue()).length).toBeLessThan("JULIET: more".length);
+});
+
+test("a stop leaves what was written, and the rest can follow", async ({ gpt2, server }) => {
+  await gpt2.set({ prompt: "O", "max-new-tokens": 240, greedy: true });
+  const begun = await gpt2.page.evaluate(() => {
+    const find = (name) => document.querySelector(`[data-testid=${name}]`);
+    const wait = () => { if (find("text").textContent.length > 8) find("stop").click(); else setTimeout(wait); };
+    find("write").click();
+    const begun = find("status").textContent;
+    wait();
+    return begun;
+  });
+  expect(begun).toBe("writing");
+  await gpt2.ready();
+  const whole = await server.text("O", 240), text = await gpt2.text();
+  expect(text.length).toBeGreaterThan(8);
+  expect(text.length).toBeLessThan(whole.length);
+  expect(whole.startsWith(text)).toBe(true);
+  if (gpt2.transport === "server") {
+    await expect.poll(() => server.metric("gpt2_batch_rows")).toBe(0);
+    expect(await server.metric("gpt2_cancelled_total")).toBeGreaterThanOrEqual(1);
+  }
+  await gpt2.set({ "max-new-tokens": 20 });
+  await gpt2.click("go-on");
+  await gpt2.ready();
+  const longer = await gpt2.text();
+  expect(longer.length).toBeGreaterThan(text.length);
+  expect(whole.startsWith(longer)).toBe(true);
+});
+
+test("two texts that cross do not mix", async ({ gpt2, server }) => {
+  await gpt2.set({ prompt: "I", "max-new-tokens": 30, greedy: true });
+  await gpt2.at("write").evaluate((button) => { button.click(); button.click(); });
+  await gpt2.ready();
+  expect(await gpt2.text()).toBe(await server.text("I", 30));
+});
+
+test("text that looks like HTML is text", async ({ gpt2 }) => {
+  const hostile = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>";
+  const title = await gpt2.page.title();
+  await gpt2.greedily(hostile, 3);
+  await gpt2.click("score");
+  await expect(gpt2.at("numbers")).toHaveText(/^perplexity/);
+  await gpt2.generate({ n: 2 });
+  expect(await gpt2.page.title()).toBe(title);
+  await expect(gpt2.find("main img, main script")).toHaveCount(0);
+});
+
+test("alternatives of a token are what texts are sampled from", async ({ gpt2, server }) => {
+  const text = await gpt2.generate({ prompt: "The king", "max-new-tokens": 12, seed: 3, temperature: 1, "top-k": 0 });
+  const { tokens: prompt } = await server.ask("tokenize", { prompt: "The king" });
+  const token = gpt2.find("#text span").nth(5), options = gpt2.at("alternatives").getByRole("option");
+  await token.click();
+  const { token_ids } = (await server.ask("v1/completions", { prompt, max_tokens: 12, seed: 3, temperature: 1, return_token_ids: true })).choices[0];
+  const ids = [...prompt, ...token_ids.slice(0, 5)];
+  // The box follows the settings.
+  for (const settings of [{ temperature: 1 }, { temperature: 0.25 }, { temperature: 0.25, top_k: 3 }]) {
+    await gpt2.set({ temperature: settings.temperature, "top-k": settings.top_k ?? 0 });
+    const { tokens, kept } = await server.ask("look/next", { prompt: ids, top: 20, top_k: 0, ...settings });
+    await expect(gpt2.find("#choices > .quiet")).toHaveText(`These settings leave ${kept} tokens to sample from.`);
+    const first = `${shown(tokens[0].token)}${tokens[0].probability.toFixed(4)}`;
+    await expect.poll(async () => (await options.allTextContents())[0]).toContain(first);
+    const found = await options.allTextContents();
+    expectClose(found.map((line, n) => Number(/\d\.\d{4}/.exec(line.slice(shown(tokens[n].token).length))[0])), tokens.map((one) => one.probability), 2e-4);
+  }
+  await gpt2.page.keyboard.press("Escape");
+  await expect(gpt2.at("alternatives")).toBeHidden();
+  // By keyboard: the first with a space in front, in place of the present one. It has the focus at once, and nothing takes it away.
+  await gpt2.set({ greedy: true });
+  const { tokens } = await server.ask("look/next", { prompt: ids, top: 20, temperature: 0 });
+  const place = tokens.findIndex((one, n) => n > 0 && one.token.startsWith(" "));
+  await token.press("Enter");
+  await expect(gpt2.find("#choices [role=option]:focus")).toHaveCount(1);
+  await gpt2.page.keyboard.press("Home");
+  for (let n = 0; n < place; n++) await gpt2.page.keyboard.press("ArrowDown");
+  await gpt2.page.keyboard.press("Enter");
+  await expect(token).toBeFocused();
+  await gpt2.ready();
+  await expect(token).toBeFocused();
+  const before = text.startsWith(await decoded(server, token_ids.slice(0, 5)));
+  expect(before).toBe(true);
+  const cut = [...ids, tokens[place].id];
+  expect(await gpt2.text()).toBe(await decoded(server, cut.slice(prompt.length)) + await server.text(cut, 12));
+  // A mouse that rests on a token shows them too, until it leaves.
+  await gpt2.page.mouse.move(0, 0);
+  await gpt2.find("#text span").nth(2).hover();
+  await expect(options).toHaveCount(20);
+  await gpt2.page.mouse.move(0, 0);
+  await expect(gpt2.at("alternatives")).toBeHidden();
+});
+
+const decoded = async (server, tokens) => (await server.ask("detokenize", { tokens })).content ?? (await server.ask("detokenize", { tokens })).prompt;
+
+test("the bars of what comes next follow the settings", async ({ gpt2, server }) => {
+  const text = await gpt2.greedily(MERCY, 4);
+  await gpt2.set({ greedy: false, temperature: 2, "top-k": 50 });
+  const about = gpt2.find("#next-about"), bars = gpt2.at("next").getByRole("option");
+  await expect(about).toHaveText(/These settings leave 50 tokens to sample from\.$/);
+  await expect(bars).toHaveCount(10);
+  await gpt2.set({ "top-k": 1 });
+  await expect(about).toHaveText(/These settings leave one token\.$/);
+  const [first, second] = await bars.allTextContents();
+  expect(first).toContain(`${shown(await server.text(MERCY + text, 1))}1.0000`);
+  expect(second).toContain("0.0000");
+  // One of them continues the text.
+  await bars.first().click();
+  await gpt2.ready();
+  expect((await gpt2.text()).length).toBeGreaterThan(text.length);
+});
+
+test("a text is scored token by token", async ({ gpt2, server }) => {
+  const prompt = "To be, or not to be";
+  await gpt2.set({ prompt });
+  await gpt2.click("score");
+  await gpt2.ready();
+  const { logprobs } = (await server.ask("v1/completions", { prompt, max_tokens: 0, echo: true, logprobs: 0 })).choices[0];
+  const known = logprobs.token_logprobs.filter((one) => one !== null);
+  const perplexity = Math.exp(-known.reduce((sum, one) => sum + one, 0) / known.length);
+  const found = Number(/^perplexity (\S+) /.exec(await gpt2.text("numbers"))[1]);
+  expect(Math.abs(found / perplexity - 1)).toBeLessThan(1e-3);
+  expect(await gpt2.text()).toBe(prompt);
+  expect(await gpt2.at("text").evaluate((text) => [...text.children].filter((one) => one.style.background).length)).toBe(known.length);
+  // It can be continued.
+  await gpt2.set({ greedy: true, "max-new-tokens": 5 });
+  await gpt2.click("go-on");
+  await gpt2.ready();
+  expect(await gpt2.text()).toBe(prompt + await server.text(prompt, 5));
+});
+
+test("several completions are side by side, and one is taken", async ({ gpt2, server }) => {
+  await gpt2.generate({ prompt: "Speak", n: 3, seed: 11, "max-new-tokens": 10 });
+  const body = { prompt: "Speak", max_tokens: 10, temperature: 0.8, top_k: 50, seed: 11, n: 3 };
+  const texts = (await server.ask("v1/completions", body)).choices.map((choice) => choice.text);
+  expect(await gpt2.find("#texts p").allTextContents()).toEqual(texts);
+  await gpt2.click("take-1");
+  expect(await gpt2.text()).toBe(texts[1]);
+  await expect(gpt2.find("#texts article")).toHaveCount(0);
+});
+
+test("the request is shown as a command and as a program", async ({ gpt2, server }) => {
+  const prompt = "It's \"so\"\n😀", text = await gpt2.generate({ prompt, seed: 5, "max-new-tokens": 12 });
+  await gpt2.click("as-curl");
+  const curl = await gpt2.text("request");
+  const body = JSON.parse(curl.slice(curl.indexOf("-d '") + 4, -1).replaceAll("'\\''", "'"));
+  expect(body).toMatchObject({ prompt, max_tokens: 12, temperature: 0.8, top_k: 50, seed: 5, stream: true });
+  expect(body).not.toHaveProperty("presence_penalty");
+  const events = printed(curl.replace("http://127.0.0.1:8080", server.url)).split("\n").filter((line) => line.startsWith("data: {"));
+  expect(events.map((line) => JSON.parse(line.slice(6)).choices[0].text).join("")).toBe(text);
+  await gpt2.click("as-python");
+  const program = await gpt2.text("request");
+  for (const line of ["client = OpenAI(base_url=\"http://127.0.0.1:", "    prompt=\"It's \\\"so\\\"\\n😀\",", "    seed=5,", "    stream=True,",
+    "    extra_body={\"top_k\": 50, \"min_p\": 0, \"repetition_penalty\": 1},"]) expect(program).toContain(line);
+});
+
+test("attention is the model's", async ({ gpt2, server }) => {
+  const { tokens } = await server.ask("tokenize", { prompt: MERCY });
+  await gpt2.set({ prompt: MERCY });
+  await gpt2.click("attention");
+  await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(32);
+  await expect(gpt2.find("#report-title")).toHaveText("attention patterns");
+  const { pattern } = await server.ask("look/attention", { prompt: MERCY });
+  for (const [layer, head] of [[0, 0], [3, 5]]) {
+    await gpt2.find(`.heads button[title="layer ${layer}, head ${head}"]`).click();
+    await expect(gpt2.find("#report-name")).toHaveText(`layer ${layer}, head ${head}`);
+    const packed = Buffer.from(pattern.heads[layer * 8 + head], "base64"), rows = await cells(gpt2.find("#report-values"));
+    let at = 0;
+    expect(rows.length).toBe(tokens.length);
+    rows.forEach((row, query) => row.slice(0, query + 1).forEach((cell) => {
+      expect(Math.abs(Number(cell) - packed.readUInt16LE(at) / 65535)).toBeLessThan(4e-5);
+      at += 2;
+    }));
+  }
+  await gpt2.set({ layers: "1-2" });
+  await gpt2.at("layers").press("Enter");
+  await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(16);
+  await gpt2.set({ layers: "1-99" });
+  await gpt2.at("layers").press("Enter");
+  await expect(gpt2.at("inside-error")).toHaveText(/^layers: .*counted from 0 to 3/);
+  gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
+});
+
+test("the lens is the model's", async ({ gpt2, server }) => {
+  await gpt2.set({ prompt: MERCY });
+  await gpt2.click("lens");
+  for (const show of ["probability", "entropy"]) {
+    await gpt2.set({ show });
+    const { title, axes, values, texts } = await server.ask("look/lens", { prompt: MERCY, show });
+    await expect(gpt2.find("#report-title")).toHaveText(title);
+    const columns = axes[1].labels.length, rows = (await cells(gpt2.find("#report-values"))).reverse();
+    expect(rows.length).toBe(axes[0].labels.length);
+    expectClose(rows.flat().map((cell) => Number(cell.split(" ")[0])), values);
+    expect(rows.flat().map((cell) => cell.replace(/^\S+ /, ""))).toEqual(texts);
+    expect(rows[0].length).toBe(columns);
+  }
+});
+
+test("a head step by step is the model's, and the articles' example has their numbers", async ({ gpt2, server }) => {
+  await gpt2.set({ prompt: MERCY });
+  await gpt2.click("head");
+  const steps = gpt2.find("#head-steps > li"), title = gpt2.find("#head-title");
+  await expect(steps).toHaveCount(6);
+  const body = { prompt: MERCY, layer: 2, head: 3, query: 6, key: 4 };
+  for (const name of ["layer", "head", "query", "key"]) {
+    await gpt2.set({ [`head-${name}`]: String(body[name]) });
+    await expect(gpt2.at(`head-${name}`)).toHaveValue(String(body[name]));
+    await expect(title).toContainText(name === "layer" ? "of layer 2:" : name === "head" ? "in head 3 of layer 2:" : "");
+  }
+  const look = await server.ask("look/head", body);
+  await expect(title).toHaveText(
+    `How much “${look.tokens[6]}” attends to “${look.tokens[4]}” in head 3 of layer 2: ${look.weights[4].toFixed(4)}`);
+  const vectors = await gpt2.find("#head-steps .vector").evaluateAll((all) => all.map((one) => [...one.querySelectorAll("li")].map((cell) => Number(cell.title.split(": ")[1]))));
+  const expected = [look.q, look.k, look.products, look.v, look.v.map((value) => value * look.weights[4]), look.context];
+  expect(vectors.length).toBe(6);
+  vectors.forEach((vector, n) => expectClose(vector, expected[n], 1e-4));
+  const number = (text) => Number(text.trim().split(/\s+/).at(-1).replace("−", "-"));
+  const formulas = await gpt2.find("#head-steps .formula").allTextContents();
+  expectClose(formulas.slice(0, 2).map(number), [look.score, look.scaled]);
+  const rows = await cells(gpt2.find("#head-steps > li:nth-of-type(5) table"));
+  look.scores.forEach((score, n) => expectClose([number(rows[n][0]), number(rows[n][3])], [score, look.weights[n]], 1e-4));
+  await gpt2.set({ "head-example": true });
+  await expect(title).toHaveText(/six words of the articles: 0\.2264$/);
+  // w22, the weights and the context vector as the articles print them.
+  for (const printed of ["1.8524", "0.1500", "0.2264", "0.2199", "0.1311", "0.0906", "0.1820", "0.3061", "0.8210"]) await expect(gpt2.at("steps")).toContainText(printed);
+});
+
+test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
+  const { page } = gpt2;
+  await gpt2.set({ "max-new-tokens": 8, greedy: true, prompt: "A horse" });
+  await gpt2.at("prompt").press("Control+Enter");
+  await gpt2.ready();
+  expect(await gpt2.text()).toBe(await server.text("A horse", 8));
+  const focused = () => page.evaluate(() => document.activeElement.dataset.testid ?? document.activeElement.id);
+  await gpt2.at("prompt").focus();
+  const reached = ["prompt"];
+  for (let n = 0; n < 70; n++) {
+    await page.keyboard.press("Tab");
+    reached.push(await focused());
+  }
+  const own = gpt2.transport === "engine" ? ["tour", "as-program", "command", "model-file", "model-folder", "dtype"] : ["request"];
+  const expected = ["write", "go-on", "anew", "undo", "score", "show-bits", "greedy", "max-new-tokens", "temperature", "top-k", "top-p", "seed", "new-seed",
+    "min-p", "repetition", "presence", "frequency", "n", "stops", "attention", "head", "lens", "as-curl", "as-python", "copy", "copy-link", "start-over", ...own];
+  expect(expected.filter((name) => !reached.includes(name))).toEqual([]);
+  // The text is one stop, in which arrow keys go from token to token.
+  await gpt2.find("#text [tabindex='0']").press("Home");
+  await page.keyboard.press("ArrowRight");
+  const second = gpt2.find("#text span").nth(1);
+  await expect(second).toBeFocused();
+  await page.keyboard.press("Alt+ArrowDown");
+  await expect(gpt2.find("#choices [role=option]:focus")).toHaveCount(1);
+  await page.keyboard.press("Escape");
+  await expect(gpt2.at("alternatives")).toBeHidden();
+  await expect(second).toBeFocused();
+  await page.keyboard.press("Control+Shift+Enter");
+  await gpt2.ready();
+});
+
+test("a narrow screen needs no scrolling sideways", async ({ gpt2 }) => {
+  await gpt2.page.setViewportSize({ width: 320, height: 700 });
+  await gpt2.set({ n: 2 });
+  await gpt2.greedily("averyveryverylongwordwithoutanyspacewhichwouldbewiderthanthescreen".repeat(2), 20);
+  await gpt2.click("take-0");
+  await gpt2.page.evaluate(() => document.querySelectorAll("details").forEach((one) => one.open = true));
+  const width = () => gpt2.page.evaluate(() => document.documentElement.scrollWidth);
+  for (const [view, drawn] of [["attention", "#report-values td"], ["lens", "#report-values td"], ["head", "#head-steps > li"]]) {
+    await gpt2.click(view);
+    await expect(gpt2.find(drawn).first()).toBeVisible();
+    await expect(gpt2.at("inside-error")).toHaveText("");
+    expect(await width(), view).toBeLessThanOrEqual(320);
+  }
+  if (gpt2.transport === "engine") await gpt2.click("tour");
+  expect(await width()).toBeLessThanOrEqual(320);
+});
+
+test("it is read in light and in dark", async ({ gpt2 }) => {
+  await gpt2.greedily("A horse", 8);
+  for (const colorScheme of ["light", "dark"]) {
+    await gpt2.page.emulateMedia({ colorScheme });
+    const names = ["prompt", "text", "status", "write", "seed", "copy", "about", "numbers", "show"];
+    const found = await gpt2.page.evaluate(contrasts, names);
+    for (const [name, contrast, light] of found) {
+      // By WCAG; the one button that is filled is light in the dark.
+      expect(contrast, `${colorScheme}: ${name}`).toBeGreaterThanOrEqual(4.5);
+      if (name !== "write") expect(light < 0.2, `${colorScheme}: ${name}`).toBe(colorScheme === "dark");
+    }
+  }
+});
+
+// The contrast of each part's text with what is behind it, and how light that is.
+function contrasts(names) {
+  const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
+  const light = (colour) => numbers(colour).slice(0, 3).map((one) => one / 255)
+    .map((one) => one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, one, n) => sum + one * [0.2126, 0.7152, 0.0722][n], 0);
+  const behind = (part) => {
+    for (; part; part = part.parentElement) {
+      const colour = getComputedStyle(part).backgroundColor;
+      if ((numbers(colour)[3] ?? 1) === 1) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  return names.map((name) => {
+    const part = document.querySelector(`[data-testid=${name}]`);
+    const both = [getComputedStyle(part).color, behind(part)].map(light).sort((a, b) => b - a);
+    return [name, (both[0] + 0.05) / (both[1] + 0.05), light(behind(part))];
+  });
+}
+
+test("no information is in colours alone, and every control has a name", async ({ gpt2 }) => {
+  await gpt2.greedily("A horse", 20);
+  const tokens = await gpt2.at("text").evaluate((text) => [...text.children].map((one) => [one.ariaLabel, one.dataset.bits]));
+  expect(tokens.length).toBeGreaterThan(10);
+  for (const [label, bits] of tokens) {
+    expect(label).toMatch(/ %, .* bits$/);
+    expect(bits).toBeDefined();
+  }
+  const unnamed = await gpt2.page.evaluate(() => [...document.querySelectorAll("button, input, select, textarea")]
+    .filter((one) => one.offsetParent && !one.textContent.trim() && !one.ariaLabel && !one.title && !one.labels?.length).map((one) => one.outerHTML));
+  expect(unnamed).toEqual([]);
+});
+
+test("a page that is opened again has its prompt and settings", async ({ gpt2, transport }) => {
+  const text = await gpt2.generate({ prompt: "Fare thee well,\nmy", seed: 31, temperature: 1.1, "max-new-tokens": 17, stops: "never" });
+  await expect(gpt2.page).toHaveURL(/Fare.*seed=31/);
+  // By its address, as from a bookmark; and a page in a file without one, by what the browser kept.
+  const link = new URL(gpt2.page.url()).hash.slice(1);
+  for (const fragment of transport === "engine" ? [link, ""] : [link]) {
+    await gpt2.open(fragment);
+    await expect(gpt2.at("prompt")).toHaveValue("Fare thee well,\nmy");
+    for (const [name, value] of [["temperature", "1.1"], ["stops", "never"]]) await expect(gpt2.at(name)).toHaveValue(value);
+    // A server writes when it is told to.
+    expect(transport === "engine" ? await gpt2.text() : await gpt2.generate()).toBe(text);
+  }
+  await gpt2.click("start-over");
+  await gpt2.ready();
+  await expect(gpt2.at("prompt")).not.toHaveValue("Fare thee well,\nmy");
+});

@@ -1,0 +1,113 @@
+// What only the page in a file does: it writes at once, shows the program's command, gives a tour, and survives faults.
+import { readFileSync, writeFileSync } from "node:fs";
+import { checkpoint } from "./checkpoints.mjs";
+import { expect, printed, test } from "./support.mjs";
+
+// The command that is shown writes the text that is shown.
+async function expectCommandWrites(gpt2) {
+  const text = await gpt2.text(), command = await gpt2.text("command");
+  expect(text.length).toBeGreaterThan(10);
+  expect(printed(command), command).toBe(`${text}\n`);
+}
+
+test("it has written when it is open, from a file", async ({ gpt2 }) => {
+  expect(await gpt2.page.evaluate(() => location.protocol)).toBe("file:");
+  await expectCommandWrites(gpt2);
+});
+
+test("the command that is shown writes the same bytes, in every precision", async ({ gpt2 }) => {
+  for (const prompt of ["-- it's \"so\"\n$HOME `x` \\ 😀", "--greedy"]) {
+    await gpt2.generate({ prompt, seed: 77, temperature: 1.15, "top-k": 0, "top-p": 0.85, stops: "--x", repetition: 1.1, frequency: 0.5 });
+    await expectCommandWrites(gpt2);
+  }
+  for (const dtype of ["f32", "f16", "q8", "q4"]) {
+    await gpt2.set({ prompt: "What say you,", "max-new-tokens": 50, greedy: false });
+    // It writes by itself once the model is there.
+    await gpt2.set({ dtype });
+    await gpt2.ready();
+    expect(await gpt2.text("command")).toContain(`--dtype ${dtype}`);
+    await expectCommandWrites(gpt2);
+    await gpt2.greedily("My lord", 50);
+    await expectCommandWrites(gpt2);
+  }
+});
+
+test("a text ends where the context does", async ({ gpt2 }) => {
+  await gpt2.greedily("To be", 300);
+  expect(await gpt2.text("command")).toContain("--max-new-tokens 300");
+  await expectCommandWrites(gpt2);
+  await expect(gpt2.at("go-on")).toBeDisabled();
+  await gpt2.click("lens");
+  await expect(gpt2.find("#looked-at")).toContainText("the first 128");
+  await expect(gpt2.at("report")).toBeVisible();
+});
+
+test("a tour has six steps", async ({ gpt2 }) => {
+  await gpt2.at("tour").press("Enter");
+  for (let step = 1; step <= 6; step++) {
+    await expect(gpt2.find("#tour-title")).toHaveText(new RegExp(`^${step} of 6: `));
+    await gpt2.find("#tour-panel .main").press("Enter");
+  }
+  await expect(gpt2.at("tour-panel")).toBeHidden();
+  await expect(gpt2.at("tour")).toBeFocused();
+});
+
+test("an address has the precision, and the name of a model of one's own", async ({ gpt2, server }) => {
+  await gpt2.set({ dtype: "q8" });
+  await gpt2.ready();
+  await expect(gpt2.page).toHaveURL(/dtype=q8/);
+  await gpt2.open(new URL(gpt2.page.url()).hash.slice(1));
+  await expect(gpt2.at("about")).toContainText(" q8 ");
+  // It has to be chosen again; until then the built-in one writes.
+  await gpt2.open("prompt=Hark&model=mine.gguf&greedy=1&max-new-tokens=8");
+  await expect(gpt2.at("memory")).toContainText("mine.gguf");
+  expect(await gpt2.text()).toBe(await server.text("Hark", 8));
+});
+
+// As if WebAssembly trapped outside of an answer; `then` runs in the same moment.
+const breakWorker = (gpt2, then) => gpt2.page.addScriptTag({
+  content: `engine.worker.terminate(); engine.worker.onerror(new ErrorEvent("error", { message: "RuntimeError: unreachable" })); ${then}`,
+});
+
+test("a worker that breaks is reported and replaced", async ({ gpt2, server }) => {
+  const text = await gpt2.greedily("The quality", 10);
+  await breakWorker(gpt2, "engine.ask('tokenize', { prompt: 'a' }).then(() => document.body.dataset.isBack = true);");
+  await gpt2.status(/^error: .*unreachable/);
+  await expect(gpt2.find("body[data-is-back=true]")).toHaveCount(1);
+  expect([await gpt2.at("prompt").inputValue(), await gpt2.text()]).toEqual(["The quality", text]);
+  expect(await gpt2.greedily("The quality", 20)).toBe(await server.text("The quality", 20));
+  // What is asked for before the model is back waits for it.
+  await gpt2.set({ prompt: "O Romeo" });
+  await breakWorker(gpt2, "document.getElementById('write').click();");
+  await gpt2.ready();
+  expect(await gpt2.text()).toBe(await server.text("O Romeo", 20));
+});
+
+// The tokenizers library slices a token of one letter behind a prefix of four, and panics; in WebAssembly nothing catches that.
+test("a panic is reported, and the model before writes on", async ({ gpt2, server }, info) => {
+  const files = checkpoint(info.outputPath("panics"));
+  const model = { type: "BPE", continuing_subword_prefix: "####", vocab: { a: 0, b: 1, ab: 2 }, merges: [["a", "b"]] };
+  writeFileSync(files[2], JSON.stringify({ version: "1.0", model }));
+  await gpt2.at("model-file").setInputFiles(files);
+  await gpt2.status(/^error: the engine stopped by a fault of its own: panicked at/);
+  expect(await gpt2.greedily("O Romeo", 20)).toBe(await server.text("O Romeo", 20));
+});
+
+test("a file that changes under the page is reported", async ({ gpt2 }, info) => {
+  const files = checkpoint(info.outputPath("changes"));
+  const before = await gpt2.greedily("O", 10);
+  await gpt2.at("model-file").setInputFiles(files);
+  await expect(gpt2.at("about")).toHaveText(/^model\.safetensors/);
+  await gpt2.ready();
+  writeFileSync(files[0], "something else");
+  // Another precision reads it again; the model before is still there.
+  await gpt2.set({ dtype: "q8" });
+  await gpt2.status(/^error: .*model\.safetensors/);
+  expect(await gpt2.greedily("O", 10)).not.toBe(before);
+});
+
+test("the file is below 12 MB, and has no place left to fill", async ({ unopened }) => {
+  const html = readFileSync(new URL(unopened.url));
+  expect(html.length).toBeLessThan(12_000_000);
+  expect(html.includes("@@")).toBe(false);
+});

@@ -1,0 +1,57 @@
+// What only the page of a server does.
+import { writeFileSync } from "node:fs";
+import { expect, Gpt2Page, Server, test } from "./support.mjs";
+
+test("it opens empty, and asks for no text", async ({ gpt2, server }) => {
+  expect([await gpt2.at("prompt").inputValue(), await gpt2.text()]).toEqual(["", ""]);
+  await expect(gpt2.page).toHaveTitle("built-in · gpt2");
+  await expect(gpt2.at("prompt")).toBeFocused();
+  await expect(gpt2.at("model-file")).toBeHidden();
+  expect(gpt2.asked.filter((url) => url.includes("completions"))).toEqual([]);
+});
+
+test("a text longer than the context is refused in words", async ({ gpt2 }) => {
+  await gpt2.set({ prompt: "Hark", "max-new-tokens": 1000 });
+  await gpt2.click("write");
+  await gpt2.status(/^error: .*256/);
+  gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
+});
+
+test("a key is asked for, and kept in memory only", async ({ page }, info) => {
+  writeFileSync(info.outputPath("keys"), "s3cret\n");
+  const keyed = await Server.start("--api-key-file", info.outputPath("keys"));
+  const gpt2 = new Gpt2Page(page, "server", `${keyed.url}/`);
+  await page.goto(gpt2.url);
+  await gpt2.status("error: this server asks for a key");
+  await gpt2.at("key").fill("wrong");
+  await gpt2.at("key").press("Enter");
+  await gpt2.status(/the key is not right/);
+  await gpt2.set({ key: "s3cret" });
+  await gpt2.click("key-use");
+  await gpt2.ready();
+  expect((await gpt2.greedily("Once", 4)).length).toBeGreaterThan(0);
+  await expect(gpt2.at("request")).toContainText("$OPENAI_API_KEY");
+  const kept = await page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie, document.documentElement.outerHTML.includes("s3cret"), location.href.includes("s3cret")]);
+  expect(kept).toEqual([0, 0, "", false, false]);
+  await keyed.stop();
+});
+
+test("a busy server, and one that is gone, are reported in words", async ({ page }) => {
+  const busy = await Server.start("--parallel", "1", "--queue", "1");
+  const gpt2 = new Gpt2Page(page, "server", `${busy.url}/`);
+  await gpt2.open();
+  await gpt2.set({ prompt: "Hark", "max-new-tokens": 4 });
+  const body = JSON.stringify({ prompt: "a", max_tokens: 250, ignore_eos: true, stream: true });
+  await expect(async () => {
+    const others = new AbortController();
+    for (let n = 0; n < 4; n++) fetch(`${busy.url}/v1/completions`, { method: "POST", headers: { "Content-Type": "application/json" }, body, signal: others.signal }).catch(() => {});
+    await gpt2.click("write");
+    await expect(gpt2.at("status")).not.toHaveText("writing");
+    others.abort();
+    await expect(gpt2.at("status")).toHaveText(/^error: the server is busy: .*; try again in \d+ s$/, { timeout: 10 });
+  }).toPass();
+  await busy.stop();
+  await gpt2.click("write");
+  await gpt2.status("error: the server does not answer; is it still running?");
+  await expect(gpt2.at("prompt")).toHaveValue("Hark");
+});

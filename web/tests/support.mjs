@@ -1,0 +1,140 @@
+// What the page's tests share: the program as a server and as a command, and the opened page. What a page shows is compared with the server's answers.
+import { execFileSync, spawn } from "node:child_process";
+import { existsSync } from "node:fs";
+import { delimiter, dirname, join, resolve } from "node:path";
+import { fileURLToPath, pathToFileURL } from "node:url";
+import { test as base, expect } from "@playwright/test";
+
+export const ROOT = resolve(dirname(fileURLToPath(import.meta.url)), "../..");
+export const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2");
+export const WEB = resolve(process.env.GPT2_WEB ?? join(ROOT, "web/dist"));
+export const PATH = `${dirname(PROGRAM)}${delimiter}${process.env.PATH}`;
+
+// The browser of the system.
+export function chromium() {
+  const names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+  const found = names.flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name)));
+  const browser = process.env.CHROMIUM ?? found.find(existsSync);
+  if (!browser) throw new Error(`no browser is found: install chromium, or name it by CHROMIUM`);
+  return browser;
+}
+
+// What a command of the page prints.
+export const printed = (command, cwd = ROOT) =>
+  execFileSync("sh", ["-c", command], { cwd, env: { ...process.env, PATH }, encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });
+
+// `gpt2 serve` of the built-in model with these flags.
+export class Server {
+  static async start(...flags) {
+    const server = new Server();
+    server.child = spawn(PROGRAM, ["serve", "--port", "0", "--device", "cpu", ...flags], { stdio: ["ignore", "pipe", "ignore"] });
+    server.url = await new Promise((found, failed) => {
+      server.child.stdout.once("data", (line) => found(String(line).trim()));
+      server.child.once("exit", (code) => failed(new Error(`gpt2 serve ended with ${code}`)));
+    });
+    return server;
+  }
+
+  async ask(path, body) {
+    const answer = await fetch(`${this.url}/${path}`, body && { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    return answer.json();
+  }
+
+  // The text after a prompt; always the most probable tokens, unless told otherwise.
+  async text(prompt, count, settings = { temperature: 0 }) {
+    return (await this.ask("v1/completions", { prompt, max_tokens: count, ...settings })).choices[0].text;
+  }
+
+  async metric(name) {
+    const metrics = await (await fetch(`${this.url}/metrics`)).text();
+    return Number(new RegExp(`^${name} (.*)$`, "m").exec(metrics)[1]);
+  }
+
+  stop() {
+    this.child.kill("SIGKILL");
+    return new Promise((ended) => this.child.once("exit", ended));
+  }
+}
+
+// The page, by the names of its controls.
+export class Gpt2Page {
+  constructor(page, transport, url) {
+    Object.assign(this, { page, transport, url, complaints: [], asked: [] });
+    page.on("console", (message) => { if (message.type() === "error") this.complaints.push(message.text()); });
+    page.on("pageerror", (error) => this.complaints.push(error.stack));
+    page.on("request", (request) => this.asked.push(request.url()));
+  }
+
+  at(name) { return this.page.getByTestId(name); }
+  find(selector) { return this.page.locator(selector); }
+  text(name = "text") { return this.at(name).textContent(); }
+
+  async open(fragment = "") {
+    // Another page first: a new fragment alone loads nothing.
+    await this.page.goto("about:blank");
+    await this.page.goto(fragment ? `${this.url}#${fragment}` : this.url);
+    await this.ready();
+  }
+
+  async status(text) { await expect(this.at("status")).toHaveText(text); }
+  async ready() { await this.status("ready"); }
+
+  // Fills fields, checks boxes, chooses from lists.
+  async set(values) {
+    for (const [name, value] of Object.entries(values)) {
+      const field = this.at(name);
+      if (typeof value === "boolean") await field.setChecked(value);
+      else if (await field.evaluate((one) => one.tagName === "SELECT")) await field.selectOption(value);
+      else await field.fill(String(value));
+    }
+  }
+
+  async click(name) { await this.at(name).click(); }
+
+  // Presses Generate, and gives the text.
+  async generate(values = {}) {
+    await this.set(values);
+    await this.click("write");
+    await this.ready();
+    return this.text();
+  }
+
+  greedily(prompt, count) { return this.generate({ prompt, "max-new-tokens": count, greedy: true }); }
+}
+
+export const test = base.extend({
+  transport: ["server", { option: true, scope: "worker" }],
+  // The built-in model, to compare with, and to open.
+  server: [async ({}, use) => {
+    const server = await Server.start();
+    await use(server);
+    await server.stop();
+  }, { scope: "worker" }],
+  // The page that is opened in the end, and complains of nothing and asks for nothing from elsewhere.
+  unopened: async ({ page, server, transport }, use) => {
+    const url = transport === "server" ? `${server.url}/` : pathToFileURL(join(WEB, "gpt2.html")).href;
+    const gpt2 = new Gpt2Page(page, transport, url);
+    await use(gpt2);
+    expect(gpt2.complaints).toEqual([]);
+    const own = transport === "server" ? server.url : "file:";
+    expect(gpt2.asked.filter((url) => ![own, "blob:", "data:", "about:"].some((beginning) => url.startsWith(beginning)))).toEqual([]);
+  },
+  gpt2: async ({ unopened }, use) => {
+    await unopened.open();
+    await use(unopened);
+  },
+});
+
+export { expect };
+
+// The rows of a table, without the labels.
+export const cells = (table) => table.evaluate((node) => [...node.querySelectorAll("tr")].filter((row) => row.querySelector("td"))
+  .map((row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent)));
+
+export function expectClose(found, expected, tolerance = 1e-3) {
+  expect(found.length).toBe(expected.length);
+  found.forEach((value, n) => expect(Math.abs(value - expected[n]), `${n}: ${value}, expected ${expected[n]}`).toBeLessThanOrEqual(tolerance));
+}
+
+// A token as the page shows it.
+export const shown = (token) => token.replaceAll(" ", "·").replaceAll("\n", "↵");
