@@ -1,4 +1,4 @@
-// The page's tests, in Chromium, with both transports. usage, in this folder: npm install --no-package-lock; npm test [-- --project=server|file] [-- -g NAME]
+// The page's tests, in Chromium, with both transports. usage, in this folder: npm install --no-package-lock; npm test [-- --project=server|file -g NAME]
 // GPT2_PROGRAM is the program (target/debug/gpt2), GPT2_WEB the folder that scripts/build_web.sh makes (web/dist), CHROMIUM the browser.
 // A page from a file has no network: no name is found.
 import { defineConfig } from "@playwright/test";
@@ -11,7 +11,7 @@ const FLAGS = [
 
 export default defineConfig({
   testMatch: "*.spec.mjs",
-  timeout: 120_000,
+  timeout: 300_000,
   expect: { timeout: 30_000 },
   fullyParallel: true,
   workers: 2,

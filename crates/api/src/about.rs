@@ -1,10 +1,10 @@
 //! What the server tells of itself.
 
-use candle_gpt2_generation::GenerationOptions;
+use candle_gpt2_generation::{GenerationOptions, OptionRow, RequestField};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use crate::options::sampling;
+use crate::options::{request_options, sampling};
 use crate::{ApiError, ServedModel};
 
 /// `/v1/models`: the model under each of its names.
@@ -31,7 +31,7 @@ pub(crate) fn models(served: &ServedModel) -> String {
 pub fn model(id: &str, served: &ServedModel) -> Result<String, ApiError> {
     // What is no text is no name of a model.
     let name = percent_decode_str(id).decode_utf8_lossy();
-    served.check_name(Some(&name))?;
+    served.check_named(&name)?;
     Ok(described(&name, served).to_string())
 }
 
@@ -59,20 +59,25 @@ pub(crate) fn version() -> String {
     json!({ "version": env!("CARGO_PKG_VERSION") }).to_string()
 }
 
+/// The options that `/props` has, beside the temperature, by llama.cpp's names.
+const LLAMA_CPP_NAMES: [&str; 7] =
+    ["top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty"];
+
 /// `/props`: what a request gets that says nothing else, in llama.cpp's words.
 pub(crate) fn props(served: &ServedModel) -> String {
     let config = sampling(GenerationOptions::default(), served);
-    let params = json!({
+    let values = json!(config);
+    let mut params = json!({
         "n_predict": config.max_new_tokens,
         "temperature": if config.do_sample { config.temperature } else { 0.0 },
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "min_p": config.min_p.unwrap_or(0.0),
-        "typical_p": config.typical_p,
-        "repeat_penalty": config.repetition_penalty,
-        "presence_penalty": config.presence_penalty,
-        "frequency_penalty": config.frequency_penalty,
     });
+    for name in LLAMA_CPP_NAMES {
+        let is_named =
+            |option: &OptionRow, field: RequestField| option.name == name || field.alias == Some(name);
+        let option = request_options().find(|(option, field)| is_named(option, *field));
+        let value = option.and_then(|(option, _)| values.get(option.name)).filter(|value| !value.is_null());
+        params[name] = value.cloned().unwrap_or(json!(0.0));
+    }
     json!({
         "default_generation_settings": { "n_ctx": served.config().n_positions, "params": params },
         "total_slots": served.options.parallel,

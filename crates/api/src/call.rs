@@ -8,6 +8,7 @@ use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, L
 use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
+use crate::body::{Count, Integer, Text, TokenIds};
 use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
@@ -53,16 +54,17 @@ impl Call {
     ) -> Result<Self, ApiError> {
         let CompletionRequest { prompts, best_of, echo, logprobs, options, warnings } = request;
         served.check_known(&warnings)?;
-        served.check_name(options.model.as_deref())?;
+        served.check_name(options.fields.model.as_ref())?;
         let n_positions = served.config().n_positions;
         let usual = options.sampling(served).max_new_tokens.min(n_positions);
         let most = options.max_tokens.unwrap_or(usual);
         check_limits(served, prompts.prompts.len(), best_of, most, logprobs)?;
-        let prompts = tokens_of(prompts, options.truncation, options.room(usual, served), served)?;
+        let prompts =
+            tokens_of(prompts, options.fields.truncate_prompt_tokens, options.room(usual, served), served)?;
         let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
         let max_tokens = options.max_tokens.unwrap_or(most.min(n_positions.saturating_sub(longest).max(1)));
         if let (true, Some(logprobs)) = (echo, logprobs) {
-            check_echo(&prompts, options.n, logprobs)?;
+            check_echo(&prompts, options.fields.n.0, logprobs)?;
         }
         let shape = Shape::Completion;
         Plan { shape, prompts, max_tokens, best_of, echo, logprobs, options, warnings }
@@ -75,15 +77,15 @@ impl Call {
     /// When the model cannot serve the request, above all when it has no chat template.
     pub fn of_chat(request: ChatRequest, served: &ServedModel, reuse: Option<u64>) -> Result<Self, ApiError> {
         served.check_known(&request.warnings)?;
-        served.check_name(request.options.model.as_deref())?;
+        served.check_name(request.options.fields.model.as_ref())?;
         let ids = request.prompt(served)?;
         let ChatRequest { logprobs, options, warnings, .. } = request;
         let room = served.config().n_positions.saturating_sub(ids.len()).max(1);
         let max_tokens = options.max_tokens.unwrap_or(room);
-        check_limits(served, 1, options.n, max_tokens, logprobs)?;
+        check_limits(served, 1, options.fields.n.0, max_tokens, logprobs)?;
         check_context("messages", ids.len(), max_tokens, served)?;
         let prompts = vec![PromptTokens { ids, told_from: 0 }];
-        let (shape, best_of) = (Shape::Chat, options.n);
+        let (shape, best_of) = (Shape::Chat, options.fields.n.0);
         Plan { shape, prompts, max_tokens, best_of, echo: false, logprobs, options, warnings }
             .into_call(served, reuse)
     }
@@ -136,19 +138,20 @@ fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result
 impl Plan {
     fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
         let Self { shape, prompts, max_tokens, best_of, echo, logprobs, options, warnings } = self;
-        let stream = options.stream;
+        let (stream, Count(n)) = (options.fields.stream, options.fields.n);
         // The most probable texts are all the same.
         let sampling = options.sampling(served);
         let is_copied = !sampling.do_sample && best_of > 1;
         let made = if is_copied { 1 } else { best_of };
-        let seed = options.seed.or_else(|| sampling.do_sample.then(fresh_seed));
+        let seed =
+            options.fields.seed.map(|Integer(seed)| seed).or_else(|| sampling.do_sample.then(fresh_seed));
         let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
         // The most probable texts are told by their log-probabilities.
-        let logprobs_made = logprobs.or((made > options.n).then_some(0));
-        let share =
-            options.cache_prompt.then(|| served.reuse(reuse, options.cache_salt.as_deref())).flatten();
+        let logprobs_made = logprobs.or((made > n).then_some(0));
+        let salt = options.fields.cache_salt.as_ref().map(|Text(salt)| salt.as_str());
+        let share = options.fields.cache_prompt.then(|| served.reuse(reuse, salt)).flatten();
         let streams = (0..).step_by(best_of);
         let requests = prompts.iter().zip(streams).map(|(prompt, stream)| {
             let mut request = Request::new(prompt.ids.clone(), Arc::clone(&config));
@@ -166,17 +169,17 @@ impl Plan {
         let wants = Wants {
             shape,
             stream,
-            include_usage: options.include_usage,
+            include_usage: options.includes_usage(),
             echo,
             logprobs: logprobs.is_some(),
-            n: options.n,
+            n,
             best_of,
             is_copied,
             stops: options.settings.stop_strings.unwrap_or_default(),
-            stop_token_ids: options.stop_token_ids,
-            include_stop: options.include_stop,
-            return_token_ids: options.return_token_ids,
-            tokens_as_ids: options.tokens_as_ids,
+            stop_token_ids: options.fields.stop_token_ids.0,
+            include_stop: options.fields.include_stop_str_in_output,
+            return_token_ids: options.fields.return_token_ids,
+            tokens_as_ids: options.fields.return_tokens_as_token_ids,
             prompt_tokens_details: served.options.prompt_tokens_details,
         };
         let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts, warnings);
@@ -192,8 +195,9 @@ fn fresh_seed() -> i64 {
 fn head_of(shape: Shape, options: &Options, seed: Option<i64>, served: &ServedModel) -> Head {
     let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
     let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());
+    let id = options.fields.request_id.as_ref().map_or_else(number, |Text(id)| id.clone());
     Head {
-        id: format!("{prefix}-{}", options.request_id.clone().unwrap_or_else(number)),
+        id: format!("{prefix}-{id}"),
         created: (served.options.now)(),
         model: served.name().to_owned(),
         seed,
@@ -217,17 +221,17 @@ pub(crate) fn config_of(
     for (ids, _) in &asked.sequence_bias {
         ids.iter().try_for_each(|id| served.check_token(*id, || format!("logit_bias.{id}")))?;
     }
-    for (place, id) in options.stop_token_ids.iter().enumerate() {
+    for (place, id) in options.fields.stop_token_ids.0.iter().enumerate() {
         served.check_token(*id, || format!("stop_token_ids[{place}]"))?;
     }
     // Of the files only what belongs to the model: how to choose is the request's business.
     let files = served.defaults.config();
-    let own_ends = files.eos_token_id.iter().filter(|_| !options.ignore_eos);
+    let own_ends = files.eos_token_id.iter().filter(|_| !options.fields.ignore_eos);
     let config = GenerationConfig {
         max_new_tokens: max_tokens,
         num_return_sequences: texts,
         seed: seed.map_or(0, i64::cast_unsigned),
-        eos_token_id: own_ends.chain(&options.stop_token_ids).copied().collect(),
+        eos_token_id: own_ends.chain(&options.fields.stop_token_ids.0).copied().collect(),
         bad_words_ids: files.bad_words_ids.iter().cloned().chain(bad_words(options, served)?).collect(),
         suppress_tokens: files.suppress_tokens.clone(),
         begin_suppress_tokens: files.begin_suppress_tokens.clone(),
@@ -239,7 +243,7 @@ pub(crate) fn config_of(
 /// The tokens of words that are never generated.
 fn bad_words(options: &Options, served: &ServedModel) -> Result<Vec<Vec<u32>>, ApiError> {
     let mut sequences = Vec::new();
-    for (place, word) in options.bad_words.iter().enumerate() {
+    for (place, Text(word)) in options.fields.bad_words.0.iter().enumerate() {
         let refused = |error: EngineError| unreadable(&error, &format!("bad_words[{place}]"));
         for ids in banned_tokens(&served.vocabulary, word).map_err(refused)? {
             if !sequences.contains(&ids) {
@@ -256,7 +260,8 @@ pub(crate) fn processors_of(
     served: &ServedModel,
 ) -> Result<Vec<LogitsProcessor>, ApiError> {
     let mut processors = Vec::new();
-    if let Some(ids) = &options.allowed_token_ids {
+    let TokenIds(ids) = &options.fields.allowed_token_ids;
+    if !ids.is_empty() {
         if options.grammar.is_some() {
             let message = "allowed_token_ids: they cannot be kept beside what the text must conform to; leave one of both out";
             return Err(ApiError::invalid(message).with_param("allowed_token_ids"));

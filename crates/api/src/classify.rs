@@ -8,30 +8,34 @@ use candle_gpt2_generation::GenerationError;
 use serde::Serialize;
 
 use crate::answer::json;
-use crate::body::{Field, Fields, Unknown, Use, fields};
-use crate::completion::{Prompt, Prompts, input};
-use crate::options::{MAX_NAME_BYTES, Truncation, request_id, truncation};
+use crate::body::{Body, Fields, Text, fields};
+use crate::completion::{Prompt, Prompts};
+use crate::options::{MAX_ID_BYTES, MAX_NAME_BYTES, Truncation, check_request_id};
 use crate::prompts::{check_ids, empty, to_read, too_long, unreadable};
 use crate::served::fresh_number;
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
-const SERVED: [Field; 5] =
-    fields(["model", "input", "truncate_prompt_tokens", "use_activation", "request_id"], Use::Served);
-const ALIASES: [Field; 3] = [
-    Field { name: "activation", use_: Use::Alias("use_activation") },
-    Field { name: "softmax", use_: Use::Alias("use_activation") },
-    Field { name: "rid", use_: Use::Alias("request_id") },
-];
-const IGNORED: [Field; 5] =
-    fields(["user", "priority", "add_special_tokens", "cache_salt", "mm_processor_kwargs"], Use::Ignored);
-const REFUSED: [Field; 2] = [
-    Field { name: "messages", use_: Use::Refused("give the text as input") },
-    Field {
-        name: "truncation_side",
-        use_: Use::Refused("of a long text the last tokens are kept; leave it out"),
-    },
-];
-const TABLES: [&[Field]; 4] = [&SERVED, &ALIASES, &IGNORED, &REFUSED];
+fields! {
+    /// The fields of `/v1/classify`.
+    ClassifyFields {
+        /// The served name of the model, or an alias; may be absent.
+        model: Option<Text<MAX_NAME_BYTES>>,
+        /// What to label. Names of special tokens in a text are read as these tokens.
+        @required input: Option<Prompts>,
+        /// Keeps the last tokens of a longer text, this many; -1 keeps what the context holds. Of a text of more than 1 MiB only the
+        /// end is read.
+        truncate_prompt_tokens: Option<Truncation>,
+        /// Whether `probs` are the scores of the labels; otherwise they are logits.
+        use_activation | activation | softmax: bool = true,
+        /// The answer's id is `classify-` and this.
+        request_id | rid: Option<Text<MAX_ID_BYTES>>,
+    }
+    ignored ["user", "priority", "add_special_tokens", "cache_salt", "mm_processor_kwargs"]
+    refused [
+        "messages": "give the text as input",
+        "truncation_side": "of a long text the last tokens are kept; leave it out",
+    ]
+}
 
 /// What a body asks for: questions to a classifier, and how they are answered.
 ///
@@ -69,16 +73,6 @@ pub struct ClassifyAnswer {
     warnings: Warnings,
 }
 
-/// The names of the fields that [`ClassifyCall::read`] reads or lets pass.
-///
-/// ```
-/// assert!(candle_gpt2_api::classify_fields().any(|field| field == "input"));
-/// ```
-pub fn classify_fields() -> impl Iterator<Item = &'static str> {
-    let fields = TABLES.into_iter().flatten();
-    fields.filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
-}
-
 impl ClassifyCall {
     /// Reads a body.
     ///
@@ -89,17 +83,15 @@ impl ClassifyCall {
         if !served.config().head.has_labels() {
             return Err(served.has_no_labels());
         }
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &TABLES, &unknown)?;
-        let warnings = served.known(&unknown)?;
-        let name = fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?;
-        served.check_name(name.as_deref())?;
-        let input = input(&fields, served)?;
-        let truncation = fields.read("truncate_prompt_tokens", truncation)?;
-        let use_activation = fields.boolean("use_activation", true)?;
+        let body = Body::parse(body, ClassifyFields::fields())?;
+        let warnings = served.known(&body)?;
+        let fields: ClassifyFields = body.read()?;
+        served.check_name(fields.model.as_ref())?;
+        let input = Prompts::of_input(fields.input, served)?;
+        check_request_id(fields.request_id.as_ref(), &body)?;
         let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());
-        let id = fields.read("request_id", request_id)?.unwrap_or_else(number);
-        let questions = questions(input, truncation, served)?;
+        let id = fields.request_id.map_or_else(number, |Text(id)| id);
+        let questions = questions(input, fields.truncate_prompt_tokens, served)?;
         let prompt_tokens = questions.iter().flat_map(Question::rows).map(<[u32]>::len).sum();
         let answer = ClassifyAnswer {
             id: format!("classify-{id}"),
@@ -107,7 +99,7 @@ impl ClassifyCall {
             model: served.name().to_owned(),
             prompt_tokens,
             num_labels: served.config().num_labels(),
-            use_activation,
+            use_activation: fields.use_activation,
             warnings,
         };
         Ok(Self { questions, answer })

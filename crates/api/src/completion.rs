@@ -2,8 +2,15 @@
 //!
 //! Source: OpenAI's OpenAPI description, `CreateCompletionRequest`; vLLM's and llama.cpp's fields beside it.
 
-use crate::body::{Field, Fields, Given, Unknown, Use, fields};
-use crate::options::{MAX_LOGPROBS, MAX_N, OPTIONS, Options};
+use std::sync::LazyLock;
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::body::{Body, Count, Described, Field, Fields, List, TokenIds, Use, fields, inner};
+use crate::options::{self, MAX_LOGPROBS, MAX_N, MAX_TOKENS, Options};
 use crate::{ApiError, ServedModel, Warnings};
 
 /// Most prompts; a server may allow fewer.
@@ -13,10 +20,30 @@ const MAX_PROMPT_TOKENS: usize = 1 << 20;
 /// Largest `best_of`, as OpenAI has it.
 const MAX_BEST_OF: usize = 20;
 
-const SERVED: [Field; 4] = fields(["prompt", "best_of", "echo", "logprobs"], Use::Served);
-const ALIASES: [Field; 1] = [Field { name: "n_probs", use_: Use::Alias("logprobs") }];
-const REFUSED: [Field; 1] = fields(["suffix"], Use::Refused("GPT-2 cannot fill in; give a prompt alone"));
-const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
+fields! {
+    /// The fields of `/v1/completions` that conversations do not have.
+    CompletionFields {
+        /// What to continue; without one, or empty, the token that begins texts. Names of special tokens in a text are read as these
+        /// tokens.
+        prompt: Option<Prompts>,
+        /// Most new tokens; with the prompt's they fit into the context. Without it 100, or what fits. 0 generates nothing, and with
+        /// `echo` scores the prompt.
+        max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
+        /// Completions of which the `n` with the greatest mean log-probability are returned; at least `n`, at most 20 or `n`, and
+        /// `n` in a stream.
+        best_of: Option<Count<0, MAX_N>>,
+        /// Whether the text begins with the prompt, and the log-probabilities with those of its tokens.
+        echo: bool = false,
+        /// Returns the log-probability of each token, and as many of the most probable ones. They are those of the model and
+        /// `logit_bias`, before anything else changes them. 0 of `n_probs` is none.
+        logprobs | n_probs: Option<Count<0, MAX_LOGPROBS>>,
+    }
+    refused ["suffix": "GPT-2 cannot fill in; give a prompt alone"]
+}
+
+/// All fields of the body.
+pub(crate) static FIELDS: LazyLock<Vec<Field>> =
+    LazyLock::new(|| [CompletionFields::fields(), &options::fields()].concat());
 
 /// What `/v1/completions` is asked for, with every field in its range.
 ///
@@ -40,6 +67,66 @@ pub struct CompletionRequest {
     pub(crate) warnings: Warnings,
 }
 
+impl CompletionRequest {
+    /// Reads a body. Unknown fields become warnings of the answer, or a refusal by a [strict](crate::ApiOptions::strict) server.
+    ///
+    /// # Errors
+    /// When it is no JSON object, or a field is of the wrong type, out of its range or not served: which one, what was
+    /// expected and what was found.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        Self::of(&mut Body::parse(body, &FIELDS)?)
+    }
+
+    /// What the fields of a body say.
+    pub(crate) fn of(body: &mut Body<'_>) -> Result<Self, ApiError> {
+        let fields: CompletionFields = body.read()?;
+        let options = Options::read(body, fields.max_tokens)?;
+        // llama.cpp's clients send 0 for none.
+        let is_none = |logprobs: usize| logprobs == 0 && body.name("logprobs") == "n_probs";
+        Ok(Self {
+            prompts: fields.prompt.unwrap_or_else(|| Prompts::single(Prompt::Text(String::new()))),
+            best_of: fields
+                .best_of
+                .map_or(Ok(options.fields.n.0), |best_of| check_best_of(best_of.0, &options, body))?,
+            echo: fields.echo,
+            logprobs: fields.logprobs.map(|Count(logprobs)| logprobs).filter(|logprobs| !is_none(*logprobs)),
+            options,
+            warnings: body.warnings(),
+        })
+    }
+
+    /// Whether its texts conform to something, which takes long to read.
+    pub fn has_grammar(&self) -> bool {
+        self.options.grammar.is_some()
+    }
+
+    /// The names of the fields that it reads or ignores.
+    pub fn fields() -> impl Iterator<Item = &'static str> {
+        known(&FIELDS)
+    }
+}
+
+/// The names of these fields, without those that are refused.
+pub(crate) fn known(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
+    fields.iter().filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
+}
+
+fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<usize, ApiError> {
+    let Count(n) = options.fields.n;
+    // As many as n may always be asked for.
+    let most = MAX_BEST_OF.max(n);
+    match best_of.max(1) {
+        best_of if best_of > most => {
+            Err(body.wrong("best_of", format_args!("a whole number from 0 to {most}")))
+        }
+        best_of if best_of < n => Err(body.wrong("best_of", format_args!("at least n, which is {n}"))),
+        best_of if options.fields.stream && best_of > n => {
+            Err(body.wrong("best_of", "n where the texts are streamed"))
+        }
+        best_of => Ok(best_of),
+    }
+}
+
 /// The prompts of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Prompts {
@@ -59,117 +146,78 @@ pub(crate) enum Prompt {
 }
 
 impl Prompts {
+    fn single(prompt: Prompt) -> Self {
+        Self { field: "prompt", prompts: vec![prompt], is_list: false }
+    }
+
     /// The path of a prompt.
     pub(crate) fn path(&self, prompt: usize) -> String {
         if self.is_list { format!("{}[{prompt}]", self.field) } else { self.field.into() }
     }
-}
 
-impl CompletionRequest {
-    /// Reads a body. Unknown fields become warnings of the answer, or a refusal by a [strict](crate::ApiOptions::strict) server.
-    ///
-    /// # Errors
-    /// When it is no JSON object, or a field is of the wrong type, out of its range or not served: which one, what was
-    /// expected and what was found.
-    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let unknown = Unknown::default();
-        let request = Self::of(&Fields::of_body(body, &Self::tables(), &unknown)?)?;
-        Ok(Self { warnings: unknown.take(), ..request })
-    }
-
-    /// The fields that it knows.
-    pub(crate) fn tables() -> Vec<&'static [Field]> {
-        TABLES.iter().chain(OPTIONS).copied().collect()
-    }
-
-    /// What the fields of a body say; of unknown ones it has no warnings yet.
-    pub(crate) fn of(fields: &Fields<'_, '_>) -> Result<Self, ApiError> {
-        let options = Options::read(fields)?;
-        let best_of = fields.read("best_of", |given| best_of(given, &options))?.unwrap_or(options.n);
-        // llama.cpp's clients send 0 for none.
-        let logprobs =
-            fields.get("logprobs").filter(|given| !given.is_named("n_probs") || given.json() != "0");
-        Ok(Self {
-            prompts: match fields.get("prompt") {
-                Some(given) => prompts(given, "prompt")?,
-                None => {
-                    Prompts { field: "prompt", prompts: vec![Prompt::Text(String::new())], is_list: false }
-                }
-            },
-            best_of,
-            echo: fields.boolean("echo", false)?,
-            logprobs: logprobs.map(|given| given.count(0..=MAX_LOGPROBS)).transpose()?,
-            options,
-            warnings: Warnings::default(),
-        })
-    }
-
-    /// Whether its texts conform to something, which takes long to read.
-    pub fn has_grammar(&self) -> bool {
-        self.options.grammar.is_some()
-    }
-
-    /// The names of the fields that it reads or lets pass.
-    pub fn fields() -> impl Iterator<Item = &'static str> {
-        known(TABLES)
+    /// Those of the field `input`: at least one, and as many as the server takes.
+    pub(crate) fn of_input(input: Option<Self>, served: &ServedModel) -> Result<Self, ApiError> {
+        let wrong = |what: String| ApiError::invalid(format!("input: {what}")).with_param("input");
+        let input = input.ok_or_else(|| wrong(format!("expected {SHAPES}, found nothing")))?;
+        let (most, found) = (served.options.limits.max_prompts, input.prompts.len());
+        if found > most {
+            return Err(wrong(format!("this server takes at most {most} texts, found {found}")));
+        }
+        Ok(Self { field: "input", ..input })
     }
 }
 
-/// The names of these fields and of those that both routes know, without those that are refused.
-pub(crate) fn known(tables: &'static [&'static [Field]]) -> impl Iterator<Item = &'static str> {
-    let fields = tables.iter().chain(OPTIONS).copied().flatten();
-    fields.filter(|field| !matches!(field.use_, Use::Refused(_))).map(|field| field.name)
+const SHAPES: &str = "a string, strings, token ids, or lists of token ids";
+
+impl Described for Prompts {
+    fn schema() -> Value {
+        let several =
+            |item: Value| json!({ "type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": item });
+        let (text, ids) = (String::schema(), PromptIds::schema());
+        json!({ "oneOf": [text, several(text.clone()), ids, several(ids.clone())] })
+    }
 }
 
-fn best_of(given: Given<'_, '_>, options: &Options) -> Result<usize, ApiError> {
-    // As many as n may always be asked for.
-    let best_of = given.count(0..=MAX_BEST_OF.max(options.n).min(MAX_N))?.max(1);
-    if best_of < options.n {
-        return Err(given.wrong(format!("at least n, which is {}", options.n)));
+impl<'de> Deserialize<'de> for Prompts {
+    /// The first item of a list decides what the others are.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let json = <&RawValue>::deserialize(deserializer)?;
+        let mut beginning = json.get().chars().filter(|c| !c.is_ascii_whitespace());
+        let prompts = match (beginning.next(), beginning.next()) {
+            (Some('"'), _) => return Ok(Self::single(Prompt::Text(inner(json)?))),
+            (Some('['), Some(']')) => return Err(D::Error::custom("expected at least one prompt")),
+            (Some('['), Some('"')) => {
+                let List::<String, MAX_PROMPTS>(texts) = inner(json)?;
+                texts.into_iter().map(Prompt::Text).collect()
+            }
+            (Some('['), Some('[')) => {
+                let List::<PromptIds, MAX_PROMPTS>(lists) = inner(json)?;
+                lists.into_iter().map(|PromptIds(ids)| Prompt::Ids(ids)).collect()
+            }
+            (Some('['), _) => {
+                let TokenIds::<MAX_PROMPT_TOKENS>(ids) = inner(json)?;
+                return Ok(Self::single(Prompt::Ids(ids)));
+            }
+            _ => return Err(D::Error::custom(format_args!("expected {SHAPES}"))),
+        };
+        Ok(Self { field: "prompt", prompts, is_list: true })
     }
-    if options.stream && best_of > options.n {
-        return Err(given.wrong("n where the texts are streamed"));
-    }
-    Ok(best_of)
 }
 
-/// The texts of the field `input`: at least one, and as many as the server takes.
-pub(crate) fn input(fields: &Fields<'_, '_>, served: &ServedModel) -> Result<Prompts, ApiError> {
-    let wrong = |what: String| ApiError::invalid(format!("input: {what}")).with_param("input");
-    let Some(given) = fields.get("input") else {
-        return Err(wrong(
-            "expected a string, strings, token ids, or lists of token ids, found nothing".into(),
-        ));
-    };
-    let input = prompts(given, "input")?;
-    let (most, found) = (served.options.limits.max_prompts, input.prompts.len());
-    if found > most {
-        return Err(wrong(format!("this server takes at most {most} texts, found {found}")));
+/// Token ids of a prompt: at least one.
+struct PromptIds(Vec<u32>);
+
+impl<'de> Deserialize<'de> for PromptIds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let TokenIds::<MAX_PROMPT_TOKENS>(ids) = TokenIds::deserialize(deserializer)?;
+        if ids.is_empty() { Err(D::Error::custom("expected at least one token id")) } else { Ok(Self(ids)) }
     }
-    Ok(input)
 }
 
-/// A text, a list of texts, a list of token ids, or a list of such lists: the first item tells.
-pub(crate) fn prompts(given: Given<'_, '_>, field: &'static str) -> Result<Prompts, ApiError> {
-    const SHAPES: &str = "a string, strings, token ids, or lists of token ids";
-    let single = |prompt| Prompts { field, prompts: vec![prompt], is_list: false };
-    if given.is_text() {
-        return Ok(single(Prompt::Text(given.text()?)));
+impl Described for PromptIds {
+    fn schema() -> Value {
+        let mut ids = TokenIds::<MAX_PROMPT_TOKENS>::schema();
+        ids["minItems"] = json!(1);
+        ids
     }
-    if !given.is_list() {
-        return Err(given.wrong(SHAPES));
-    }
-    let list = if given.first_item_begins_with(&['"']) {
-        given.list(SHAPES, MAX_PROMPTS, |item| Ok(Prompt::Text(item.text()?)))?
-    } else if given.first_item_begins_with(&['[']) {
-        given.list(SHAPES, MAX_PROMPTS, |item| match item.token_ids(MAX_PROMPT_TOKENS)? {
-            ids if ids.is_empty() => Err(item.wrong("at least one token id")),
-            ids => Ok(Prompt::Ids(ids)),
-        })?
-    } else if given.first_item_begins_with(&[']']) {
-        return Err(given.wrong("at least one prompt"));
-    } else {
-        return Ok(single(Prompt::Ids(given.token_ids(MAX_PROMPT_TOKENS)?)));
-    };
-    Ok(Prompts { field, prompts: list, is_list: true })
 }

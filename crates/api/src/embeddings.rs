@@ -8,18 +8,42 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Serialize;
 
 use crate::answer::json;
-use crate::body::{Field, Fields, Given, Unknown, Use, fields};
-use crate::completion::input;
-use crate::options::{MAX_NAME_BYTES, truncation};
+use crate::body::{Body, Fields, Integer, Text, fields, words};
+use crate::completion::Prompts;
+use crate::options::{MAX_NAME_BYTES, Truncation};
 use crate::prompts::{empty, tokens_of};
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
-const SERVED: [Field; 7] = fields(
-    ["model", "input", "encoding_format", "dimensions", "pooling", "normalize", "truncate_prompt_tokens"],
-    Use::Served,
-);
-const IGNORED: [Field; 3] = fields(["user", "priority", "add_special_tokens"], Use::Ignored);
-const TABLES: [&[Field]; 2] = [&SERVED, &IGNORED];
+fields! {
+    /// The fields of `/v1/embeddings`.
+    EmbeddingFields {
+        /// The served name of the model, or an alias; may be absent.
+        model: Option<Text<MAX_NAME_BYTES>>,
+        /// A text, texts, token ids, or lists of token ids; none of them empty.
+        @required input: Option<Prompts>,
+        /// Numbers, or base64 of f32 with the lowest byte first.
+        encoding_format: Encoding = Encoding::Float,
+        /// The width of the model.
+        dimensions: Option<Integer>,
+        /// The mean of the hidden states of all tokens, or that of the last token.
+        pooling: Pooling = Pooling::Mean,
+        /// Whether vectors are divided by their Euclidean norm.
+        normalize: bool = true,
+        /// Keeps the last tokens of a text: this many, or with -1 those that the context holds.
+        truncate_prompt_tokens: Option<Truncation>,
+    }
+    ignored ["user", "priority", "add_special_tokens"]
+}
+
+words! {
+    /// How a vector is written.
+    Encoding { "float" => Float, "base64" => Base64 }
+}
+
+words! {
+    /// Which hidden states make the vector of a text.
+    Pooling { "mean" => Mean, "last" => Last }
+}
 
 /// What a body asks for: the texts, and how their vectors are written.
 #[derive(Debug)]
@@ -37,74 +61,40 @@ pub(crate) struct EmbeddingsAnswer {
     width: usize,
     pooling: Pooling,
     normalize: bool,
-    is_base64: bool,
+    encoding: Encoding,
     prompt_tokens: usize,
     vectors: Vec<Vec<f32>>,
     warnings: Warnings,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Pooling {
-    Mean,
-    Last,
-}
-
-/// The names of the fields that `/v1/embeddings` reads or ignores.
-///
-/// ```
-/// assert!(candle_gpt2_api::embeddings_fields().any(|field| field == "encoding_format"));
-/// ```
-pub fn embeddings_fields() -> impl Iterator<Item = &'static str> {
-    TABLES.into_iter().flatten().map(|field| field.name)
-}
-
 impl EmbeddingsCall {
-    /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &TABLES, &unknown)?;
-        let warnings = served.known(&unknown)?;
-        let name = fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?;
-        served.check_name(name.as_deref())?;
-        let input = input(&fields, served)?;
+        let body = Body::parse(body, EmbeddingFields::fields())?;
+        let warnings = served.known(&body)?;
+        let fields: EmbeddingFields = body.read()?;
+        served.check_name(fields.model.as_ref())?;
+        let input = Prompts::of_input(fields.input, served)?;
         let paths: Vec<String> = (0..input.prompts.len()).map(|prompt| input.path(prompt)).collect();
-        let tokens = tokens_of(input, fields.read("truncate_prompt_tokens", truncation)?, 0, served)?;
+        let tokens = tokens_of(input, fields.truncate_prompt_tokens, 0, served)?;
         if let Some(place) = tokens.iter().position(|tokens| tokens.told_from > 0) {
             return Err(empty(&paths[place]));
         }
         let width = served.config().n_embd;
-        fields.read("dimensions", |given| match given.count(0..=usize::MAX)? {
-            found if found == width => Ok(()),
-            _ => Err(given.wrong(format!("{width}, which is the width of this model"))),
-        })?;
+        if fields.dimensions.is_some_and(|Integer(dimensions)| usize::try_from(dimensions) != Ok(width)) {
+            return Err(body.wrong("dimensions", format_args!("{width}, which is the width of this model")));
+        }
         let rows: Vec<Vec<u32>> = tokens.into_iter().map(|tokens| tokens.ids).collect();
         let answer = EmbeddingsAnswer {
             model: served.name().to_owned(),
             width,
-            pooling: fields.read("pooling", pooling)?.unwrap_or(Pooling::Mean),
-            normalize: fields.boolean("normalize", true)?,
-            is_base64: fields.read("encoding_format", is_base64)?.unwrap_or(false),
+            pooling: fields.pooling,
+            normalize: fields.normalize,
+            encoding: fields.encoding_format,
             prompt_tokens: rows.iter().map(Vec::len).sum(),
             vectors: Vec::with_capacity(rows.len()),
             warnings,
         };
         Ok(Self { rows, answer })
-    }
-}
-
-fn pooling(given: Given<'_, '_>) -> Result<Pooling, ApiError> {
-    match given.text()?.as_str() {
-        "mean" => Ok(Pooling::Mean),
-        "last" => Ok(Pooling::Last),
-        _ => Err(given.wrong("\"mean\" or \"last\"")),
-    }
-}
-
-fn is_base64(given: Given<'_, '_>) -> Result<bool, ApiError> {
-    match given.text()?.as_str() {
-        "float" => Ok(false),
-        "base64" => Ok(true),
-        _ => Err(given.wrong("\"float\" or \"base64\"")),
     }
 }
 
@@ -136,12 +126,12 @@ impl EmbeddingsAnswer {
         if self.vectors.iter().flatten().any(|x| !x.is_finite()) {
             return Err(ApiError::failed("hidden states that are not finite"));
         }
-        let written = |vector: Vec<f32>| match self.is_base64 {
-            true => {
+        let written = |vector: Vec<f32>| match self.encoding {
+            Encoding::Base64 => {
                 let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
                 Written::Base64(STANDARD.encode(bytes))
             }
-            false => Written::Float(vector),
+            Encoding::Float => Written::Float(vector),
         };
         let entry = |(index, vector)| Entry { object: "embedding", index, embedding: written(vector) };
         let data = self.vectors.into_iter().enumerate().map(entry).collect();

@@ -1,14 +1,19 @@
 //! Bodies that ask for a look into the model: `/look/attention`, `/look/lens`, `/look/head`, `/look/next`. What a body says is read and
 //! checked here, for a server that computes between the texts of others and for a page that has the model to itself.
 
+use std::sync::LazyLock;
+
 use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor};
 use candle_gpt2_interpret::{Head, LensValue};
 use candle_gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
+use serde::Deserialize;
 
 use crate::answer::json;
-use crate::body::{Field, Fields, Given, Unknown, Use, fields};
+use crate::body::{
+    Body, Count, Field, Fields, Integer, List, TextOrList, TokenId, fields, found, words, wrong_value,
+};
 use crate::call::{config_of, processors_of};
-use crate::completion::CompletionRequest;
+use crate::completion::{self, CompletionRequest};
 use crate::pieces::name;
 use crate::prompts::{check_ids, check_length, encode};
 use crate::{ApiError, Reply, ServedModel, Warnings};
@@ -27,10 +32,72 @@ const MAX_LAYERS: usize = 1 << 12;
 /// Most tokens of a body: more than any context, whose own length is checked later.
 const MAX_TOKENS: usize = 1 << 20;
 
-const ATTENTION: [Field; 2] = fields(["prompt", "layers"], Use::Served);
-const LENS: [Field; 2] = fields(["prompt", "show"], Use::Served);
-const HEAD: [Field; 5] = fields(["prompt", "layer", "head", "query", "key"], Use::Served);
-const NEXT: [Field; 4] = fields(["prompt", "at", "prompt_tokens", "top"], Use::Served);
+fields! {
+    /// The fields of `/look/attention`.
+    AttentionFields {
+        /// The text.
+        @required prompt: Option<LookText>,
+        /// Without it those of all layers.
+        layers: Option<List<Number, MAX_LAYERS>>,
+    }
+}
+
+fields! {
+    /// The fields of `/look/lens`.
+    LensFields {
+        /// The text.
+        @required prompt: Option<LookText>,
+        /// What a cell shows.
+        show: Show = Show::Probability,
+    }
+}
+
+words! {
+    /// What a cell of the lens shows.
+    Show { "probability" => Probability, "entropy" => Entropy, "divergence" => Divergence, "next" => Next }
+}
+
+fields! {
+    /// The fields of `/look/head`.
+    HeadFields {
+        /// The text.
+        @required prompt: Option<LookText>,
+        /// The layer.
+        @required layer: Option<Number>,
+        /// The head of the layer.
+        @required head: Option<Number>,
+        /// The token that looks, counted from 0, or from -1 at the end.
+        query: Integer = Integer(-1),
+        /// The token that is looked at; without it that of the query.
+        key: Option<Number>,
+    }
+}
+
+fields! {
+    /// The fields of `/look/next`, beside those of a completion.
+    NextFields {
+        /// The text.
+        @required prompt: Option<LookText>,
+        /// The token after which is asked, counted from 0, or from -1 at the end.
+        at: Integer = Integer(-1),
+        /// How many of the tokens are the prompt; the others count as generated. Without it all are.
+        prompt_tokens: Option<Number>,
+        /// How many tokens are returned.
+        top: Count<0, MAX_TOP> = Count(TOP),
+    }
+}
+
+/// The number of a layer, a head or a token; how many there are is checked later.
+type Number = Count<0, MAX_TOKENS>;
+
+/// The text of a look.
+type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
+
+/// All fields of `/look/next`: the prompt is its own.
+pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
+    let of_completion = completion::FIELDS.iter().filter(|field| field.name != "prompt").cloned();
+    NextFields::fields().iter().cloned().chain(of_completion).collect()
+});
 
 /// `POST /look/attention`: `{"prompt": text or token ids, "layers": [0, 1]}`, without `layers` those of all.
 #[derive(Debug, Clone)]
@@ -84,14 +151,25 @@ pub(crate) struct NextRequest {
 impl AttentionRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &[&ATTENTION], &unknown)?;
-        let warnings = served.known(&unknown)?;
-        let ids = text(&fields, MAX_ATTENTION_TOKENS, served)?;
+        let body = Body::parse(body, AttentionFields::fields())?;
+        let warnings = served.known(&body)?;
         let n_layer = served.config().n_layer;
-        let mut layers = match fields.get("layers") {
+        let wrong = || {
+            let last = n_layer.saturating_sub(1);
+            body.wrong("layers", format_args!("a list of layers, which are counted from 0 to {last}"))
+        };
+        if body.json("layers").is_some_and(|json| !json.starts_with('[')) {
+            return Err(wrong());
+        }
+        let fields: AttentionFields = read(&body)?;
+        let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
+        let layer = |Count(layer)| Some(layer).filter(|layer| *layer < n_layer);
+        let mut layers: Vec<usize> = match fields.layers {
             None => (0..n_layer).collect(),
-            Some(given) => layers(given, n_layer)?,
+            Some(List(layers)) => {
+                let layers: Option<Vec<usize>> = layers.into_iter().map(layer).collect();
+                layers.filter(|layers| !layers.is_empty()).ok_or_else(wrong)?
+            }
         };
         layers.sort_unstable();
         layers.dedup();
@@ -113,11 +191,16 @@ impl AttentionRequest {
 impl LensRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &[&LENS], &unknown)?;
-        let warnings = served.known(&unknown)?;
-        let ids = text(&fields, MAX_LENS_TOKENS, served)?;
-        let show = fields.read("show", show)?.unwrap_or(LensValue::Probability);
+        let body = Body::parse(body, LensFields::fields())?;
+        let warnings = served.known(&body)?;
+        let fields: LensFields = read(&body)?;
+        let ids = text(fields.prompt, MAX_LENS_TOKENS, served)?;
+        let show = match fields.show {
+            Show::Probability => LensValue::Probability,
+            Show::Entropy => LensValue::Entropy,
+            Show::Divergence => LensValue::Divergence,
+            Show::Next => LensValue::Next,
+        };
         Ok(Self { ids, show, warnings })
     }
 }
@@ -125,23 +208,19 @@ impl LensRequest {
 impl HeadRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &[&HEAD], &unknown)?;
-        let warnings = served.known(&unknown)?;
-        let ids = text(&fields, MAX_ATTENTION_TOKENS, served)?;
+        let body = Body::parse(body, HeadFields::fields())?;
+        let warnings = served.known(&body)?;
+        let fields: HeadFields = read(&body)?;
+        let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
         let config = served.config();
-        let number = |name, below: usize| {
-            let expected =
-                || ApiError::invalid(format!("{name}: expected its number, found nothing")).with_param(name);
-            let given = fields.get(name).ok_or_else(expected)?;
-            given.count(0..=below.saturating_sub(1))
+        let required = |name: &str, number: Option<Number>, below: usize| {
+            let number = number.ok_or_else(|| wrong_value(name, "its number", "nothing"))?;
+            count(&body, name, number, below.saturating_sub(1))
         };
-        let head = Head { layer: number("layer", config.n_layer)?, head: number("head", config.n_head)? };
-        let query = place(&fields, "query", ids.len())?;
-        let key = match fields.get("key") {
-            Some(given) => given.count(0..=query)?,
-            None => query,
-        };
+        let layer = required("layer", fields.layer, config.n_layer)?;
+        let head = Head { layer, head: required("head", fields.head, config.n_head)? };
+        let query = place(&body, "query", fields.query, ids.len())?;
+        let key = fields.key.map_or(Ok(query), |key| count(&body, "key", key, query))?;
         let [query, key] = [query, key].map(|place| i64::try_from(place).unwrap_or(i64::MAX));
         let head = OneHead { text: Text::Ids(ids), head, query, key }.check(&served.reader());
         Ok(Self { head: head.map_err(refused)?, warnings })
@@ -151,24 +230,24 @@ impl HeadRequest {
 impl NextRequest {
     /// Reads a body.
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        let mut tables = CompletionRequest::tables();
-        tables.push(&NEXT);
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &tables, &unknown)?;
-        let text = text(&fields, served.config().n_positions, served)?;
-        let at = place(&fields, "at", text.len())?;
+        let mut body = Body::parse(body, &NEXT)?;
+        let fields: NextFields = read(&body)?;
+        let text = text(fields.prompt, served.config().n_positions, served)?;
+        let at = place(&body, "at", fields.at, text.len())?;
         let ids: Vec<u32> = text.iter().take(at + 1).copied().collect();
-        let prompt_len = fields.read("prompt_tokens", |given| given.count(0..=text.len()))?;
-        let CompletionRequest { options, .. } = CompletionRequest::of(&fields)?;
-        let warnings = served.known(&unknown)?;
-        served.check_name(options.model.as_deref())?;
+        let prompt_len = fields
+            .prompt_tokens
+            .map_or(Ok(ids.len()), |tokens| count(&body, "prompt_tokens", tokens, text.len()))?;
+        let CompletionRequest { options, warnings, .. } = CompletionRequest::of(&mut body)?;
+        served.check_known(&warnings)?;
+        served.check_name(options.fields.model.as_ref())?;
         // However long the text becomes; which token would be drawn is not asked.
         let config = config_of(&options, options.sampling(served), usize::MAX, 1, None, served)?;
         Ok(Self {
-            prompt_len: prompt_len.unwrap_or(ids.len()).min(ids.len()),
+            prompt_len: prompt_len.min(ids.len()),
             ids,
             text,
-            top: fields.read("top", |given| given.count(0..=MAX_TOP))?.unwrap_or(TOP),
+            top: fields.top.0,
             processors: processors_of(&options, &config, served)?,
             config,
             warnings,
@@ -197,34 +276,28 @@ impl ServedModel {
     }
 }
 
-/// The names of the fields that each look reads, besides those of a completion in `/look/next`.
-///
-/// ```
-/// let [(path, fields), ..] = candle_gpt2_api::look_fields();
-/// assert_eq!(path, "/look/attention");
-/// assert!(fields.contains(&"layers"));
-/// ```
-pub fn look_fields() -> [(&'static str, Vec<&'static str>); 4] {
-    let names = |fields: &[Field]| fields.iter().map(|field| field.name).collect();
-    [
-        ("/look/attention", names(&ATTENTION)),
-        ("/look/lens", names(&LENS)),
-        ("/look/head", names(&HEAD)),
-        ("/look/next", names(&NEXT)),
-    ]
+/// The fields of a look, whose text is required.
+fn read<'a, T: Deserialize<'a> + Fields>(body: &Body<'a>) -> Result<T, ApiError> {
+    let json = body.json("prompt").unwrap_or_default();
+    if !json.starts_with(['"', '[']) {
+        let expected = "the text to look at, as a string or as token ids";
+        return Err(wrong_value("prompt", expected, found(json)));
+    }
+    body.read()
 }
 
 /// The tokens of `prompt`, from 1 to `most` of them.
-fn text(fields: &Fields<'_, '_>, most: usize, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
     let wrong = |what: String| ApiError::invalid(format!("prompt: {what}")).with_param("prompt");
-    let ids = match fields.get("prompt") {
-        Some(given) if given.is_list() => check_ids(given.token_ids(MAX_TOKENS)?, "prompt", served)?,
-        Some(given) if given.is_text() => {
-            let text = given.text()?;
+    let ids = match prompt {
+        None => Vec::new(),
+        Some(TextOrList::List(ids)) => {
+            check_ids(ids.into_iter().map(|TokenId(id)| id).collect(), "prompt", served)?
+        }
+        Some(TextOrList::Text(text)) => {
             check_length(text.len(), "prompt", served)?;
             encode(&text, "prompt", served)?
         }
-        _ => return Err(wrong("expected the text to look at, as a string or as token ids".into())),
     };
     let most = most.min(served.config().n_positions);
     match ids.len() {
@@ -236,33 +309,21 @@ fn text(fields: &Fields<'_, '_>, most: usize, served: &ServedModel) -> Result<Ve
     }
 }
 
-/// The token that a field names, counted from 0, or from -1 at the end, where it is without the field.
-fn place(fields: &Fields<'_, '_>, name: &str, tokens: usize) -> Result<usize, ApiError> {
-    let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
-    let place = fields.read(name, |given| given.integer(-tokens..=tokens - 1))?.unwrap_or(-1);
-    Ok(usize::try_from(if place < 0 { place + tokens } else { place }).unwrap_or(0))
-}
-
-fn layers(given: Given<'_, '_>, n_layer: usize) -> Result<Vec<usize>, ApiError> {
-    let last = n_layer.saturating_sub(1);
-    let expected = format!("a list of layers, which are counted from 0 to {last}");
-    let layers = match given.is_list() {
-        true => given
-            .list(&expected, MAX_LAYERS, |layer| layer.count(0..=last).map_err(|_| given.wrong(&expected)))?,
-        false => Vec::new(),
-    };
-    if layers.is_empty() { Err(given.wrong(expected)) } else { Ok(layers) }
-}
-
-fn show(given: Given<'_, '_>) -> Result<LensValue, ApiError> {
-    let name = if given.is_text() { given.text()? } else { String::new() };
-    match name.as_str() {
-        "probability" => Ok(LensValue::Probability),
-        "entropy" => Ok(LensValue::Entropy),
-        "divergence" => Ok(LensValue::Divergence),
-        "next" => Ok(LensValue::Next),
-        _ => Err(given.wrong("`probability`, `entropy`, `divergence` or `next`")),
+/// A number of a field, from 0 to `most`.
+fn count(body: &Body<'_>, name: &str, Count(number): Number, most: usize) -> Result<usize, ApiError> {
+    match number <= most {
+        true => Ok(number),
+        false => Err(body.wrong(name, format_args!("a whole number from 0 to {most}"))),
     }
+}
+
+/// The token that a field names, counted from 0, or from -1 at the end.
+fn place(body: &Body<'_>, name: &str, Integer(place): Integer, tokens: usize) -> Result<usize, ApiError> {
+    let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
+    if !(-tokens..tokens).contains(&place) {
+        return Err(body.wrong(name, format_args!("a whole number from {} to {}", -tokens, tokens - 1)));
+    }
+    Ok(usize::try_from(if place < 0 { place + tokens } else { place }).unwrap_or(0))
 }
 
 fn refused(error: LookError) -> ApiError {

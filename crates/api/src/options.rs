@@ -1,17 +1,30 @@
-//! The fields that `/v1/completions` and `/v1/chat/completions` share.
+//! The fields that `/v1/completions` and `/v1/chat/completions` share. Those that set one number of the table of options are read by
+//! that table (`crates/generation/src/config/table.rs`).
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use candle_gpt2_generation::{GenerationConfig, GenerationOptions, samples_at};
+use candle_gpt2_generation::{
+    GenerationConfig, GenerationOptions, OPTIONS, OptionRow, RequestField, samples_at,
+};
 use candle_gpt2_grammar::Grammar;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 
-use crate::body::{Field, Fields, Given, Use, fields};
+use crate::body::{
+    Body, Count, Described, Field, Fields, Integer, List, Text, TextOrList, TokenIds, beginning, fields,
+    number, whole_number, written,
+};
+use crate::form::{FormFields, read_grammar};
 use crate::{ApiError, ServedModel};
 
 /// Largest `n`, as OpenAI has it; a server may allow fewer.
 pub(crate) const MAX_N: usize = 128;
 /// Most alternatives for each token; OpenAI's completions allow 5, its chat 20.
 pub(crate) const MAX_LOGPROBS: usize = 20;
+/// More tokens than any context holds; the model's own is checked later.
+pub(crate) const MAX_TOKENS: usize = u32::MAX as usize;
 /// Most stop strings; OpenAI allows 4, and lm-evaluation-harness sends more.
 const MAX_STOPS: usize = 32;
 /// Longest stop string in bytes. A search keeps nine bytes for each of them.
@@ -25,116 +38,119 @@ const MAX_BAD_WORD_BYTES: usize = 256;
 const MAX_STOP_TOKENS: usize = 128;
 /// Most tokens that a text is restricted to: more than any vocabulary of this model has.
 const MAX_ALLOWED_TOKENS: usize = 1 << 18;
-/// Longest name, salt or number of a request, in bytes.
+/// Longest name or salt, in bytes.
 pub(crate) const MAX_NAME_BYTES: usize = 256;
 /// Longest number of a request: it comes back in every chunk.
-const MAX_ID_BYTES: usize = 64;
-/// Longest schema or grammar, as it is written in a body.
-const MAX_GRAMMAR_BYTES: usize = candle_gpt2_grammar::MAX_SOURCE_BYTES;
-/// Most texts to choose from.
-const MAX_CHOICES: usize = 1024;
-/// Longest regular expression, each byte of which costs some ten microseconds before anything is known of it.
-const MAX_REGEX_BYTES: usize = 8 << 10;
-
-const SERVED: [Field; 32] = fields(
-    [
-        "model",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "typical_p",
-        "n",
-        "stop",
-        "stream",
-        "stream_options",
-        "seed",
-        "logit_bias",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "bad_words",
-        "allowed_token_ids",
-        "min_tokens",
-        "ignore_eos",
-        "stop_token_ids",
-        "include_stop_str_in_output",
-        "truncate_prompt_tokens",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "cache_prompt",
-        "cache_salt",
-        "request_id",
-        "response_format",
-        "structured_outputs",
-        "guided_json",
-    ],
-    Use::Served,
-);
-const GUIDED: [Field; 3] = fields(["guided_regex", "guided_grammar", "guided_choice"], Use::Served);
-const ALIASES: [Field; 4] = [
-    Field { name: "n_predict", use_: Use::Alias("max_tokens") },
-    Field { name: "repeat_penalty", use_: Use::Alias("repetition_penalty") },
-    Field { name: "typical", use_: Use::Alias("typical_p") },
-    Field { name: "json_schema", use_: Use::Alias("guided_json") },
-];
-/// What changes no answer here: who asks, what OpenAI keeps of it, and how tools are called, of which there are none.
-const IGNORED: [Field; 14] = fields(
-    [
-        "user",
-        "safety_identifier",
-        "metadata",
-        "store",
-        "service_tier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "parallel_tool_calls",
-        "tool_choice",
-        "function_call",
-        "priority",
-        "add_special_tokens",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-    ],
-    Use::Ignored,
-);
-const REFUSED: [Field; 5] = [
-    Field { name: "use_beam_search", use_: Use::Refused("leave it out, or use `gpt2 generate --num-beams`") },
-    Field { name: "prompt_logprobs", use_: Use::Refused("ask for echo and logprobs at /v1/completions") },
-    Field { name: "grammar", use_: Use::Refused("write it in Lark's syntax as guided_grammar") },
-    Field { name: "tools", use_: Use::Refused(NO_TOOLS) },
-    Field { name: "functions", use_: Use::Refused(NO_TOOLS) },
-];
+pub(crate) const MAX_ID_BYTES: usize = 64;
 const NO_TOOLS: &str = "the model calls no tools; leave it out";
 
-/// The fields that both routes know.
-pub(crate) const OPTIONS: &[&[Field]] = &[&SERVED, &GUIDED, &ALIASES, &IGNORED, &REFUSED];
+fields! {
+    /// The shared fields that are not in the table of options.
+    SharedFields {
+        /// The served name of the model, or an alias; may be absent.
+        model: Option<Text<MAX_NAME_BYTES>>,
+        /// Completions for each prompt; the server's own limit is lower.
+        n: Count<1, MAX_N> = Count(1),
+        /// Strings that end a completion before them. The name of a special token ends it by that token.
+        stop: Option<TextOrList<Text<MAX_STOP_BYTES>, Text<MAX_STOP_BYTES>, MAX_STOPS>>,
+        /// Whether the response comes piece by piece, as server-sent events that end with `data: [DONE]`.
+        stream: bool = false,
+        /// Only with `stream`.
+        stream_options: Option<StreamOptions>,
+        /// Seed of the random numbers; without one a fresh seed is used and returned as `seed`. Completion j of prompt i samples from
+        /// stream i × best_of + j of it.
+        seed: Option<Integer>,
+        /// Added to the logits of tokens, by their ids. It changes what is sampled and the log-probabilities that are returned.
+        logit_bias: Option<Biases>,
+        /// Words that are never generated, with a space in front and without one; a space that is given in front of a word changes
+        /// nothing.
+        bad_words: List<Text<MAX_BAD_WORD_BYTES>, MAX_BAD_WORDS>,
+        /// The only tokens that may be generated.
+        allowed_token_ids: TokenIds<MAX_ALLOWED_TOKENS>,
+        /// No end of the completion before this many new tokens.
+        min_tokens: Option<Count<0, MAX_TOKENS>>,
+        /// Whether the model's own end-of-text token ends no completion.
+        ignore_eos: bool = false,
+        /// Further tokens that end a completion.
+        stop_token_ids: TokenIds<MAX_STOP_TOKENS>,
+        /// Whether a completion ends with the stop string, and not before it.
+        include_stop_str_in_output: bool = false,
+        /// Keeps the last tokens of a longer prompt, this many; -1 keeps what leaves room for the new tokens. Of a text of more than
+        /// 1 MiB only the end is read.
+        truncate_prompt_tokens: Option<Truncation>,
+        /// Whether choices have `token_ids` and `prompt_token_ids`.
+        return_token_ids: bool = false,
+        /// Whether log-probabilities name tokens `token_id:N`.
+        return_tokens_as_token_ids: bool = false,
+        /// Whether what was computed of equal beginnings may be shared with other requests under the same key.
+        cache_prompt: bool = true,
+        /// Shares only with requests of the same salt.
+        cache_salt: Option<Text<MAX_NAME_BYTES>>,
+        /// Visible ASCII; the response's `id` ends with it.
+        request_id: Option<Text<MAX_ID_BYTES>>,
+    }
+    ignored [
+        "user", "safety_identifier", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+        "parallel_tool_calls", "tool_choice", "function_call", "priority", "add_special_tokens", "skip_special_tokens",
+        "spaces_between_special_tokens",
+    ]
+    refused [
+        "use_beam_search": "leave it out, or use `gpt2 generate --num-beams`",
+        "prompt_logprobs": "ask for echo and logprobs at /v1/completions",
+        "grammar": "write it in Lark's syntax as guided_grammar",
+        "tools": NO_TOOLS,
+        "functions": NO_TOOLS,
+    ]
+}
+
+fields! {
+    /// What a stream has beside the completions.
+    StreamOptions {
+        /// One more chunk at the end has the usage.
+        include_usage: Option<bool>,
+    }
+    ignored ["include_obfuscation"]
+}
+
+/// All fields that both routes have.
+pub(crate) fn fields() -> Vec<Field> {
+    [SharedFields::fields(), &table_fields(), FormFields::fields()].concat()
+}
+
+/// The options of the table that are fields of requests.
+pub(crate) fn request_options() -> impl Iterator<Item = (&'static OptionRow, RequestField)> {
+    OPTIONS.iter().filter_map(|option| Some((option, option.request?)))
+}
+
+fn is_whole(option: &OptionRow) -> bool {
+    option.kind == "usize"
+}
+
+fn table_fields() -> Vec<Field> {
+    // A whole number is written as one.
+    let bound = |bound: f64| serde_json::from_str(&bound.to_string()).unwrap_or(Value::Null);
+    let defaults = json!(openai_defaults());
+    let fields_of = |(option, field): (&OptionRow, RequestField)| {
+        let kind = if is_whole(option) { "integer" } else { "number" };
+        let least = if field.is_above { "exclusiveMinimum" } else { "minimum" };
+        let mut schema = json!({ "type": kind, least: bound(field.least), "maximum": bound(field.most) });
+        if let Some(default) = defaults.get(option.name).filter(|default| !default.is_null()) {
+            schema["default"] = default.clone();
+        }
+        let doc = option.doc.split(" [default: ").next().unwrap_or_default();
+        Field::read(option.name, field.alias.as_slice(), doc, false, &schema)
+    };
+    request_options().flat_map(fields_of).collect()
+}
 
 /// What both routes are asked for.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
-    pub(crate) model: Option<String>,
+    pub(crate) fields: SharedFields,
     pub(crate) max_tokens: Option<usize>,
-    pub(crate) n: usize,
-    pub(crate) stream: bool,
-    pub(crate) include_usage: bool,
     /// How the next token is chosen, and what ends a text.
     pub(crate) settings: GenerationOptions,
-    pub(crate) seed: Option<i64>,
-    pub(crate) stop_token_ids: Vec<u32>,
-    pub(crate) ignore_eos: bool,
-    pub(crate) bad_words: Vec<String>,
-    pub(crate) allowed_token_ids: Option<Vec<u32>>,
-    pub(crate) include_stop: bool,
-    pub(crate) truncation: Option<Truncation>,
-    pub(crate) return_token_ids: bool,
-    pub(crate) tokens_as_ids: bool,
-    pub(crate) cache_prompt: bool,
-    pub(crate) cache_salt: Option<String>,
-    pub(crate) request_id: Option<String>,
-    /// What the text must conform to, and the field that says so.
+    /// What the text must conform to, and the field that sets it.
     pub(crate) grammar: Option<(String, Grammar)>,
 }
 
@@ -147,43 +163,107 @@ pub(crate) enum Truncation {
     ToTokens(usize),
 }
 
-impl Options {
-    pub(crate) fn read(fields: &Fields<'_, '_>) -> Result<Self, ApiError> {
-        let stream = fields.boolean("stream", false)?;
-        let max_tokens = fields.read("max_tokens", |given| given.count(0..=MAX_TOKENS))?;
-        let min_tokens = fields.read("min_tokens", |given| {
-            let min_tokens = given.count(0..=MAX_TOKENS)?;
-            let is_more = max_tokens.is_some_and(|max_tokens| min_tokens > max_tokens);
-            if is_more { Err(given.wrong("at most max_tokens")) } else { Ok(min_tokens) }
-        })?;
-        let settings = GenerationOptions { min_new_tokens: min_tokens, ..settings(fields)? };
-        Ok(Self {
-            model: fields.read("model", |given| given.short_text(MAX_NAME_BYTES))?,
-            max_tokens,
-            n: fields.read("n", |given| given.count(1..=MAX_N))?.unwrap_or(1),
-            include_usage: fields
-                .read("stream_options", |given| include_usage(given, stream))?
-                .unwrap_or(false),
-            stream,
-            settings,
-            seed: fields.read("seed", |given| given.integer(i64::MIN..=i64::MAX))?,
-            stop_token_ids: fields
-                .read("stop_token_ids", |given| given.token_ids(MAX_STOP_TOKENS))?
-                .unwrap_or_default(),
-            ignore_eos: fields.boolean("ignore_eos", false)?,
-            bad_words: fields.read("bad_words", bad_words)?.unwrap_or_default(),
-            allowed_token_ids: fields
-                .read("allowed_token_ids", |given| given.token_ids(MAX_ALLOWED_TOKENS))?
-                .filter(|ids| !ids.is_empty()),
-            include_stop: fields.boolean("include_stop_str_in_output", false)?,
-            truncation: fields.read("truncate_prompt_tokens", truncation)?,
-            return_token_ids: fields.boolean("return_token_ids", false)?,
-            tokens_as_ids: fields.boolean("return_tokens_as_token_ids", false)?,
-            cache_prompt: fields.boolean("cache_prompt", true)?,
-            cache_salt: fields.read("cache_salt", |given| given.short_text(MAX_NAME_BYTES))?,
-            request_id: fields.read("request_id", request_id)?,
-            grammar: grammar(fields)?,
+impl<'de> Deserialize<'de> for Truncation {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        written(deserializer, "-1, or a whole number of at least 1", |json| match whole_number(json)? {
+            -1 => Some(Self::ToContext),
+            tokens => usize::try_from(tokens).ok().filter(|tokens| *tokens > 0).map(Self::ToTokens),
         })
+    }
+}
+
+impl Described for Truncation {
+    fn schema() -> Value {
+        json!({ "type": "integer", "minimum": -1 })
+    }
+}
+
+/// Biases of tokens.
+#[derive(Debug, Clone)]
+pub(crate) struct Biases(Vec<(Vec<u32>, f64)>);
+
+/// A number that is added to a logit.
+struct Bias(f64);
+
+impl<'de> Deserialize<'de> for Bias {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bias = |json| number(json).filter(|bias| (-100.0..=100.0).contains(bias));
+        written(deserializer, "a number from -100 to 100", bias).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Biases {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(BiasesVisitor)
+    }
+}
+
+impl Described for Biases {
+    fn schema() -> Value {
+        let bias = json!({ "type": "number", "minimum": -100, "maximum": 100 });
+        json!({ "type": "object", "maxProperties": MAX_BIASES, "additionalProperties": bias })
+    }
+}
+
+struct BiasesVisitor;
+
+impl<'de> Visitor<'de> for BiasesVisitor {
+    type Value = Biases;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of token ids and biases")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<Biases, A::Error> {
+        let mut biases = BTreeMap::new();
+        while let Some(name) = object.next_key::<String>()? {
+            let Bias(bias) = object.next_value()?;
+            let wrong = |what: String| Err(A::Error::custom(format_args!("expected {what}")));
+            let Ok(id) = name.parse::<u32>() else {
+                return wrong(format!("token ids as names, found {:?}", beginning(&name)));
+            };
+            if biases.len() == MAX_BIASES {
+                return wrong(format!("at most {MAX_BIASES} biases, found more"));
+            }
+            if biases.insert(vec![id], bias).is_some() {
+                return wrong(format!("one bias for token {id}, found a second one"));
+            }
+        }
+        Ok(Biases(biases.into_iter().collect()))
+    }
+}
+
+impl Options {
+    pub(crate) fn read(
+        body: &mut Body<'_>,
+        max_tokens: Option<Count<0, MAX_TOKENS>>,
+    ) -> Result<Self, ApiError> {
+        let fields: SharedFields = body.read()?;
+        let max_tokens = max_tokens.map(|Count(max_tokens)| max_tokens);
+        let min_tokens = fields.min_tokens.map(|Count(min_tokens)| min_tokens);
+        if max_tokens.is_some() && min_tokens > max_tokens {
+            return Err(body.wrong("min_tokens", "at most max_tokens"));
+        }
+        if fields.stream_options.is_some() && !fields.stream {
+            return Err(body.wrong("stream_options", "nothing where stream is false"));
+        }
+        check_request_id(fields.request_id.as_ref(), body)?;
+        let stops = fields.stop.clone().map(|stop| match stop {
+            TextOrList::Text(stop) => vec![stop],
+            TextOrList::List(stops) => stops,
+        });
+        let settings = GenerationOptions {
+            min_new_tokens: min_tokens,
+            sequence_bias: fields.logit_bias.as_ref().map(|Biases(biases)| biases.clone()),
+            stop_strings: stops.map(|stops| stops.into_iter().map(|Text(stop)| stop).collect()),
+            ..settings(body)?
+        };
+        Ok(Self { max_tokens, settings, grammar: read_grammar(body)?, fields })
+    }
+
+    /// Whether the usage ends a stream.
+    pub(crate) fn includes_usage(&self) -> bool {
+        self.fields.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false)
     }
 
     /// How the next token is chosen: as the request says, else as the checkpoint's `generation_config.json` says if the operator wants
@@ -196,14 +276,26 @@ impl Options {
     /// token, or up to half of the context if they are cut to fit.
     pub(crate) fn room(&self, usual: usize, served: &ServedModel) -> usize {
         let half = served.config().n_positions / 2;
-        self.max_tokens.unwrap_or(if self.truncation.is_some() { usual.min(half) } else { 1 })
+        let is_truncated = self.fields.truncate_prompt_tokens.is_some();
+        self.max_tokens.unwrap_or(if is_truncated { usual.min(half) } else { 1 })
     }
+}
+
+/// Checks the number that a client gives a request.
+pub(crate) fn check_request_id(id: Option<&Text<MAX_ID_BYTES>>, body: &Body<'_>) -> Result<(), ApiError> {
+    let is_visible = id.is_none_or(|Text(id)| id.bytes().all(|byte| byte.is_ascii_graphic()));
+    if is_visible { Ok(()) } else { Err(body.wrong("request_id", "visible ASCII characters")) }
+}
+
+/// OpenAI's defaults.
+fn openai_defaults() -> GenerationConfig {
+    GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() }
 }
 
 /// See [`Options::sampling`].
 pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> GenerationConfig {
-    let mut config = GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() };
-    settings.or(&stated(served)).put_into(&mut config);
+    let mut config = openai_defaults();
+    settings.or(&of_checkpoint(served)).put_into(&mut config);
     config.do_sample = samples_at(config.temperature) && config.top_p > 0.0;
     if !config.do_sample {
         (config.temperature, config.top_p) = (1.0, 1.0);
@@ -213,204 +305,28 @@ pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> Gen
 }
 
 /// What the checkpoint's files set for requests that do not, if the operator wants that: as much as vLLM takes of them.
-fn stated(served: &ServedModel) -> GenerationOptions {
+fn of_checkpoint(served: &ServedModel) -> GenerationOptions {
     if !served.options.use_generation_config {
         return GenerationOptions::default();
     }
-    let GenerationOptions { max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, .. } =
-        *served.defaults.stated();
-    let unset = GenerationOptions::default();
-    GenerationOptions { max_new_tokens, temperature, top_k, top_p, min_p, repetition_penalty, ..unset }
+    let is_taken =
+        |name: &str| request_options().any(|(option, field)| option.name == name && field.from_checkpoint);
+    served.defaults.stated().only(|name| name == "max_new_tokens" || is_taken(name))
 }
 
-/// More than any context holds; the model's own is checked later.
-const MAX_TOKENS: usize = u32::MAX as usize;
-
-/// What the fields set.
-fn settings(fields: &Fields<'_, '_>) -> Result<GenerationOptions, ApiError> {
-    let number = |name, range: std::ops::RangeInclusive<f64>| {
-        let expected = format!("a number from {} to {}", range.start(), range.end());
-        fields.read(name, |given| given.number(&expected, |number| range.contains(&number)))
-    };
-    let typical = |given: Given<'_, '_>| {
-        given.number("a number above 0 and at most 1", |number| number > 0.0 && number <= 1.0)
-    };
-    let penalty = |given: Given<'_, '_>| {
-        given.number("a number above 0 and at most 1000", |number| number > 0.0 && number <= 1000.0)
-    };
-    let top_k = |given: Given<'_, '_>| given.integer(-1..=i64::from(u32::MAX));
-    Ok(GenerationOptions {
-        temperature: number("temperature", 0.0..=2.0)?,
-        top_p: number("top_p", 0.0..=1.0)?,
-        // -1 and 0 keep all.
-        top_k: fields.read("top_k", top_k)?.map(|top_k| top_k.try_into().unwrap_or(0)),
-        min_p: number("min_p", 0.0..=1.0)?,
-        typical_p: fields.read("typical_p", typical)?,
-        repetition_penalty: fields.read("repetition_penalty", penalty)?,
-        presence_penalty: number("presence_penalty", -2.0..=2.0)?,
-        frequency_penalty: number("frequency_penalty", -2.0..=2.0)?,
-        no_repeat_ngram_size: fields.read("no_repeat_ngram_size", |given| given.count(0..=MAX_TOKENS))?,
-        sequence_bias: fields.read("logit_bias", logit_bias)?,
-        stop_strings: fields.read("stop", stop)?,
-        ..GenerationOptions::default()
-    })
-}
-
-fn include_usage(given: Given<'_, '_>, stream: bool) -> Result<bool, ApiError> {
-    const STREAM_OPTIONS: &[Field] = &fields(["include_usage"], Use::Served);
-    // Nothing is written beside the text to hide its length.
-    const IGNORED: &[Field] = &fields(["include_obfuscation"], Use::Ignored);
-    let options = Fields::of(given, &[STREAM_OPTIONS, IGNORED])?;
-    match stream {
-        true => options.boolean("include_usage", false),
-        false => Err(given.wrong("nothing where stream is false")),
-    }
-}
-
-fn stop(given: Given<'_, '_>) -> Result<Vec<String>, ApiError> {
-    let string = |given: Given<'_, '_>| given.short_text(MAX_STOP_BYTES);
-    if given.is_text() {
-        return Ok(vec![string(given)?]);
-    }
-    given.list("a string or a list of strings", MAX_STOPS, string)
-}
-
-fn logit_bias(given: Given<'_, '_>) -> Result<Vec<(Vec<u32>, f64)>, ApiError> {
-    let mut biases = BTreeMap::new();
-    given.each_entry("an object of token ids and biases", |id, bias| {
-        let Ok(id) = id.parse::<u32>() else {
-            return Err(bias.wrong_as("a token id as its name", "another"));
+/// What the fields of the table set.
+fn settings(body: &Body<'_>) -> Result<GenerationOptions, ApiError> {
+    let mut settings = GenerationOptions::default();
+    for (option, field) in request_options() {
+        let Some(json) = body.json(option.name) else { continue };
+        let (kind, found) = match is_whole(option) {
+            // -1 is as good as 0.
+            true => ("a whole number", whole_number(json).map(|whole| (whole as f64, json!(whole.max(0))))),
+            false => ("a number", number(json).map(|number| (number, json!(number)))),
         };
-        let bias_of =
-            bias.number("a number from -100 to 100", |number| (-100.0..=100.0).contains(&number))?;
-        if biases.len() == MAX_BIASES {
-            return Err(given.wrong_as(format!("at most {MAX_BIASES} biases"), "more"));
-        }
-        match biases.insert(vec![id], bias_of) {
-            None => Ok(()),
-            Some(_) => Err(bias.wrong_as("one bias for a token", "a second one")),
-        }
-    })?;
-    Ok(biases.into_iter().collect())
-}
-
-fn bad_words(given: Given<'_, '_>) -> Result<Vec<String>, ApiError> {
-    given.list("a list of strings", MAX_BAD_WORDS, |word| word.short_text(MAX_BAD_WORD_BYTES))
-}
-
-pub(crate) fn truncation(given: Given<'_, '_>) -> Result<Truncation, ApiError> {
-    match given.integer(-1..=i64::from(u32::MAX))? {
-        -1 => Ok(Truncation::ToContext),
-        tokens => match usize::try_from(tokens) {
-            Ok(tokens @ 1..) => Ok(Truncation::ToTokens(tokens)),
-            _ => Err(given.wrong("-1, or a whole number of at least 1")),
-        },
+        let value = found.filter(|(number, _)| field.contains(*number)).map(|(_, value)| value);
+        let value = value.ok_or_else(|| body.wrong(option.name, format_args!("{kind} {field}")))?;
+        settings.set(option.name, value).map_err(|error| ApiError::from(&error))?;
     }
-}
-
-pub(crate) fn request_id(given: Given<'_, '_>) -> Result<String, ApiError> {
-    let id = given.short_text(MAX_ID_BYTES)?;
-    let is_visible = id.bytes().all(|byte| byte.is_ascii_graphic());
-    if is_visible { Ok(id) } else { Err(given.wrong("visible ASCII characters")) }
-}
-
-/// What the text must conform to: at most one of the fields that say so.
-fn grammar(fields: &Fields<'_, '_>) -> Result<Option<(String, Grammar)>, ApiError> {
-    let mut found = None;
-    for (name, read) in [
-        ("response_format", response_format as fn(Given<'_, '_>) -> Result<Option<Grammar>, ApiError>),
-        ("structured_outputs", structured_outputs),
-        ("guided_json", |given| schema(given).map(Some)),
-        ("guided_regex", |given| regex(given).map(Some)),
-        ("guided_grammar", |given| lark(given).map(Some)),
-        ("guided_choice", |given| choice(given).map(Some)),
-    ] {
-        let Some(given) = fields.get(name) else { continue };
-        // Empty is what some clients send for nothing.
-        let Some(grammar) = (if given.is_nothing() { None } else { read(given)? }) else { continue };
-        if found.replace((given.name(), grammar)).is_some() {
-            return Err(given.wrong_as("one description of the text", "a second one"));
-        }
-    }
-    Ok(found)
-}
-
-fn schema(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
-    if given.json() == "true" {
-        return Ok(Grammar::JsonObject);
-    }
-    let schema = match given.is_text() {
-        true => serde_json::from_str(&given.short_text(MAX_GRAMMAR_BYTES)?)
-            .map_err(|_| given.wrong("a JSON schema"))?,
-        false => given.tree(MAX_GRAMMAR_BYTES)?,
-    };
-    match schema {
-        serde_json::Value::Object(_) => Ok(Grammar::JsonSchema(schema)),
-        _ => Err(given.wrong("a JSON schema, which is an object")),
-    }
-}
-
-fn regex(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
-    Ok(Grammar::Regex(given.short_text(MAX_REGEX_BYTES)?))
-}
-
-fn lark(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
-    Ok(Grammar::Lark(given.short_text(MAX_GRAMMAR_BYTES)?))
-}
-
-/// One of several texts.
-fn choice(given: Given<'_, '_>) -> Result<Grammar, ApiError> {
-    const EXPECTED: &str = "a list of texts that are not empty";
-    let texts = given.list(EXPECTED, MAX_CHOICES, |text| text.short_text(MAX_REGEX_BYTES))?;
-    match Grammar::choice(&texts) {
-        Some(Grammar::Regex(pattern)) if pattern.len() > MAX_REGEX_BYTES => {
-            Err(given.wrong_as(format!("texts of at most {MAX_REGEX_BYTES} bytes together"), "more"))
-        }
-        Some(grammar) => Ok(grammar),
-        None => Err(given.wrong(EXPECTED)),
-    }
-}
-
-/// OpenAI's `response_format`.
-fn response_format(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
-    const FORMAT: &[Field] = &fields(["type", "json_schema", "schema"], Use::Served);
-    const SCHEMA: &[Field] = &fields(["schema"], Use::Served);
-    // A schema is always kept to the letter.
-    const ABOUT_IT: &[Field] = &fields(["name", "description", "strict"], Use::Ignored);
-    const TYPES: &str = "\"text\", \"json_object\" or \"json_schema\"";
-    let format = Fields::of(given, &[FORMAT])?;
-    let Some(kind) = format.get("type") else { return Err(given.wrong(format!("a type, {TYPES}"))) };
-    match kind.text()?.as_str() {
-        "text" => Ok(None),
-        // llama.cpp's form names a schema here.
-        "json_object" => Ok(Some(format.read("schema", schema)?.unwrap_or(Grammar::JsonObject))),
-        "json_schema" => {
-            let named = format.get("json_schema").ok_or_else(|| given.wrong("an object with json_schema"))?;
-            let inner = Fields::of(named, &[SCHEMA, ABOUT_IT])?;
-            let inner = inner.get("schema").ok_or_else(|| named.wrong("an object with a schema"))?;
-            schema(inner).map(Some)
-        }
-        _ => Err(kind.wrong(TYPES)),
-    }
-}
-
-/// vLLM's `structured_outputs`.
-fn structured_outputs(given: Given<'_, '_>) -> Result<Option<Grammar>, ApiError> {
-    const OUTPUTS: [Field; 5] = fields(["json", "regex", "grammar", "json_object", "choice"], Use::Served);
-    let outputs = Fields::of(given, &[&OUTPUTS])?;
-    let is_object = outputs.boolean("json_object", false)?;
-    let mut found: Vec<Grammar> = [
-        outputs.read("json", schema)?,
-        outputs.read("regex", regex)?,
-        outputs.read("grammar", lark)?,
-        outputs.read("choice", choice)?,
-        is_object.then_some(Grammar::JsonObject),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    match found.len() {
-        0 | 1 => Ok(found.pop()),
-        _ => Err(given.wrong("one of json, regex, grammar, choice and json_object")),
-    }
+    Ok(settings)
 }

@@ -1,8 +1,9 @@
-//! The paths of the server: one list, by which requests are routed and which the OpenAPI description is held against.
+//! The paths of the server: one list, by which requests are routed, and of which the OpenAPI description is made.
 
 use crate::ApiError;
 
-/// The OpenAPI description of all routes.
+/// The OpenAPI description of all routes, made of [`ROUTES`], of the fields of requests and of `answers.json`; `WRITE_OPENAPI=1
+/// cargo test -p candle-gpt2-api description` writes it anew.
 ///
 /// ```
 /// assert!(candle_gpt2_api::OPENAPI.contains(r#""/v1/completions""#));

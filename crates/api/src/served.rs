@@ -11,7 +11,7 @@ use candle_gpt2_generation::LogitsProcessor;
 use candle_gpt2_grammar::{Grammar, GrammarError, GrammarReader};
 use thiserror::Error;
 
-use crate::body::Unknown;
+use crate::body::{Body, Text};
 use crate::chat::Template;
 use crate::pieces::Pieces;
 use crate::{ApiError, Call, Warnings};
@@ -252,19 +252,22 @@ impl ServedModel {
     }
 
     /// Whether a request for this name is for this model; one without a name is.
-    pub(crate) fn check_name(&self, name: Option<&str>) -> Result<(), ApiError> {
-        let is_served =
-            |name: &str| name == self.name() || self.options.aliases.iter().any(|alias| alias == name);
-        if name.is_none_or(is_served) {
+    pub(crate) fn check_name<const MOST: usize>(&self, name: Option<&Text<MOST>>) -> Result<(), ApiError> {
+        name.map_or(Ok(()), |Text(name)| self.check_named(name))
+    }
+
+    /// Whether this is a name of this model.
+    pub(crate) fn check_named(&self, name: &str) -> Result<(), ApiError> {
+        if name == self.name() || self.options.aliases.iter().any(|alias| alias == name) {
             return Ok(());
         }
         let message = format!("there is no such model here; this server has `{}`", self.name());
         Err(ApiError::new(404, message).with_param("model").with_code("model_not_found"))
     }
 
-    /// The warnings of what was noted while a body was read.
-    pub(crate) fn known(&self, unknown: &Unknown) -> Result<Warnings, ApiError> {
-        let warnings = unknown.take();
+    /// The warnings of a body.
+    pub(crate) fn known(&self, body: &Body<'_>) -> Result<Warnings, ApiError> {
+        let warnings = body.warnings();
         self.check_known(&warnings).map(|()| warnings)
     }
 

@@ -2,11 +2,12 @@
 
 use half::f16;
 
+use crate::large_pages::ZeroBits;
 use crate::simd::PanelLine;
 use crate::simd::{LANES, Simd};
 
 /// f32, or the bits of f16.
-pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
+pub(crate) trait Element: ZeroBits + Default + Send + Sync + 'static {
     fn load<S: Simd>(simd: S, values: &[Self; LANES]) -> S::Vector;
     fn store<S: Simd>(simd: S, values: S::Vector, to: &mut [Self; LANES]);
     fn to_f32(self) -> f32;

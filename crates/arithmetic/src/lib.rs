@@ -15,6 +15,7 @@ mod byte_group;
 mod element;
 mod epilogue;
 mod fetch;
+pub mod large_pages;
 pub mod limits;
 mod log_softmax;
 mod packed;
@@ -30,7 +31,7 @@ pub use log_softmax::{log_sum_exp, relative_entropy};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;
 pub use simd::Number;
-pub use threads::{map_items, set_thread_count, thread_count};
+pub use threads::{map_items, region_count, set_thread_count, thread_count};
 pub use training::{
     AdamWStep, AddedScores, Attention, AttentionDropout, AttentionMask, Float, LayerNormGradients, LowRank,
     LowRankGradients, MatrixView,

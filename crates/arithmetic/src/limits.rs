@@ -12,9 +12,10 @@
 //! assert_eq!(limits::read(&vec![0.5; 1 << 16]), 32_768.);
 //! ```
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::packed::prefer_large_pages;
+use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::for_each_index;
 
@@ -53,12 +54,15 @@ pub fn multiply_adds(flops: u64) -> u64 {
     rounds * per_round
 }
 
-/// So many ones for [`read`], in large pages as packed weights are: in small ones reading them takes longer.
-pub fn values_to_read(count: usize) -> Vec<f32> {
-    let mut values = Vec::with_capacity(count);
-    prefer_large_pages(values.spare_capacity_mut());
-    values.resize(count, 1.0);
-    values
+/// So many ones for [`read`], in memory as packed weights are.
+#[expect(unsafe_code, reason = "they are written once into fresh memory")]
+pub fn values_to_read(count: usize) -> impl Deref<Target = [f32]> {
+    let mut values = LargeBox::new_uninit(count);
+    for value in values.iter_mut() {
+        value.write(1.0);
+    }
+    // SAFETY: all of them were written.
+    unsafe { values.assume_init() }
 }
 
 /// Reads `values` and returns their sum. It works in 64 pieces, and leaves out what is beyond a multiple of 64 values in each.

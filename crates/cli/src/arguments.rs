@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::bench::BenchArguments;
+use crate::commands::bench::{BenchArguments, several_thread_counts};
 use crate::commands::cache::CacheArguments;
 use crate::commands::classify::ClassifyArguments;
 use crate::commands::completions::CompletionsArguments;
@@ -72,6 +72,7 @@ pub(crate) enum Command {
     /// Check that a checkpoint holds every tensor with its shape and finite values
     Verify(VerifyArguments),
     /// Measure how fast a model loads, reads prompts and generates on this machine
+    #[command(mut_arg("threads", several_thread_counts))]
     Bench(BenchArguments),
     /// Report this machine's CPU, memory and GPU, and measure how fast it reads memory and multiplies
     Doctor(DoctorArguments),

@@ -44,9 +44,10 @@ fn main() -> ExitCode {
     }
     // A panic is a mistake of ours or of a library: it ends as any failed job does, with what it said.
     process::keep_panics();
-    let chosen = std::env::var(process::INSTRUCTION_SET).ok().filter(|name| !name.is_empty());
+    let chosen = |variable| std::env::var(variable).ok().filter(|choice| !choice.is_empty());
     let run = || {
-        chosen.map_or(Ok(()), |name| process::use_instruction_set(&name))?;
+        chosen(process::INSTRUCTION_SET).map_or(Ok(()), |name| process::use_instruction_set(&name))?;
+        chosen(process::LARGE_PAGES).map_or(Ok(()), |choice| process::use_large_pages(&choice))?;
         command.as_ref().map_or_else(commands::begin, |command| run(command, &hub))
     };
     let result = panic::catch_unwind(panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {

@@ -12,8 +12,8 @@ use candle_core::Device;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_generation::Clock;
 use candle_gpt2_kernels::{
-    Epilogue, PackError, PackedMatrix, ProcessMemory, Strided, WeightFormat, free_memory, limits, open_cuda,
-    open_metal,
+    Epilogue, LargePages, PackError, PackedMatrix, ProcessMemory, Strided, WeightFormat, free_memory, limits,
+    open_cuda, open_metal,
 };
 use serde::Serialize;
 
@@ -37,6 +37,8 @@ pub struct Machine {
     pub processor: Processor,
     /// Its memory, where the system says.
     pub memory: Option<Memory>,
+    /// Pages of 2 MiB, which make reading memory faster.
+    pub large_pages: LargePageUse,
     /// Its GPUs.
     pub gpu: Gpu,
     /// Where models of the hub come from.
@@ -58,6 +60,8 @@ pub struct Processor {
     pub instruction_set: &'static str,
     /// Those that it has and the kernels know, slowest first.
     pub instruction_sets: Vec<&'static str>,
+    /// Bytes of its largest cache, if the system tells (Linux).
+    pub cache_bytes: Option<u64>,
     /// Cores that this process may use.
     pub cores: usize,
     /// Threads that compute.
@@ -75,6 +79,18 @@ pub struct Memory {
     pub available_bytes: u64,
     /// Room on the disk to which memory can be moved, in bytes.
     pub free_swap_bytes: u64,
+}
+
+/// Whether weights, keys and values are in large pages.
+///
+/// Part of a [`Machine`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LargePageUse {
+    /// Which memory the system gives them to: `always` to all, `madvise` to memory that asks, `never` to none; `None` if it does not
+    /// tell (Linux does).
+    pub system: Option<String>,
+    /// Whether this process asks: see [`process::use_large_pages`].
+    pub is_asked: bool,
 }
 
 /// GPUs, and whether this program can use them.
@@ -146,6 +162,7 @@ impl Machine {
     /// What this machine has. A GPU is opened where the program was built for it, as loading a model on it would.
     pub fn seen(hub: &HubOptions) -> Self {
         let read = |path: &str| fs::read_to_string(path).ok();
+        let pages = LargePages::now();
         let memory = ProcessMemory::now().map(|memory| Memory {
             total_bytes: memory.total as u64,
             available_bytes: memory.available as u64,
@@ -158,10 +175,12 @@ impl Machine {
                 architecture: std::env::consts::ARCH,
                 instruction_set: process::instruction_set(),
                 instruction_sets: limits::instruction_sets(),
+                cache_bytes: largest_cache(),
                 cores: available_parallelism().map_or(1, usize::from),
                 threads: process::thread_count(),
             },
             memory,
+            large_pages: LargePageUse { system: pages.system, is_asked: pages.is_asked },
             gpu: Gpu {
                 nvidia_driver: nvidia_driver(),
                 nvidia_gpus: nvidia_gpus(),
@@ -210,6 +229,26 @@ fn processor_name(cpuinfo: &str) -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty() && name != "unknown")
 }
 
+/// Bytes of the largest cache of the first processor, as Linux tells them.
+fn largest_cache() -> Option<u64> {
+    let caches = fs::read_dir("/sys/devices/system/cpu/cpu0/cache").ok()?.flatten();
+    caches.filter_map(|cache| cache_bytes(&fs::read_to_string(cache.path().join("size")).ok()?)).max()
+}
+
+/// A size such as `32768K`.
+fn cache_bytes(size: &str) -> Option<u64> {
+    let size = size.trim();
+    let (number, unit) =
+        size.split_at(size.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(size.len()));
+    let unit = match unit {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(unit)
+}
+
 /// The driver as Linux shows it: its own files, its device in a container that hides those, or that of Windows' Linux.
 fn nvidia_driver() -> NvidiaDriver {
     if std::env::consts::OS != "linux" {
@@ -242,15 +281,25 @@ fn gpu_name(told: &str) -> Option<String> {
     told.lines().find_map(|line| Some(line.strip_prefix("Model:")?.trim().to_owned()))
 }
 
-/// How fast this processor is, with the project's own kernels on all threads: the best of many short rounds each.
+/// How fast this processor is, with the project's own kernels on all threads at once.
+///
+/// Each round of reading reads all of some memory that is many times as large as the caches; the median counts, since memory
+/// that other programs leave for a moment is nothing that a model gets. Multiplying depends on the processor alone, so that the best
+/// of many short rounds counts.
 ///
 /// See [`Estimate`] for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Speeds {
-    /// Bytes a second that are read from memory.
+    /// Bytes a second that are read from memory: the median of the rounds,
     pub read_bytes_per_s: f64,
-    /// Bytes that were read in turns. Where a processor's caches hold as much, part of them came from there.
+    /// and the best of them.
+    pub best_read_bytes_per_s: f64,
+    /// Bytes that each round read. If a processor's caches hold as much, part of them came from there.
     pub read_bytes: u64,
+    /// Rounds of reading.
+    pub read_rounds: usize,
+    /// How many of these bytes were in large pages, if the system tells.
+    pub read_bytes_in_large_pages: Option<u64>,
     /// Multiply-adds a second of a product with weights in f32.
     pub f32_multiply_adds_per_s: f64,
     /// Multiply-adds a second of a product with weights in q8.
@@ -268,12 +317,14 @@ const AGREEING_ROUNDS: usize = 3;
 const AGREEMENT: f64 = 1.03;
 /// and the machine as busy when half of the rounds took longer than this times the best.
 const CALM: f64 = 1.2;
-/// Memory that is read: more than the caches of most processors hold, and an eighth of what is free at most.
-const READ_BYTES: usize = 256 << 20;
-/// What of it is timed at once: little enough that some rounds pass undisturbed on a machine that does other things too.
-const READ_AT_ONCE: usize = 32 << 20;
-/// The product: GPT-2's widest layer, for a prompt of so many tokens.
-const PRODUCT: (usize, usize) = (3072, 768);
+/// Memory that is read: this much or so many times the largest cache, and an eighth of what is free at most.
+const READ_BYTES: usize = 512 << 20;
+const READ_CACHES: usize = 8;
+/// It is a multiple of this.
+const READ_STEP: usize = 32 << 20;
+/// The product: a layer of GPT-2's width, for a prompt of so many tokens. It takes so little time that some rounds pass
+/// undisturbed on a machine that does other things too.
+const PRODUCT: (usize, usize) = (768, 768);
 const PRODUCT_ROWS: usize = 128;
 
 impl Speeds {
@@ -284,11 +335,15 @@ impl Speeds {
     pub fn measured(clock: &Clock, reporter: &dyn Reporter) -> Result<Self, PackError> {
         let progress = reporter.start("measuring", 3, Unit::Items("speeds"));
         let free = ProcessMemory::now().map_or(usize::MAX, |memory| memory.available);
-        let pieces = (READ_BYTES.min(free / 8) / READ_AT_ONCE).max(1);
-        let values = limits::values_to_read(pieces * READ_AT_ONCE / size_of::<f32>());
-        let mut piece = values.chunks_exact(READ_AT_ONCE / size_of::<f32>()).cycle();
+        let caches = largest_cache().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
+        let wanted = READ_BYTES.max(caches.saturating_mul(READ_CACHES));
+        let read_bytes = (wanted.min(free / 8) / READ_STEP).max(1) * READ_STEP;
+        let pages_before = LargePages::now().bytes;
+        let values = limits::values_to_read(read_bytes / size_of::<f32>());
+        let in_large_pages =
+            LargePages::now().bytes.zip(pages_before).map(|(now, before)| now.saturating_sub(before));
         let read = Rounds::measured(clock, || {
-            std::hint::black_box(piece.next().map(limits::read));
+            std::hint::black_box(limits::read(&values));
         });
         drop(values);
         progress.advance(1);
@@ -299,8 +354,11 @@ impl Speeds {
         let (outputs, inputs) = PRODUCT;
         let multiply_adds = (PRODUCT_ROWS * outputs * inputs) as f64;
         Ok(Self {
-            read_bytes_per_s: READ_AT_ONCE as f64 / read.best_s,
-            read_bytes: (pieces * READ_AT_ONCE) as u64,
+            read_bytes_per_s: read_bytes as f64 / read.median_s,
+            best_read_bytes_per_s: read_bytes as f64 / read.best_s,
+            read_bytes: read_bytes as u64,
+            read_rounds: read.count,
+            read_bytes_in_large_pages: in_large_pages,
             f32_multiply_adds_per_s: multiply_adds / f32.best_s,
             q8_multiply_adds_per_s: multiply_adds / q8.best_s,
             is_busy: [read, f32, q8].iter().any(|rounds| rounds.is_busy),
@@ -324,8 +382,11 @@ fn multiplied(clock: &Clock, format: WeightFormat) -> Result<Rounds, PackError> 
 /// Rounds of some work that were timed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Rounds {
-    /// The shortest time of one.
+    /// The shortest time of one,
     best_s: f64,
+    /// and the median.
+    median_s: f64,
+    count: usize,
     is_busy: bool,
 }
 
@@ -340,12 +401,12 @@ impl Rounds {
             // A clock that is too coarse to see the work must not make it infinitely fast.
             let time = clock().saturating_sub(round).max(Duration::from_nanos(1)).as_secs_f64();
             times.insert(times.partition_point(|other| *other < time), time);
-            let best_s = times[0];
+            let (best_s, median_s, count) = (times[0], times[times.len() / 2], times.len());
             let agreeing = times.partition_point(|time| *time <= best_s * AGREEMENT);
-            let is_busy = agreeing < AGREEING_ROUNDS || times[times.len() / 2] > best_s * CALM;
+            let is_busy = agreeing < AGREEING_ROUNDS || median_s > best_s * CALM;
             let elapsed = clock().saturating_sub(start);
             if elapsed >= MOST_TIME || (elapsed >= LEAST_TIME && !is_busy) {
-                return Self { best_s, is_busy };
+                return Self { best_s, median_s, count, is_busy };
             }
         }
     }
@@ -359,7 +420,10 @@ impl Rounds {
 /// // In a program: `Speeds::measured(&clock, &Silent)?`, which takes some seconds.
 /// let speeds = Speeds {
 ///     read_bytes_per_s: 20e9,
-///     read_bytes: 1 << 28,
+///     best_read_bytes_per_s: 22e9,
+///     read_bytes: 1 << 29,
+///     read_rounds: 20,
+///     read_bytes_in_large_pages: Some(1 << 29),
 ///     f32_multiply_adds_per_s: 200e9,
 ///     q8_multiply_adds_per_s: 400e9,
 ///     is_busy: false,
@@ -422,6 +486,10 @@ mod tests {
         let cpuinfo = "processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags\t: fpu\nmodel name\t: other\n";
         assert_eq!(processor_name(cpuinfo).as_deref(), Some("AMD EPYC 9V74"));
         assert_eq!(processor_name("processor\t: 0\nBogoMIPS\t: 50.00\n"), None);
+        assert_eq!(
+            [" 32768K\n", "1M", "512", "x"].map(cache_bytes),
+            [Some(32 << 20), Some(1 << 20), Some(512), None]
+        );
         let closed = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.10  Wed Jan  8 16:01:21 UTC 2025\nGCC version: 12.2.0\n";
         let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n";
         assert_eq!(driver_version(closed).as_deref(), Some("570.86.10"));
@@ -435,7 +503,10 @@ mod tests {
     fn estimates_are_speeds_over_sizes() {
         let speeds = Speeds {
             read_bytes_per_s: 50e9,
+            best_read_bytes_per_s: 55e9,
             read_bytes: 1,
+            read_rounds: 3,
+            read_bytes_in_large_pages: None,
             f32_multiply_adds_per_s: 100e9,
             q8_multiply_adds_per_s: 400e9,
             is_busy: false,
@@ -476,12 +547,11 @@ mod tests {
 
     #[test]
     fn a_calm_machine_is_measured_in_little_time() {
-        assert_eq!(rounds(|_| 10), (Rounds { best_s: 0.01, is_busy: false }, 50));
+        let calm =
+            |count: u64| Rounds { best_s: 0.01, median_s: 0.01, count: count as usize, is_busy: false };
+        assert_eq!(rounds(|_| 10), (calm(50), 50));
         // The first rounds wake the threads.
-        assert_eq!(
-            rounds(|round| if round < 5 { 40 } else { 10 }),
-            (Rounds { best_s: 0.01, is_busy: false }, 35)
-        );
+        assert_eq!(rounds(|round| if round < 5 { 40 } else { 10 }), (calm(35), 35));
     }
 
     /// Twenty rounds beside other work, and few without: what bench reaches in those is not more than what is promised.
@@ -489,13 +559,13 @@ mod tests {
     fn on_a_busy_machine_the_best_is_waited_for_and_said_to_be_doubtful() {
         let (found, count) =
             rounds(|round| if round > 20 && round % 5 == 0 { 5 } else { 12 + round % 3 * 7 });
-        assert_eq!(found, Rounds { best_s: 0.005, is_busy: true });
+        assert_eq!((found.best_s, found.median_s, found.is_busy), (0.005, 0.019, true));
         assert!((100..=200).contains(&count), "{count}");
         let never_twice = rounds(|round| 100 + round * 10);
-        assert_eq!(never_twice.0, Rounds { best_s: 0.1, is_busy: true });
+        assert_eq!((never_twice.0.best_s, never_twice.0.is_busy), (0.1, true));
         assert_eq!(
             rounds(|_| 3000),
-            (Rounds { best_s: 3.0, is_busy: true }, 1),
+            (Rounds { best_s: 3.0, median_s: 3.0, count: 1, is_busy: true }, 1),
             "none begins when the time is over"
         );
     }

@@ -43,6 +43,12 @@ pub enum EngineError {
         /// The model's name.
         name: &'static str,
     },
+    /// The choice of large pages is neither `on` nor `off`.
+    #[error("GPT2_LARGE_PAGES: expected on or off, found `{found}`")]
+    LargePages {
+        /// The choice.
+        found: String,
+    },
     /// The processor has not the instructions that were asked for, or the kernels take others already.
     #[error("GPT2_INSTRUCTION_SET: expected one of this processor's, {}, found `{found}`", available.join(", "))]
     InstructionSet {
@@ -192,6 +198,7 @@ impl EngineError {
                 )
             }
             Self::InstructionSet { .. }
+            | Self::LargePages { .. }
             | Self::NoTf32 { .. }
             | Self::NoRoom { .. }
             | Self::Options { .. } => true,

@@ -43,7 +43,9 @@ pub use clock::system_clock;
 pub use convert::{Conversion, ConvertOptions};
 pub use defaults::Defaults;
 pub use device::{DeviceChoice, device_name};
-pub use doctor::{Estimate, Gpu, GpuSupport, Hub, Machine, Memory, NvidiaDriver, Processor, Speeds};
+pub use doctor::{
+    Estimate, Gpu, GpuSupport, Hub, LargePageUse, Machine, Memory, NvidiaDriver, Processor, Speeds,
+};
 pub use encoder_states::EncoderStates;
 pub use error::EngineError;
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};

@@ -5,7 +5,7 @@
 
 use std::thread::available_parallelism;
 
-use candle_gpt2_kernels::limits;
+use candle_gpt2_kernels::{large_pages, limits};
 
 use crate::EngineError;
 pub use crate::panics::{keep_panics, panic_message};
@@ -84,6 +84,33 @@ pub fn use_instruction_set(name: &str) -> Result<(), EngineError> {
 /// See [`use_instruction_set`].
 pub fn instruction_set() -> &'static str {
     limits::instruction_set()
+}
+
+/// Whether memory for weights, keys and values asks the system for large pages: `on`, the default, or `off`. The program reads it
+/// from here.
+///
+/// For [`use_large_pages`].
+pub const LARGE_PAGES: &str = "GPT2_LARGE_PAGES";
+
+/// Makes memory for weights, keys and values ask for large pages from now on, or not. `gpt2 doctor` shows what the system does.
+///
+/// # Errors
+/// If the choice is neither `on` nor `off`.
+///
+/// ```
+/// use candle_gpt2_engine::process::{LARGE_PAGES, use_large_pages};
+///
+/// assert!(use_large_pages("on").is_ok());
+/// let refusal = use_large_pages("huge").map_err(|error| error.to_string());
+/// assert_eq!(refusal, Err(format!("{LARGE_PAGES}: expected on or off, found `huge`")));
+/// ```
+pub fn use_large_pages(choice: &str) -> Result<(), EngineError> {
+    match choice {
+        "on" => large_pages::ask(true),
+        "off" => large_pages::ask(false),
+        _ => return Err(EngineError::LargePages { found: choice.to_owned() }),
+    }
+    Ok(())
 }
 
 /// Fixes the number of threads that compute: this many, or as many as the process may use. False where they run already,

@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::{DataError, EvaluationError};
 
 pub use record::Record;
+use record::Row;
 
 /// What the files in Parquet begin with.
 const PARQUET_MAGIC: &[u8] = b"PAR1";
@@ -56,8 +57,6 @@ struct DataFile {
 ///
 /// Given by [`Data::records`].
 pub type Records<'a> = Box<dyn Iterator<Item = Result<Record, DataError>> + 'a>;
-/// The fields of an entry, or what is wrong with it, at its line.
-type Row = (usize, Result<Map<String, Value>, String>);
 
 impl Data {
     /// Reads a file, or every file of data in a folder.

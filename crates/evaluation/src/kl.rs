@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use crate::answer::is_like;
 use crate::metric::Ratio;
 use crate::protocols::llama_cpp::{SHORTEST_WINDOW, encode_file, first_scored, window_length};
+use crate::protocols::shared::{limit, unusable, wrong_setting};
 use crate::protocols::text::as_it_stands;
-use crate::protocols::{limit, unusable, wrong_setting};
 use crate::{Data, EvaluationError, Metric, Setting};
 
 /// A text in windows, ready for two models.

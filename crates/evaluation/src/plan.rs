@@ -8,7 +8,7 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, datas
 
 use crate::asked::{Asked, Kind};
 use crate::options::refuse;
-use crate::protocols::wrong_setting;
+use crate::protocols::shared::wrong_setting;
 use crate::task::{Sides, Source, Task};
 use crate::{
     Data, DataError, EvaluationError, EvaluationOptions, ItemLog, ModelFacts, Report, Setting, Shots,

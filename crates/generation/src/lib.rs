@@ -30,7 +30,7 @@ pub use beam_search::{Hypothesis, beam_search};
 pub use clock::Clock;
 pub use config::{
     EarlyStopping, GenerationConfig, GenerationOptions, LongPrompt, MAX_NEW_TOKENS, MAX_TEXTS,
-    MIN_TEMPERATURE, OPTIONS, OptionRow, SearchMode, WhenFull, samples_at,
+    MIN_TEMPERATURE, OPTIONS, OptionRow, RequestField, SearchMode, WhenFull, samples_at,
 };
 pub use contrastive_search::contrastive_search;
 pub use divergence::{Divergence, diverge};

@@ -216,7 +216,7 @@ impl Run {
         self.finish_step(report)
     }
 
-    /// What this run's [share](RunOptions::share) of the next step adds to the step's loss, and to the gradients of all
+    /// What this run's share of the next step adds to the step's loss, and to the gradients of all
     /// parameters, one after the other in the parameters' order: the sums over all shares are the step's.
     ///
     /// An evaluation that is still due after the last step is made first.

@@ -44,7 +44,7 @@ fn main() {
     let sets = limits::instruction_sets();
     let instructions = chosen.as_deref().or(sets.last().copied()).unwrap_or_default();
     let values = limits::values_to_read(64 << 20);
-    let bytes = size_of_val(values.as_slice()) as f64;
+    let bytes = size_of_val(&*values) as f64;
     let bandwidth = bytes / 1e9 / fastest(RUNS / 4, || assert!(limits::read(&values) > 0.0));
     let mut flops = 0;
     let elapsed_s = fastest(RUNS, || flops = limits::multiply_adds(400_000_000));

@@ -18,6 +18,7 @@ mod layers;
 mod noise;
 mod per_thread;
 mod recording;
+mod system_pages;
 mod training;
 mod widths;
 
@@ -25,8 +26,8 @@ mod widths;
 pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
     AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
-    StoredFloat, StoredOrder, Strided, WeightFormat, limits, log_sum_exp, map_items, relative_entropy,
-    set_thread_count, thread_count,
+    StoredFloat, StoredOrder, Strided, WeightFormat, large_pages, limits, log_sum_exp, map_items,
+    region_count, relative_entropy, set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
@@ -42,6 +43,7 @@ pub use per_thread::{
     Interrupt, check_interrupted, composed, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
 };
 pub use recording::{Recording, prepared};
+pub use system_pages::LargePages;
 pub use training::{
     AttentionStage, Before, HeadsAttention, adamw_step, add, add_positions, attention_reference, expect_ids,
     gradient_norm, gradients, head_loss, head_loss_reference, heads_attention, heads_attention_reference,

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates that keep to it.
-const CRATES: [&str; 16] = [
+const CRATES: [&str; 17] = [
     "arithmetic",
     "kernels",
     "attention",
@@ -26,6 +26,7 @@ const CRATES: [&str; 16] = [
     "pictures",
     "look",
     "grammar",
+    "evaluation",
     "jobs",
     "cli",
     "python",

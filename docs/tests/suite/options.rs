@@ -95,18 +95,19 @@ fn the_docstring_names_the_options_of_the_table() {
 fn the_page_of_options_is_the_table() {
     let mut page = String::from(
         "# Options of generation\n\nEvery front end has these options under these names: `gpt2 generate` as flags (`--top-k`), Python as \
-         keywords, a checkpoint's\n`generation_config.json` as keys. Requests over HTTP use OpenAI's names, which \
-         [Serve a model](../guides/serve.md) lists. This page is written from\n\
+         keywords, a checkpoint's\n`generation_config.json` as keys. Those with a range under \"HTTP\" are fields of requests too; for \
+         others requests use OpenAI's\nnames, which [Serve over HTTP](../guides/serve.md#what-a-request-may-say) lists. This page is written from\n\
          [`table.rs`](../../../crates/generation/src/config/table.rs).\n",
     );
     let mut group = "";
     for option in OPTIONS {
         if option.group != group {
             group = option.group;
-            write!(page, "\n## {group}\n\n| option | default | |\n|---|---|---|\n").unwrap();
+            write!(page, "\n## {group}\n\n| option | default | HTTP | |\n|---|---|---|---|\n").unwrap();
         }
         let doc = option.doc.trim().split(" [default: ").next().unwrap_or_default();
-        writeln!(page, "| `{}` | {} | {doc} |", option.name, default_of(option)).unwrap();
+        let range = option.request.map(|field| field.to_string()).unwrap_or_default();
+        writeln!(page, "| `{}` | {} | {range} | {doc} |", option.name, default_of(option)).unwrap();
     }
     expect_file("docs/src/reference/generation-options.md", |_| page.clone());
 }

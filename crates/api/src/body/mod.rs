@@ -1,138 +1,430 @@
-//! JSON bodies: their fields by name, each with its path for messages. What nobody asks for is never built, so a body costs
-//! little more memory than its own bytes, however it is nested.
+//! Bodies of requests. [`fields!`] declares the fields of a body once: serde reads them, and the OpenAPI description is made of them.
+//! Values that no field asks for are never built, so a body costs little more memory than its own bytes, however it is nested.
 
-mod given;
 mod unknown;
+mod values;
 mod walk;
 
-pub(crate) use given::Given;
-pub(crate) use unknown::Unknown;
-pub use unknown::{Reply, Warnings};
+use std::fmt::Display;
 
-use given::Path;
+use serde::de::IgnoredAny;
+use serde::de::value::MapDeserializer;
+use serde::{Deserialize, Serialize};
+use serde_json::error::Category;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use serde_path_to_error::Segment;
+
+pub use unknown::{Reply, Warnings};
+pub(crate) use values::{
+    Count, Described, Integer, List, Text, TextOrList, TokenId, TokenIds, inner, number, one_of,
+    whole_number, words, written,
+};
+
+use walk::{Key, walk};
 
 use crate::ApiError;
+
+/// Most characters of a value, or of a name, that a message repeats.
+const SHOWN_CHARS: usize = 40;
+
+/// Around the path of an [`inner`] value, in front of what is wrong with it.
+const INNER: char = '\u{1}';
 
 /// What becomes of a field that is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     /// It is read.
-    Served,
+    Read,
     /// It is another name of a field that is read.
     Alias(&'static str),
-    /// It may have any value.
+    /// It may have any value, which has no effect.
     Ignored,
-    /// It is not served, and refused where it asks for something; with the way out.
+    /// It is not served, and refused if it asks for something; with the way out.
     Refused(&'static str),
 }
 
 /// A field that is known.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Field {
     pub(crate) name: &'static str,
     pub(crate) use_: Use,
+    /// What it means.
+    pub(crate) doc: String,
+    pub(crate) is_required: bool,
+    /// What the OpenAPI description says of its values.
+    pub(crate) schema: Value,
 }
 
-/// Fields that are used in one way.
-pub(crate) const fn fields<const N: usize>(names: [&'static str; N], use_: Use) -> [Field; N] {
-    let mut fields = [Field { name: "", use_ }; N];
-    let mut place = 0;
-    while place < N {
-        fields[place].name = names[place];
-        place += 1;
+impl Field {
+    /// A field that is read, under its name and its further names.
+    pub(crate) fn read(
+        name: &'static str,
+        aliases: &[&'static str],
+        doc: &str,
+        is_required: bool,
+        schema: &Value,
+    ) -> Vec<Self> {
+        let of = |name, use_, doc| Self { name, use_, doc, is_required, schema: schema.clone() };
+        let alias = |alias: &&'static str| of(*alias, Use::Alias(name), format!("Another name of `{name}`."));
+        let first = of(name, Use::Read, doc.trim().to_owned());
+        std::iter::once(first).chain(aliases.iter().map(alias)).collect()
     }
-    fields
+
+    /// A field that is not read.
+    pub(crate) fn unread(name: &'static str, use_: Use) -> Self {
+        Self { name, use_, doc: "Has no effect.".into(), is_required: false, schema: json!({}) }
+    }
 }
 
-/// The fields of an object that are known and not null.
+/// An object whose fields serde reads, declared by [`fields!`].
+pub(crate) trait Fields {
+    /// All that are known, those included that are not read.
+    fn fields() -> &'static [Field];
+}
+
+/// Declares the fields of an object: documentation, name and further names, type, and what a missing one means. `@required` only marks a
+/// field in the description. Fields that are `ignored` may have any value; `refused` ones are errors, with the way out.
+macro_rules! fields {
+    (
+        $(#[doc = $about:literal])+
+        $name:ident {
+            $( $(#[doc = $doc:literal])+ $(@ $required:ident)? $field:ident $(| $alias:ident)*: $kind:ty $(= $default:expr)?, )*
+        }
+        $(ignored [$($ignored:literal),* $(,)?])?
+        $(refused [$($refused:literal: $hint:expr),* $(,)?])?
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Debug, Clone, serde::Deserialize)]
+        #[serde(default)]
+        pub(crate) struct $name {
+            $( $(#[doc = $doc])+ pub(crate) $field: $kind, )*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $( $field: $crate::body::default_of!($($default)?), )* }
+            }
+        }
+
+        impl $crate::body::Fields for $name {
+            fn fields() -> &'static [$crate::body::Field] {
+                static FIELDS: std::sync::LazyLock<Vec<$crate::body::Field>> = std::sync::LazyLock::new($name::all_fields);
+                &FIELDS
+            }
+        }
+
+        impl $name {
+            fn all_fields() -> Vec<$crate::body::Field> {
+                use $crate::body::{Described, Field, name_of};
+                let mut fields = Vec::new();
+                $(
+                    let (name, schema) = (name_of(stringify!($field)), <$kind as Described>::schema());
+                    $( let schema = $crate::body::with_default::<$kind>(schema, $default); )?
+                    let (aliases, doc) = (&[$(stringify!($alias)),*], concat!($($doc),+));
+                    let is_required = !<[&str]>::is_empty(&[$(stringify!($required))?]);
+                    fields.extend(Field::read(name, aliases, doc, is_required, &schema));
+                )*
+                $( $( fields.push(Field::unread($ignored, $crate::body::Use::Ignored)); )* )?
+                $( $( fields.push(Field::unread($refused, $crate::body::Use::Refused($hint))); )* )?
+                fields
+            }
+        }
+
+        impl $crate::body::Described for $name {
+            fn schema() -> serde_json::Value {
+                $crate::body::object_schema(<Self as $crate::body::Fields>::fields())
+            }
+        }
+    };
+}
+pub(crate) use fields;
+
+/// What a field is without a value.
+macro_rules! default_of {
+    () => {
+        Default::default()
+    };
+    ($default:expr) => {
+        $default
+    };
+}
+pub(crate) use default_of;
+
+/// A field's name as JSON writes it.
+pub(crate) fn name_of(field: &'static str) -> &'static str {
+    field.trim_start_matches("r#")
+}
+
+pub(crate) fn with_default<T: Serialize>(mut schema: Value, default: T) -> Value {
+    schema["default"] = json!(default);
+    schema
+}
+
+/// An object with these fields in the OpenAPI description. All but the required ones may be null.
+pub(crate) fn object_schema(fields: &[Field]) -> Value {
+    let known = fields.iter().filter(|field| !matches!(field.use_, Use::Refused(_)));
+    let property = |field: &Field| {
+        let mut schema = json!({ "description": field.doc });
+        let of_values = if field.is_required { field.schema.clone() } else { or_null(field.schema.clone()) };
+        if let (Value::Object(schema), Value::Object(of_values)) = (&mut schema, of_values) {
+            schema.extend(of_values);
+        }
+        (field.name.to_owned(), schema)
+    };
+    let properties: Map<String, Value> = known.map(property).collect();
+    let required: Vec<&str> =
+        fields.iter().filter(|field| field.is_required).map(|field| field.name).collect();
+    match required.is_empty() {
+        true => json!({ "type": "object", "properties": properties }),
+        false => json!({ "type": "object", "required": required, "properties": properties }),
+    }
+}
+
+/// The schema of values that may also be null.
+fn or_null(mut schema: Value) -> Value {
+    for (key, absent) in
+        [("type", json!("null")), ("enum", Value::Null), ("oneOf", json!({ "type": "null" }))]
+    {
+        match schema.get_mut(key) {
+            Some(Value::Array(values)) => values.push(absent),
+            Some(kind) => *kind = json!([kind, absent]),
+            None => {}
+        }
+    }
+    schema
+}
+
+/// A value of a body, with its field.
+#[derive(Debug, Clone, Copy)]
+struct Entry<'a> {
+    field: &'static Field,
+    json: &'a RawValue,
+}
+
+impl Entry<'_> {
+    /// The name of the field as which it is read.
+    fn read_as(&self) -> &'static str {
+        if let Use::Alias(of) = self.field.use_ { of } else { self.field.name }
+    }
+}
+
+/// A body: its fields that are known and not null.
 #[derive(Debug)]
-pub(crate) struct Fields<'a, 'p> {
-    path: Path<'p>,
-    /// The name that it is read under, the name that was given, the value.
-    given: Vec<(&'static str, &'static str, &'a str)>,
+pub(crate) struct Body<'a> {
+    given: Vec<Entry<'a>>,
+    unknown: Warnings,
 }
 
-impl<'a, 'p> Fields<'a, 'p> {
-    /// The fields of a body, which is a JSON object. Those of it and of the objects in it that are unknown are noted.
-    pub(crate) fn of_body(
-        body: &'a [u8],
-        tables: &[&'static [Field]],
-        unknown: &'p Unknown,
-    ) -> Result<Self, ApiError> {
-        let text = std::str::from_utf8(body).map_err(|error| {
-            ApiError::invalid(format!(
-                "the body: expected UTF-8, found another byte at {}",
-                error.valid_up_to()
-            ))
-        })?;
-        Self::of(Given::body(text.trim_matches([' ', '\t', '\n', '\r']), unknown), tables)
+impl<'a> Body<'a> {
+    /// A body, which is a JSON object with fields of these.
+    pub(crate) fn parse(bytes: &'a [u8], known: &'static [Field]) -> Result<Self, ApiError> {
+        let wrong = |expected: &str, found: String| {
+            ApiError::invalid(format!("the body: expected {expected}, found {found}"))
+        };
+        let text = std::str::from_utf8(bytes)
+            .map_err(|error| wrong("UTF-8", format!("another byte at {}", error.valid_up_to())))?
+            .trim_matches([' ', '\t', '\n', '\r']);
+        let is_json = || serde_json::from_str::<IgnoredAny>(text).is_ok();
+        if text.is_empty() || (!text.starts_with('{') && is_json()) {
+            return Err(wrong("a JSON object", found(text)));
+        }
+        let (mut body, mut first_error) = (Self { given: Vec::new(), unknown: Warnings::default() }, None);
+        let walked = walk(text, |key, json| {
+            if let Key::Name(name) = key
+                && let Err(error) = body.take(name, json, known)
+            {
+                first_error.get_or_insert(error);
+            }
+        });
+        walked.map_err(|error| ApiError::invalid(format!("the body is not JSON: {error}")))?;
+        first_error.map_or(Ok(()), Err)?;
+        body.given.retain(|given| given.json.get() != "null");
+        body.join_aliases().map(|()| body)
     }
 
-    /// The fields of an object.
-    pub(crate) fn of(object: Given<'a, 'p>, tables: &[&'static [Field]]) -> Result<Self, ApiError> {
-        let path = object.path();
-        let mut given: Vec<(&'static str, &'static str, &'a str)> = Vec::new();
-        object.each_entry("a JSON object", |name, value| {
-            let known = tables.iter().copied().flatten().find(|field| field.name == name);
-            let Some(field) = known else {
-                if value.json() != "null" {
-                    path.unknown().note(name, value, tables);
-                }
-                return Ok(());
-            };
-            if field.use_ == Use::Ignored {
-                return Ok(());
+    fn take(&mut self, name: &str, json: &'a RawValue, known: &'static [Field]) -> Result<(), ApiError> {
+        let Some(field) = known.iter().find(|field| field.name == name) else {
+            if json.get() != "null" {
+                let known = known.iter().filter(|field| !matches!(field.use_, Use::Refused(_)));
+                self.unknown.note(&beginning(name), name, known.map(|field| field.name));
             }
-            if given.iter().any(|(_, earlier, _)| *earlier == name) {
-                return Err(value.wrong_as("one value", "a second one"));
+            return Ok(());
+        };
+        match field.use_ {
+            Use::Ignored => {}
+            _ if self.given.iter().any(|given| given.field.name == name) => {
+                return Err(wrong_value(name, "one value", "a second one"));
             }
-            let read_as = match field.use_ {
-                Use::Alias(read_as) => read_as,
-                Use::Refused(hint) if !value.is_nothing() => return Err(value.refused(hint)),
-                _ => field.name,
-            };
-            given.push((read_as, field.name, value.json()));
-            Ok(())
-        })?;
-        given.retain(|(.., json)| *json != "null");
-        let fields = Self { path, given };
-        fields.check_aliases()?;
-        Ok(fields)
-    }
-
-    /// Two names of one field may not say different things.
-    fn check_aliases(&self) -> Result<(), ApiError> {
-        for (place, (read_as, name, json)) in self.given.iter().enumerate() {
-            let other = self.given.iter().take(place).find(|(other, _, _)| other == read_as);
-            if let Some((_, other, _)) = other.filter(|(.., other)| other != json) {
-                let message =
-                    format!("{name} and {other} are the same and have different values; give one of them");
-                return Err(ApiError::invalid(message).with_param(*name));
+            Use::Refused(hint) if !is_empty(json.get()) => {
+                let message = format!("{name}: this server does not serve this field; {hint}");
+                return Err(ApiError::invalid(message).with_param(name).with_code("unsupported_parameter"));
             }
+            Use::Refused(_) => {}
+            Use::Read | Use::Alias(_) => self.given.push(Entry { field, json }),
         }
         Ok(())
     }
 
-    /// The value of a field, if it was given.
-    pub(crate) fn get<'f>(&'f self, name: &str) -> Option<Given<'a, 'f>>
-    where
-        'p: 'f,
-    {
-        let (_, given_as, json) = self.given.iter().find(|(read_as, ..)| *read_as == name)?;
-        Some(Given::new(json, Path::Key(&self.path, given_as)))
+    /// Leaves one value of each field. Two names of a field may not have different values.
+    fn join_aliases(&mut self) -> Result<(), ApiError> {
+        let mut joined: Vec<Entry<'a>> = Vec::with_capacity(self.given.len());
+        for given in self.given.drain(..) {
+            match joined.iter().find(|other| other.read_as() == given.read_as()) {
+                None => joined.push(given),
+                Some(other) if other.json.get() == given.json.get() => {}
+                Some(other) => {
+                    let (name, other) = (given.field.name, other.field.name);
+                    let message = format!(
+                        "{name} and {other} are the same and have different values; give one of them"
+                    );
+                    return Err(ApiError::invalid(message).with_param(name));
+                }
+            }
+        }
+        self.given = joined;
+        Ok(())
     }
 
-    /// What `read` makes of a field, if it was given.
-    pub(crate) fn read<T>(
-        &self,
-        name: &str,
-        read: impl FnOnce(Given<'a, '_>) -> Result<T, ApiError>,
-    ) -> Result<Option<T>, ApiError> {
-        self.get(name).map(read).transpose()
+    /// Drops empty values of these fields, which some clients send for nothing.
+    pub(crate) fn drop_empty(&mut self, fields: &[&str]) {
+        self.given.retain(|given| !fields.contains(&given.read_as()) || !is_empty(given.json.get()));
     }
 
-    /// A field that is true or false; without it, or null, this.
-    pub(crate) fn boolean(&self, name: &str, without: bool) -> Result<bool, ApiError> {
-        Ok(self.read(name, |given| given.boolean())?.unwrap_or(without))
+    /// The fields that `T` declares.
+    pub(crate) fn read<T: Deserialize<'a> + Fields>(&self) -> Result<T, ApiError> {
+        let is_declared = |entry: &&Entry<'_>| T::fields().iter().any(|field| field.name == entry.read_as());
+        let values = self.given.iter().filter(is_declared).map(|entry| (entry.read_as(), entry.json));
+        serde_path_to_error::deserialize(MapDeserializer::new(values)).map_err(|error| self.error(&error))
+    }
+
+    /// What is wrong, with the path of the value.
+    fn error(&self, error: &serde_path_to_error::Error<serde_json::Error>) -> ApiError {
+        let mut segments = error.path().iter();
+        let field = match segments.next() {
+            Some(Segment::Map { key }) => key.as_str(),
+            _ => "the body",
+        };
+        let (path, json) = (self.name(field).to_owned(), self.json(field).unwrap_or_default());
+        let (path, message) = located(segments, error.inner(), path, json);
+        ApiError::invalid(format!("{path}: {message}")).with_param(path)
+    }
+
+    fn entry(&self, field: &str) -> Option<&Entry<'a>> {
+        self.given.iter().find(|entry| entry.read_as() == field)
+    }
+
+    /// The value of a field as it is written, if it was given.
+    pub(crate) fn json(&self, field: &str) -> Option<&'a str> {
+        self.entry(field).map(|entry| entry.json.get())
+    }
+
+    /// The name under which a field was given: its own or another.
+    pub(crate) fn name<'n>(&self, field: &'n str) -> &'n str {
+        self.entry(field).map_or(field, |entry| entry.field.name)
+    }
+
+    /// That the value of a field is wrong.
+    pub(crate) fn wrong(&self, field: &str, expected: impl Display) -> ApiError {
+        wrong_value(self.name(field), expected, found(self.json(field).unwrap_or_default()))
+    }
+
+    /// The unknown fields, also those of objects in this one.
+    pub(crate) fn warnings(&self) -> Warnings {
+        let mut warnings = self.unknown.clone();
+        for given in &self.given {
+            warnings.note_inner(given.json.get(), &given.field.schema, given.field.name);
+        }
+        warnings
+    }
+}
+
+/// That a value, at this path, is wrong.
+pub(crate) fn wrong_value(path: &str, expected: impl Display, found: impl Display) -> ApiError {
+    ApiError::invalid(format!("{path}: expected {expected}, found {found}")).with_param(path)
+}
+
+/// The path of a value in a value, and what is wrong with it.
+fn located<'s>(
+    segments: impl Iterator<Item = &'s Segment>,
+    error: &serde_json::Error,
+    mut path: String,
+    mut json: &str,
+) -> (String, String) {
+    for segment in segments {
+        let mut value = "";
+        // What walks over a value that was read before finds nothing wrong.
+        let _ = walk(json, |key, found| match (key, segment) {
+            (Key::Name(name), Segment::Map { key }) if name == key => value = found.get(),
+            (Key::Index(place), Segment::Seq { index }) if place == *index => value = found.get(),
+            _ => {}
+        });
+        match segment {
+            Segment::Map { key } => path = format!("{path}.{}", beginning(key)),
+            Segment::Seq { index } => path = format!("{path}[{index}]"),
+            Segment::Enum { .. } | Segment::Unknown => continue,
+        }
+        json = value;
+    }
+    let message = expected_and_found(error, json);
+    match message.strip_prefix(INNER).and_then(|message| message.split_once(INNER)) {
+        Some((inner, message)) => (path + inner, message.to_owned()),
+        None => (path, message),
+    }
+}
+
+/// What serde found wrong with a value, in the words of messages.
+fn expected_and_found(error: &serde_json::Error, json: &str) -> String {
+    let message = without_place(error);
+    match error.classify() {
+        Category::Data if message.starts_with("invalid ") => {
+            let expected =
+                message.rsplit_once(", expected ").map_or("another value", |(_, expected)| expected);
+            let expected = if expected == "a boolean" { "true or false" } else { expected };
+            format!("expected {expected}, found {}", found(json))
+        }
+        Category::Data if message.starts_with("expected ") && !message.contains(", found ") => {
+            format!("{message}, found {}", found(json))
+        }
+        Category::Data => message,
+        // All that can be wrong with a string by now is a `\u` of half a character.
+        _ if json.starts_with('"') => format!("expected a string of Unicode characters, found {message}"),
+        _ => format!("expected another value, found {}", found(json)),
+    }
+}
+
+/// What serde says, without the place, which is one of the value and not of the body.
+pub(crate) fn without_place(error: &serde_json::Error) -> String {
+    let mut message = error.to_string();
+    if let Some(end) = message.rfind(" at line ").filter(|_| error.line() > 0) {
+        message.truncate(end);
+    }
+    message
+}
+
+/// Whether a value asks for nothing.
+fn is_empty(json: &str) -> bool {
+    let written: String = json.chars().take(16).filter(|c| !c.is_ascii_whitespace()).collect();
+    ["null", "false", "\"\"", "[]", "{}"].contains(&written.as_str())
+}
+
+/// A value as a message repeats it: as it is written if that is short, otherwise what it is.
+pub(crate) fn found(json: &str) -> String {
+    if json.chars().count() <= SHOWN_CHARS && !json.is_empty() {
+        return json.to_owned();
+    }
+    match json.chars().next() {
+        Some('"') => "a long string".into(),
+        Some('[') => "a list".into(),
+        Some('{') => "an object".into(),
+        None => "nothing".into(),
+        Some(_) => beginning(json),
+    }
+}
+
+pub(crate) fn beginning(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
     }
 }

@@ -1,10 +1,11 @@
 //! Fields of a body that the interface does not have: answers and logs name them, and a strict server refuses them.
 
-use std::cell::RefCell;
 use std::fmt;
 
-use super::given::Given;
-use super::{Field, Use};
+use serde_json::Value;
+
+use super::beginning;
+use super::walk::{Key, walk};
 use crate::ApiError;
 
 /// Most unknown fields of a body that are named; of the others it is said how many there are.
@@ -39,7 +40,7 @@ pub struct Warnings {
 struct UnknownField {
     /// Without control characters: a log has a line for each request.
     path: String,
-    nearest: Option<&'static str>,
+    nearest: Option<String>,
 }
 
 impl Warnings {
@@ -51,9 +52,47 @@ impl Warnings {
     /// A sentence for each field.
     pub fn iter(&self) -> impl Iterator<Item = String> {
         let named = self.unknown.iter().map(|UnknownField { path, nearest }| {
-            format!("unknown field `{path}` was ignored{}", suggestion(*nearest))
+            format!("unknown field `{path}` was ignored{}", suggestion(nearest.as_deref()))
         });
         named.chain((self.more > 0).then(|| format!("{} more unknown fields were ignored", self.more)))
+    }
+
+    /// Notes an unknown field, with the known name that is meant by it, if one is like it.
+    pub(super) fn note<'k>(&mut self, path: &str, name: &str, known: impl Iterator<Item = &'k str>) {
+        if self.unknown.len() == MOST_NAMED {
+            self.more += 1;
+            return;
+        }
+        let path: String = path.chars().flat_map(char::escape_debug).collect();
+        if self.unknown.iter().all(|field| field.path != path) {
+            self.unknown.push(UnknownField { path, nearest: nearest(name, known) });
+        }
+    }
+
+    /// Notes the fields of a value, and of the objects in it, that its description does not have.
+    pub(super) fn note_inner(&mut self, json: &str, schema: &Value, path: &str) {
+        if !json.starts_with(['{', '[']) || !has_fields(schema) {
+            return;
+        }
+        for alternative in schema["oneOf"].as_array().into_iter().flatten() {
+            self.note_inner(json, alternative, path);
+        }
+        let properties = schema["properties"].as_object();
+        // The body was read as JSON before.
+        let _ = walk(json, |key, value| match (key, properties, schema.get("items")) {
+            (Key::Index(index), _, Some(items)) => {
+                self.note_inner(value.get(), items, &format!("{path}[{index}]"));
+            }
+            (Key::Name(name), Some(properties), _) => {
+                let path = format!("{path}.{}", beginning(name));
+                match properties.get(name) {
+                    Some(schema) => self.note_inner(value.get(), schema, &path),
+                    None if value.get() == "null" => {}
+                    None => self.note(&path, name, properties.keys().map(String::as_str)),
+                }
+            }
+            _ => {}
+        });
     }
 
     /// The first of them as a reason to refuse the request.
@@ -74,7 +113,7 @@ impl Warnings {
             return json;
         };
         let comma = if entries.ends_with('{') { "" } else { "," };
-        let warnings: serde_json::Value = self.iter().collect();
+        let warnings: Value = self.iter().collect();
         format!("{entries}{comma}\"warnings\":{warnings}}}")
     }
 }
@@ -107,43 +146,26 @@ impl Reply {
     }
 }
 
-/// Where the unknown fields of a body, and of the objects in it, are noted while it is read.
-#[derive(Debug, Default)]
-pub(crate) struct Unknown(RefCell<Warnings>);
-
-impl Unknown {
-    pub(super) fn note(&self, name: &str, given: Given<'_, '_>, tables: &[&'static [Field]]) {
-        let Self(warnings) = self;
-        let Ok(mut warnings) = warnings.try_borrow_mut() else { return };
-        if warnings.unknown.len() == MOST_NAMED {
-            warnings.more += 1;
-            return;
-        }
-        let path: String = given.name().chars().flat_map(char::escape_debug).collect();
-        if warnings.unknown.iter().all(|field| field.path != path) {
-            warnings.unknown.push(UnknownField { path, nearest: nearest(name, tables) });
-        }
-    }
-
-    /// Those that were noted so far.
-    pub(crate) fn take(&self) -> Warnings {
-        self.0.take()
-    }
-}
-
 fn suggestion(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"))
 }
 
-/// The known field whose name is most like this one, if it is like it at all.
-fn nearest(name: &str, tables: &[&'static [Field]]) -> Option<&'static str> {
+/// The known name that is most like this one, if one is like it at all.
+fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
     if name.len() > MOST_COMPARED {
         return None;
     }
-    let known = tables.iter().copied().flatten().filter(|field| !matches!(field.use_, Use::Refused(_)));
-    let likeness = known.map(|field| (strsim::normalized_damerau_levenshtein(name, field.name), field.name));
+    let likeness = known.map(|known| (strsim::normalized_damerau_levenshtein(name, known), known));
     let near = likeness.filter(|(likeness, _)| *likeness >= NEAR);
-    near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name)
+    near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name.to_owned())
+}
+
+/// Whether the description of a value has fields.
+fn has_fields(schema: &Value) -> bool {
+    let alternatives = schema["oneOf"].as_array();
+    !schema["properties"].is_null()
+        || schema.get("items").is_some_and(has_fields)
+        || alternatives.is_some_and(|alternatives| alternatives.iter().any(has_fields))
 }
 
 #[cfg(test)]
@@ -152,7 +174,7 @@ mod tests {
 
     #[test]
     fn warnings_are_the_last_entry_of_an_object() {
-        let unknown = vec![UnknownField { path: "a\\\"".into(), nearest: Some("b") }];
+        let unknown = vec![UnknownField { path: "a\\\"".into(), nearest: Some("b".into()) }];
         let warnings = Warnings { unknown, more: 2 };
         let expected = r#""warnings":["unknown field `a\\\"` was ignored; did you mean `b`?","2 more unknown fields were ignored"]}"#;
         assert_eq!(warnings.added_to("{}".into()), format!("{{{expected}"));

@@ -4,14 +4,19 @@
 
 mod template;
 
+use std::sync::LazyLock;
+
 use candle_gpt2_generation::MAX_NEW_TOKENS;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub(crate) use template::Template;
 
-use crate::body::{Field, Fields, Given, Unknown, Use, fields};
+use crate::body::{
+    Body, Count, Described, Field, Fields, List, Text, TextOrList, fields, words, wrong_value,
+};
 use crate::completion::known;
-use crate::options::{MAX_LOGPROBS, OPTIONS, Options};
+use crate::options::{self, MAX_LOGPROBS, MAX_TOKENS, Options};
 use crate::prompts::{check_length, encode_piece, kept, to_read, truncate};
 use crate::{ApiError, ServedModel, Warnings};
 
@@ -20,17 +25,29 @@ const MAX_MESSAGES: usize = 2048;
 /// Longest name of a role, or of who speaks, in bytes.
 const MAX_ROLE_BYTES: usize = 64;
 
-const SERVED: [Field; 4] =
-    fields(["messages", "logprobs", "top_logprobs", "add_generation_prompt"], Use::Served);
-const ALIASES: [Field; 1] = [Field { name: "max_completion_tokens", use_: Use::Alias("max_tokens") }];
-const REFUSED: [Field; 2] = [
-    Field { name: "chat_template", use_: Use::Refused("the server's --chat-template names one") },
-    Field {
-        name: "continue_final_message",
-        use_: Use::Refused("write the whole prompt for /v1/completions"),
-    },
-];
-const TABLES: &[&[Field]] = &[&SERVED, &ALIASES, &REFUSED];
+fields! {
+    /// The fields of `/v1/chat/completions` that completions do not have.
+    ChatFields {
+        /// The conversation, at least one message, of which the model's chat template makes a prompt.
+        @required messages: Option<List<Message, MAX_MESSAGES>>,
+        /// Most new tokens; without it, to the end of the context.
+        max_tokens | max_completion_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
+        /// Whether the log-probability of each token is returned.
+        logprobs: bool = false,
+        /// With `logprobs`: this many of the most probable tokens in each place.
+        top_logprobs: Count<0, MAX_LOGPROBS> = Count(0),
+        /// What the chat template gets under this name.
+        add_generation_prompt: bool = true,
+    }
+    refused [
+        "chat_template": "the server's --chat-template names one",
+        "continue_final_message": "write the whole prompt for /v1/completions",
+    ]
+}
+
+/// All fields of the body.
+pub(crate) static FIELDS: LazyLock<Vec<Field>> =
+    LazyLock::new(|| [ChatFields::fields(), &options::fields()].concat());
 
 /// What `/v1/chat/completions` is asked for, with every field in its range.
 ///
@@ -57,12 +74,86 @@ pub struct ChatRequest {
 }
 
 /// A message, as templates read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "MessageFields")]
 pub(crate) struct Message {
     role: String,
     content: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
+}
+
+fields! {
+    /// A message.
+    MessageFields {
+        /// The speaker's role, such as `user`.
+        @required role: Option<Text<MAX_ROLE_BYTES>>,
+        /// The text, or parts of which each is one.
+        content: Option<TextOrList<String, Part, MAX_MESSAGES>>,
+        /// The name of the speaker.
+        name: Option<Text<MAX_ROLE_BYTES>>,
+    }
+    // OpenAI's answers have the first three, which come back with the next message; lm-evaluation-harness adds the type.
+    ignored ["refusal", "annotations", "audio", "type"]
+}
+
+impl TryFrom<MessageFields> for Message {
+    type Error = &'static str;
+
+    fn try_from(fields: MessageFields) -> Result<Self, Self::Error> {
+        let Text(role) = fields.role.ok_or("expected an object with a role")?;
+        let content = match fields.content {
+            None => String::new(),
+            Some(TextOrList::Text(text)) => text,
+            Some(TextOrList::List(parts)) => parts.into_iter().map(|Part(text)| text).collect(),
+        };
+        Ok(Self { role, content, name: fields.name.map(|Text(name)| name) })
+    }
+}
+
+impl Described for Message {
+    const PLURAL: &'static str = "messages";
+
+    fn schema() -> Value {
+        MessageFields::schema()
+    }
+}
+
+words! {
+    /// The kinds of parts that the model reads.
+    PartKind { "text" => Text }
+}
+
+fields! {
+    /// A part of a message.
+    PartFields {
+        /// The kind of the part.
+        @required r#type: Option<PartKind>,
+        /// The text.
+        @required text: Option<String>,
+    }
+}
+
+/// The text of a part.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(try_from = "PartFields")]
+pub(crate) struct Part(String);
+
+impl TryFrom<PartFields> for Part {
+    type Error = &'static str;
+
+    fn try_from(fields: PartFields) -> Result<Self, Self::Error> {
+        fields.r#type.ok_or("expected an object with a type")?;
+        fields.text.map(Self).ok_or("expected an object with a text")
+    }
+}
+
+impl Described for Part {
+    const PLURAL: &'static str = "parts";
+
+    fn schema() -> Value {
+        PartFields::schema()
+    }
 }
 
 impl ChatRequest {
@@ -71,26 +162,21 @@ impl ChatRequest {
     /// # Errors
     /// As [`CompletionRequest::parse`](crate::CompletionRequest::parse).
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let tables: Vec<&'static [Field]> = TABLES.iter().chain(OPTIONS).copied().collect();
-        let unknown = Unknown::default();
-        let fields = Fields::of_body(body, &tables, &unknown)?;
-        let messages =
-            fields.read("messages", |given| given.list("a list of messages", MAX_MESSAGES, message))?;
-        let Some(messages) = messages.filter(|messages| !messages.is_empty()) else {
-            let message = "messages: expected a list of at least one message, found none";
-            return Err(ApiError::invalid(message).with_param("messages"));
+        let mut body = Body::parse(body, &FIELDS)?;
+        let fields: ChatFields = body.read()?;
+        let Some(List(messages)) = fields.messages.filter(|List(messages)| !messages.is_empty()) else {
+            return Err(wrong_value("messages", "a list of at least one message", "none"));
         };
-        let logprobs = fields.boolean("logprobs", false)?;
-        let top_logprobs = fields.read("top_logprobs", |given| match given.count(0..=MAX_LOGPROBS)? {
-            1.. if !logprobs => Err(given.wrong_as("logprobs to be true with it", "it is not")),
-            top_logprobs => Ok(top_logprobs),
-        })?;
+        let Count(top_logprobs) = fields.top_logprobs;
+        if top_logprobs > 0 && !fields.logprobs {
+            return Err(wrong_value("top_logprobs", "logprobs to be true with it", "it is not"));
+        }
         Ok(Self {
             messages,
-            add_generation_prompt: fields.boolean("add_generation_prompt", true)?,
-            logprobs: logprobs.then_some(top_logprobs.unwrap_or(0)),
-            options: Options::read(&fields)?,
-            warnings: unknown.take(),
+            add_generation_prompt: fields.add_generation_prompt,
+            logprobs: fields.logprobs.then_some(top_logprobs),
+            options: Options::read(&mut body, fields.max_tokens)?,
+            warnings: body.warnings(),
         })
     }
 
@@ -99,9 +185,9 @@ impl ChatRequest {
         self.options.grammar.is_some()
     }
 
-    /// The names of the fields that it reads or lets pass.
+    /// The names of the fields that it reads or ignores.
     pub fn fields() -> impl Iterator<Item = &'static str> {
-        known(TABLES)
+        known(&FIELDS)
     }
 
     /// The tokens of the conversation, as the model's template writes it.
@@ -118,7 +204,11 @@ impl ChatRequest {
                            /v1/completions, or start the server with --chat-template";
             return Err(ApiError::invalid(message).with_code("no_chat_template"));
         };
-        let kept = kept(self.options.truncation, self.options.room(MAX_NEW_TOKENS, served), served);
+        let kept = kept(
+            self.options.fields.truncate_prompt_tokens,
+            self.options.room(MAX_NEW_TOKENS, served),
+            served,
+        );
         if kept.is_none() {
             let bytes = self.messages.iter().map(|message| message.content.len()).sum();
             check_length(bytes, "messages", served)?;
@@ -129,35 +219,4 @@ impl ChatRequest {
         truncate(&mut ids, kept);
         Ok(served.vocabulary.start_if_empty(ids))
     }
-}
-
-fn message(given: Given<'_, '_>) -> Result<Message, ApiError> {
-    const MESSAGE: &[Field] = &fields(["role", "content", "name"], Use::Served);
-    // OpenAI's answers have the first three, which come back with the next message; lm-evaluation-harness adds the type.
-    const IGNORED: &[Field] = &fields(["refusal", "annotations", "audio", "type"], Use::Ignored);
-    let message = Fields::of(given, &[MESSAGE, IGNORED])?;
-    let name = |given: Given<'_, '_>| given.short_text(MAX_ROLE_BYTES);
-    let role = message.get("role").ok_or_else(|| given.wrong("an object with a role"))?;
-    Ok(Message {
-        role: name(role)?,
-        content: message.read("content", content)?.unwrap_or_default(),
-        name: message.read("name", name)?,
-    })
-}
-
-/// A text, or parts of which each is one.
-fn content(given: Given<'_, '_>) -> Result<String, ApiError> {
-    const PART: &[Field] = &fields(["type", "text"], Use::Served);
-    if given.is_text() {
-        return given.text();
-    }
-    let parts = given.list("a string or a list of parts", MAX_MESSAGES, |part| {
-        let fields = Fields::of(part, &[PART])?;
-        let kind = fields.get("type").ok_or_else(|| part.wrong("an object with a type"))?;
-        if kind.text()? != "text" {
-            return Err(kind.wrong("\"text\": this model reads nothing else"));
-        }
-        fields.get("text").ok_or_else(|| part.wrong("an object with a text"))?.text()
-    })?;
-    Ok(parts.concat())
 }

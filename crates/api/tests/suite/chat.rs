@@ -221,10 +221,7 @@ fn what_is_wrong_with_a_message_is_named() {
             json!({ "messages": [{ "role": "user", "content": 5 }] }),
             "messages[0].content: expected a string or a list of parts, found 5",
         ),
-        (
-            json!({ "messages": part }),
-            "messages[0].content[0].type: expected \"text\": this model reads nothing else, found \"image_url\"",
-        ),
+        (json!({ "messages": part }), "messages[0].content[0].type: expected `text`, found \"image_url\""),
         (
             json!({ "messages": hello(), "top_logprobs": 2 }),
             "top_logprobs: expected logprobs to be true with it, found it is not",

@@ -117,6 +117,9 @@ fn numbers_may_stand_at_the_ends_of_their_ranges() {
     assert_eq!(kept("frequency_penalty", json!(2)).frequency_penalty, 2.0);
     assert_eq!(kept("repeat_penalty", json!(1.3)).repetition_penalty, 1.3);
     assert_eq!(kept("no_repeat_ngram_size", json!(3)).no_repeat_ngram_size, 3);
+    // Fields by the table of options alone.
+    assert_eq!(kept("encoder_no_repeat_ngram_size", json!(2)).encoder_no_repeat_ngram_size, 2);
+    assert_eq!(kept("encoder_repetition_penalty", json!(1.5)).encoder_repetition_penalty, 1.5);
     assert_eq!(kept("seed", json!(i64::MIN)).seed, 1 << 63);
     assert_eq!(kept("seed", json!(-1)).seed, u64::MAX);
     assert_eq!(kept("seed", json!(9_007_199_254_740_993_i64)).seed, 9_007_199_254_740_993);

@@ -111,8 +111,8 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "logit_bias",
             json!({ "a": 1 }),
-            "logit_bias.a: expected a token id as its name, found another",
-            "logit_bias.a",
+            "logit_bias: expected token ids as names, found \"a\"",
+            "logit_bias",
         ),
         (
             "logit_bias",
@@ -123,8 +123,8 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "logit_bias",
             json!({ "5": 1, "05": 1 }),
-            "logit_bias.05: expected one bias for a token, found a second one",
-            "logit_bias.05",
+            "logit_bias: expected one bias for token 5, found a second one",
+            "logit_bias",
         ),
         (
             "logit_bias",
@@ -239,7 +239,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "response_format",
             json!({ "type": "xml" }),
-            "response_format.type: expected \"text\", \"json_object\" or \"json_schema\", found \"xml\"",
+            "response_format.type: expected `text`, `json_object` or `json_schema`, found \"xml\"",
             "response_format.type",
         ),
         (
@@ -251,8 +251,8 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "response_format",
             json!({ "type": "json_schema", "json_schema": { "name": "a" } }),
-            "response_format.json_schema: expected an object with a schema, found {\"name\":\"a\"}",
-            "response_format.json_schema",
+            "response_format: expected an object with json_schema.schema, found an object",
+            "response_format",
         ),
         (
             "guided_json",

@@ -4,13 +4,14 @@
 //! score is one chain of additions in the order of the inputs, whatever the number of queries. Values lie in panels of 16
 //! columns: token by token the 16 of each, so that a weighted sum is one chain in the order of the keys.
 
+use crate::large_pages::ZeroBits;
 use crate::simd::Sums;
 use crate::simd::{LANES, Simd, TileJob};
 
 /// A format of keys and values.
 pub(crate) trait Format: 'static {
     /// What its memory consists of.
-    type Unit: Copy + Default + Send + Sync;
+    type Unit: ZeroBits + Default + Send + Sync;
     /// What products take of a query: an input, or a group of them.
     type Query: Copy + Default + Send + Sync;
     /// Inputs of an element of a query, which is as many as a line of a panel of keys holds of each key.

@@ -7,6 +7,7 @@ use super::floats::Floats;
 use super::format::{Format, key_lines, value_panels};
 use super::heads::{Head, Heads, KvSlot};
 use super::q8::Bytes;
+use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Simd};
 use crate::threads::{Parts, for_each_part};
 
@@ -248,8 +249,8 @@ impl KvMemory {
 
 /// Keys and values in one format.
 pub(super) struct Units<F: Format> {
-    keys: Vec<F::Unit>,
-    values: Vec<F::Unit>,
+    keys: LargeBox<F::Unit>,
+    values: LargeBox<F::Unit>,
 }
 
 /// Units that tokens take, for the memory of a format.
@@ -308,15 +309,10 @@ fn room<F: Format>(sizes: KvSizes) -> Room {
 impl<F: Format> Units<F> {
     fn new(sizes: KvSizes, tokens: usize) -> Option<Self> {
         let Room { keys, values, .. } = Room::of::<F>(sizes)?;
-        let zeros = |len: usize| {
-            // Where the allocation of a vector fails, the process ends; this asks first.
-            Vec::<F::Unit>::new().try_reserve_exact(len).ok()?;
-            Some(vec![F::Unit::default(); len])
-        };
         let (keys, values) = ((tokens / LANES).checked_mul(keys)?, tokens.checked_mul(values)?);
         let bytes = keys.checked_add(values)?.checked_mul(size_of::<F::Unit>())?;
         Vec::<u8>::new().try_reserve_exact(bytes).ok()?;
-        Some(Self { keys: zeros(keys)?, values: zeros(values)? })
+        Some(Self { keys: LargeBox::zeros(keys)?, values: LargeBox::zeros(values)? })
     }
 
     /// A head of a slot.

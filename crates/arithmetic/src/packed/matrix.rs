@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::block::{Block, DEPTH};
 use super::integers::Quantized;
+use crate::large_pages::LargeBox;
 use crate::simd::LANES;
 use crate::threads::{Parts, computed_in_parts};
 
@@ -56,7 +57,7 @@ macro_rules! formats {
 
         /// The blocks of all panels, panel after panel.
         pub(super) enum Panels {
-            $($format(Box<[$block]>),)+
+            $($format(LargeBox<$block>),)+
         }
 
         impl Panels {
@@ -95,7 +96,7 @@ pub(super) trait OnBlocks {
 
 /// Something that blocks of any format are made of.
 pub(super) trait MakeBlocks {
-    fn blocks<B: Block>(self) -> Box<[B]>;
+    fn blocks<B: Block>(self) -> LargeBox<B>;
 }
 
 impl WeightFormat {

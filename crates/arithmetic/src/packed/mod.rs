@@ -12,7 +12,6 @@ mod f32;
 mod floats;
 mod formats;
 mod integers;
-mod large_pages;
 mod matrix;
 mod pack;
 mod product;
@@ -22,6 +21,5 @@ mod q6;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use large_pages::prefer_large_pages;
 pub use matrix::{PackedMatrix, WeightFormat};
 pub use pack::{MatrixBytes, PackError, StoredFloat, StoredOrder, Strided};

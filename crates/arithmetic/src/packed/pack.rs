@@ -8,8 +8,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::block::{Block, DEPTH, Expanded};
-use super::large_pages::prefer_large_pages;
 use super::matrix::{MakeBlocks, PackedMatrix, Panels, WeightFormat};
+use crate::large_pages::LargeBox;
 use crate::simd::{InstructionSet, Job, LANES, Line, Simd};
 use crate::threads::{Parts, for_each_part};
 
@@ -190,16 +190,15 @@ struct Packing<'a> {
 }
 
 impl MakeBlocks for Packing<'_> {
-    fn blocks<B: Block>(self) -> Box<[B]> {
+    fn blocks<B: Block>(self) -> LargeBox<B> {
         let Self { values, shape: (out_features, in_features), read } = self;
         let panel_blocks = in_features.div_ceil(DEPTH);
         if panel_blocks == 0 {
-            return Box::default();
+            return LargeBox::default();
         }
         let instructions = InstructionSet::detected();
         let panels = out_features.div_ceil(LANES);
-        let mut blocks = Box::new_uninit_slice(panels * panel_blocks);
-        prefer_large_pages(&mut blocks);
+        let mut blocks = LargeBox::new_uninit(panels * panel_blocks);
         let parts = Parts { row_len: panel_blocks, rows: STRIP_PANELS, columns: panel_blocks };
         let step = values.bytes_of_output().map_or(panels, |bytes| {
             let step = STEP_BYTES / (LANES * bytes);

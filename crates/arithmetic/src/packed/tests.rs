@@ -207,6 +207,28 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
 
 /// The bound of [`WeightFormat`] for activations, on groups of very different size and on what has no scale.
 #[test]
+#[cfg_attr(target_family = "wasm", ignore = "starts threads")]
+fn products_at_the_same_time_have_the_bits_of_one_alone() {
+    let x = noise(20 * 768, 2);
+    for format in [WeightFormat::F16, WeightFormat::Q4] {
+        let (_, matrix) = packed(300, 768, format);
+        let product = |rows: usize| matrix.product(&x[..rows * 768], rows, Epilogue::default());
+        let alone = [1, 20].map(product);
+        std::thread::scope(|scope| {
+            for caller in 0..4 {
+                let (product, alone) = (&product, &alone);
+                scope.spawn(move || {
+                    for round in 0..30 {
+                        let many = (caller + round) % 2;
+                        assert!(product([1, 20][many]) == alone[many], "caller {caller}, round {round}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
 fn the_error_of_activations_is_bounded() {
     for instructions in InstructionSet::available() {
         for magnitude in [1.0, 3e38, 1e-30, 1e-36, 1e-40, 0.0] {

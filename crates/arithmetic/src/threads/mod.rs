@@ -8,4 +8,4 @@ pub(crate) use parts::{
     Part, Parts, computed_in_parts, computed_together, for_each_item, for_each_part, for_each_part_in,
 };
 pub(crate) use pool::for_each_index;
-pub use pool::{set_thread_count, thread_count};
+pub use pool::{region_count, set_thread_count, thread_count};

@@ -5,7 +5,8 @@
 //! caller works too, and at the end waits only for threads that took part: one that the system has not let run yet is told
 //! that it comes too late. So a region on a busy machine costs no more than the caller's own time, where a barrier (candle's
 //! pool) waits for every thread each time, a thousand times a second.
-//! A second region at the same time, or one inside another, runs on its caller alone; nothing can deadlock.
+//! Regions of several callers run at the same time: each has its own shares, and a thread that finds nothing more to do in one looks
+//! into the others. A region inside another one runs on its caller alone, so that nothing waits in a circle.
 //!
 //! A forked process has none of its parent's threads, and its copy of a lock may be held by one of them for good. So it leaves the
 //! pool that it inherits untouched and starts its own; what decides this are atomics, which no thread can leave half done.
@@ -13,6 +14,7 @@
 #![expect(unsafe_code, reason = "threads that live on borrow the work of a region that does not")]
 
 use std::any::Any;
+use std::cell::Cell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
@@ -28,6 +30,16 @@ const SPINS_BETWEEN_TIMES: usize = 64;
 /// How often the caller looks whether the others are done before it gives its processor away.
 const SPINS_BEFORE_YIELD: usize = 200;
 
+/// Regions that threads can work at at the same time. Those of further callers run on their caller alone.
+const PLACES: usize = 8;
+
+thread_local! {
+    /// Whether this thread is inside of a region.
+    static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Regions of this process so far.
+static REGIONS: AtomicUsize = AtomicUsize::new(0);
 /// How many threads compute; 0 until it is fixed.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 /// The pool of this process or of the one that it was forked from; null before the first region.
@@ -59,9 +71,31 @@ pub fn thread_count() -> usize {
     }
 }
 
+/// How many regions of parallel work this process has run: each costs the time in which threads meet.
+///
+/// ```
+/// use candle_gpt2_arithmetic::{map_items, region_count};
+///
+/// let before = region_count();
+/// map_items([2, 3, 5], |number| number * number);
+/// assert!(region_count() > before, "and those of other threads");
+/// ```
+pub fn region_count() -> usize {
+    REGIONS.load(Ordering::Relaxed)
+}
+
 /// Calls `work` once with each index below `count`, on all threads.
 pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
-    if count < 2 || thread_count() == 1 {
+    if count < 2 {
+        (0..count).for_each(work);
+        return;
+    }
+    if IS_INSIDE.get() {
+        (0..count).for_each(work);
+        return;
+    }
+    REGIONS.fetch_add(1, Ordering::Relaxed);
+    if thread_count() == 1 {
         (0..count).for_each(work);
         return;
     }
@@ -83,24 +117,32 @@ fn notice_forks() {
 
 struct Pool {
     slot: Mutex<Slot>,
-    /// How many indices of each thread's share are taken, the caller's first.
-    shares: Box<[Share]>,
+    places: [Place; PLACES],
     /// Signalled when a task is published.
     published: Condvar,
     /// Number of tasks published so far. Idle threads look at it all the time, so it has a cache line of its own.
     generation: Share,
-    /// Threads that take part in the task and may still use it.
-    active: AtomicUsize,
     /// The value of [`FORKS`] in the process that has the threads.
     forks: usize,
 }
 
 #[derive(Default)]
 struct Slot {
-    /// The task that threads may join.
-    task: Option<Task>,
+    /// The tasks that threads may join, each at its place.
+    tasks: [Option<Task>; PLACES],
     /// Threads that wait for `published`.
     sleeping: usize,
+}
+
+/// What the threads of one task share.
+#[repr(align(64))]
+struct Place {
+    /// How many indices of each thread's share are taken, the caller's first.
+    shares: Box<[Share]>,
+    /// Indices of the task that is published here; 0 when there is none. Threads look at it before they take the lock.
+    count: AtomicUsize,
+    /// Threads that take part in the task and may still use it.
+    active: AtomicUsize,
 }
 
 /// A number on a cache line of its own, such as how many indices of a share are taken.
@@ -154,16 +196,15 @@ impl Pool {
     fn new(threads: usize) -> Self {
         Self {
             slot: Mutex::default(),
-            shares: (0..=threads).map(|_| Share::default()).collect(),
+            places: std::array::from_fn(|_| Place::new(threads)),
             published: Condvar::new(),
             generation: Share::default(),
-            active: AtomicUsize::new(0),
             forks: FORKS.load(Ordering::Acquire),
         }
     }
 
     fn start_threads(&'static self) {
-        for index in 1..self.shares.len() {
+        for index in 1..self.places[0].shares.len() {
             // Where the system has no more threads to give, the others do the work.
             let _ = Builder::new().name(format!("gpt2-{index}")).spawn(move || self.serve(index));
         }
@@ -174,30 +215,6 @@ impl Pool {
         self.forks == FORKS.load(Ordering::Acquire)
     }
 
-    /// The indices below `count` that belong to a share.
-    fn indices_of(&self, share: usize, count: usize) -> Range<usize> {
-        count * share / self.shares.len()..count * (share + 1) / self.shares.len()
-    }
-
-    /// Works until no index of the published task is left, with those of the `first` share to begin with.
-    ///
-    /// # Safety
-    /// The region that published the task has not returned.
-    unsafe fn work(&self, task: Task, first: usize) {
-        // SAFETY: the caller's region has not returned, so what it borrowed is still there.
-        let work = unsafe { &*task.work };
-        for share in (first..self.shares.len()).chain(0..first) {
-            let indices = self.indices_of(share, task.count);
-            let taken = &self.shares[share].0;
-            // Looking first leaves the shares that are used up to those who still write to theirs.
-            while taken.load(Ordering::Relaxed) < indices.len() {
-                if let Some(index) = indices.clone().nth(taken.fetch_add(1, Ordering::Relaxed)) {
-                    work(index);
-                }
-            }
-        }
-    }
-
     fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         // SAFETY: only the lifetime changes. Threads get the task from the slot alone, which `Region` empties, and it waits for
         // those that got it, before this function returns or unwinds.
@@ -205,25 +222,33 @@ impl Pool {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
         };
         let mut slot = self.lock();
-        // A region that is closed already may still have threads that take from the shares.
-        if slot.task.is_some() || self.active.load(Ordering::Acquire) > 0 {
+        // A region that is closed already may still have threads that take from its shares.
+        let is_free = |(task, place): (&Option<Task>, &Place)| {
+            task.is_none() && place.active.load(Ordering::Acquire) == 0
+        };
+        let Some(index) = slot.tasks.iter().zip(&self.places).position(is_free) else {
             drop(slot);
+            let _inside = Inside::enter();
             (0..count).for_each(work);
             return;
-        }
+        };
+        let place = &self.places[index];
         let panic = Panic::default();
         let task = Task { work: borrowed, count, panic: &raw const panic };
-        self.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
-        slot.task = Some(task);
+        place.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
+        place.count.store(count, Ordering::Relaxed);
+        slot.tasks[index] = Some(task);
         self.generation.0.fetch_add(1, Ordering::Release);
         // As many as there is work for, beside the caller.
         for _ in 0..slot.sleeping.min(count.saturating_sub(1)) {
             self.published.notify_one();
         }
         drop(slot);
-        let region = Region(self);
+        let region = Region { pool: self, index };
+        let inside = Inside::enter();
         // SAFETY: this function has not returned.
-        unsafe { self.work(task, 0) };
+        unsafe { place.work(task, 0) };
+        drop(inside);
         drop(region);
         if let Some(panic) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
@@ -232,28 +257,42 @@ impl Pool {
 
     /// What a thread does all its life; it begins with its own share.
     fn serve(&self, share: usize) {
+        let _inside = Inside::enter();
         let mut seen = 0;
         loop {
             self.wait_for_task_after(seen);
             seen = self.generation.0.load(Ordering::Acquire);
-            let slot = self.lock();
-            let Some(task) = slot.task else { continue };
-            // Counted under the lock, so the caller cannot miss it when it has emptied the slot.
-            self.active.fetch_add(1, Ordering::Relaxed);
-            drop(slot);
-            // SAFETY: the caller waits until this thread is no longer counted as active.
-            let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.work(task, share) }));
-            if let Err(panic) = result {
-                // SAFETY: as above.
-                let first = unsafe { &*task.panic };
-                first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
-            }
-            self.active.fetch_sub(1, Ordering::Release);
-            if !self.is_of_this_process() {
-                // The work forked, and this is the only thread of the new process: nobody will ever give it more.
-                return;
+            // Whatever is published after this has another generation.
+            while let Some((place, task)) = self.joined() {
+                // SAFETY: the caller waits until this thread is no longer counted as active.
+                let result = catch_unwind(AssertUnwindSafe(|| unsafe { place.work(task, share) }));
+                if let Err(panic) = result {
+                    // SAFETY: as above.
+                    let first = unsafe { &*task.panic };
+                    first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                }
+                place.active.fetch_sub(1, Ordering::Release);
+                if !self.is_of_this_process() {
+                    // The work forked, and this is the only thread of the new process: nobody will ever give it more.
+                    return;
+                }
             }
         }
+    }
+
+    /// A task with work left, of which this thread is counted as active; `None` if there is none.
+    fn joined(&self) -> Option<(&Place, Task)> {
+        for (index, place) in self.places.iter().enumerate() {
+            if place.has_work() {
+                let slot = self.lock();
+                if let Some(task) = slot.tasks[index] {
+                    // Counted under the lock, so the caller cannot miss it when it has emptied the slot.
+                    place.active.fetch_add(1, Ordering::Relaxed);
+                    return Some((place, task));
+                }
+            }
+        }
+        None
     }
 
     fn wait_for_task_after(&self, seen: usize) {
@@ -279,19 +318,82 @@ impl Pool {
     }
 }
 
+impl Place {
+    fn new(threads: usize) -> Self {
+        Self {
+            shares: (0..=threads).map(|_| Share::default()).collect(),
+            count: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+        }
+    }
+
+    /// The indices below `count` that belong to a share.
+    fn indices_of(&self, share: usize, count: usize) -> Range<usize> {
+        count * share / self.shares.len()..count * (share + 1) / self.shares.len()
+    }
+
+    /// Whether there seem to be indices that nobody has taken.
+    fn has_work(&self) -> bool {
+        let count = self.count.load(Ordering::Acquire);
+        let is_left =
+            |share: usize| self.shares[share].0.load(Ordering::Relaxed) < self.indices_of(share, count).len();
+        count > 0 && (0..self.shares.len()).any(is_left)
+    }
+
+    /// Works until no index of the published task is left, with those of the `first` share to begin with.
+    ///
+    /// # Safety
+    /// The region that published the task has not returned.
+    unsafe fn work(&self, task: Task, first: usize) {
+        // SAFETY: the caller's region has not returned, so what it borrowed is still there.
+        let work = unsafe { &*task.work };
+        for share in (first..self.shares.len()).chain(0..first) {
+            let indices = self.indices_of(share, task.count);
+            let taken = &self.shares[share].0;
+            // Looking first leaves the shares that are used up to those who still write to theirs.
+            while taken.load(Ordering::Relaxed) < indices.len() {
+                if let Some(index) = indices.clone().nth(taken.fetch_add(1, Ordering::Relaxed)) {
+                    work(index);
+                }
+            }
+        }
+    }
+}
+
+/// A thread inside of a region, as long as this is there.
+struct Inside(bool);
+
+impl Inside {
+    fn enter() -> Self {
+        Self(IS_INSIDE.replace(true))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        IS_INSIDE.set(self.0);
+    }
+}
+
 /// A published task; dropping it, in a panic too, closes it to further threads and waits for those that joined.
-struct Region<'a>(&'a Pool);
+struct Region<'a> {
+    pool: &'a Pool,
+    index: usize,
+}
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        if !self.0.is_of_this_process() {
+        let Self { pool, index } = *self;
+        if !pool.is_of_this_process() {
             // The work forked: what other threads had begun will never be done here.
             assert!(panicking(), "a process was forked inside of a computation, which cannot end in it");
             return;
         }
-        self.0.lock().task = None;
+        let place = &pool.places[index];
+        place.count.store(0, Ordering::Relaxed);
+        pool.lock().tasks[index] = None;
         let mut spins = 0;
-        while self.0.active.load(Ordering::Acquire) > 0 {
+        while place.active.load(Ordering::Acquire) > 0 {
             spins += 1;
             if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { yield_now() }
         }
@@ -337,6 +439,43 @@ mod tests {
             }
         });
         pool.run(8, &|_| assert_eq!(calls(pool, 5), vec![1; 5]));
+    }
+
+    /// Each of two regions has two indices that wait for each other, and for those of the other region: no caller could end its own
+    /// alone.
+    #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
+    fn two_callers_have_the_pool_at_the_same_time() {
+        let pool = Pool::start(2);
+        for _ in 0..50 {
+            let arrived = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        pool.run(2, &|_| {
+                            arrived.fetch_add(1, Ordering::AcqRel);
+                            while arrived.load(Ordering::Acquire) < 4 {
+                                yield_now();
+                            }
+                        });
+                    });
+                }
+            });
+        }
+    }
+
+    /// More threads than any machine of the tests has cores, and more callers than regions at a time.
+    #[test]
+    #[cfg_attr(any(miri, target_family = "wasm"), ignore = "starts many threads")]
+    fn many_threads_and_callers_come_to_an_end() {
+        for threads in [1, 2, 4, 8, 16, 64] {
+            let pool = Pool::start(threads - 1);
+            std::thread::scope(|scope| {
+                for _ in 0..PLACES + 2 {
+                    scope.spawn(|| (0..20).for_each(|_| assert_eq!(calls(pool, 150), vec![1; 150])));
+                }
+            });
+        }
     }
 
     /// Threads of a region that is about to end must not meet the next one's indices.

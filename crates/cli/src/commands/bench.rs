@@ -1,7 +1,7 @@
 //! `gpt2 bench`: how fast the model loads, reads a prompt and generates here.
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::Result;
@@ -9,7 +9,8 @@ use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 use candle_gpt2_engine::{HubOptions, WeightDType, device_name, process};
 use candle_gpt2_generation::{GenerationConfig, History, Sampler};
-use clap::Args;
+use candle_gpt2_kernels::{LargePages, region_count};
+use clap::{ArgMatches, Args, FromArgMatches};
 use serde::Serialize;
 
 use crate::exit::UsageError;
@@ -22,18 +23,62 @@ use crate::progress::Terminal;
 Examples:
   gpt2 bench --model DIR
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
+  gpt2 bench --model DIR --dtype q8 --threads 1,2,4,8,16 --json    # one line for each
   gpt2 bench --model DIR --device cuda --dtype f16 --json
   GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json    # or portable, avx512, neon …: what another processor would get
 
 Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after \
 896, always the most probable one; pass_at_512 says how much longer a pass over 2, 4 and 8 tokens takes than a pass over \
-one, after 512 tokens and with the logits of each; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens.")]
+one, after 512 tokens and with the logits of each; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens. \
+regions_per_token counts how often the threads meet in a step of decode, page_faults_per_token how often the system has to give it memory.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
+    threads: ThreadCounts,
+    #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object: device, dtype, kv_dtype, instruction_set, records_steps (NVIDIA GPUs only), threads, load_s, peak_rss_mib, prefill, decode, decode_at_896, pass_at_512, decode_batch
+    /// Print one JSON object: device, dtype, kv_dtype, instruction_set, records_steps (NVIDIA GPUs only), threads, load_s, large_pages_mib, peak_rss_mib, prefill, decode, regions_per_token, page_faults_per_token, decode_at_896, pass_at_512, decode_batch
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Every number of `--threads`, of which the arguments of the model have the first.
+#[derive(Debug, Default)]
+struct ThreadCounts(Vec<u16>);
+
+impl ThreadCounts {
+    const OPTION: &str = "threads";
+}
+
+impl FromArgMatches for ThreadCounts {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut counts = Self::default();
+        counts.update_from_arg_matches(matches)?;
+        Ok(counts)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0 = matches.get_many(Self::OPTION).into_iter().flatten().copied().collect();
+        Ok(())
+    }
+}
+
+/// The option itself is that of every model; see [`several_thread_counts`].
+impl Args for ThreadCounts {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        command
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        command
+    }
+}
+
+/// Lets `--threads` have several numbers.
+pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
+    option
+        .value_delimiter(',')
+        .value_name("N,…")
+        .help("Number of threads [default: as many as this process may use]; several are measured one after the other")
 }
 
 /// Lengths of the prompts that are read.
@@ -47,6 +92,8 @@ const DECODE_AT_896: (usize, usize) = (896, 64);
 const PASSES_AT: usize = 512;
 const PASSES: [usize; 3] = [2, 4, 8];
 const PASS_RUNS: usize = 25;
+/// A run before them that is not counted.
+const WARM_UP: (usize, usize) = (8, 8);
 /// The same for texts that are decoded at once, and how many they are.
 const DECODE_BATCH: (usize, usize) = (8, 32);
 const BATCHES: [usize; 2] = [8, 32];
@@ -67,10 +114,19 @@ struct Report {
     records_steps: Option<bool>,
     threads: usize,
     load_s: f64,
+    /// What of the weights is in large pages; absent where the system does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    large_pages_mib: Option<f64>,
     /// The most memory this process held for one text; absent where the system does not say.
     peak_rss_mib: Option<f64>,
     prefill: BTreeMap<usize, f64>,
     decode: Option<f64>,
+    /// How often threads meet in a step of `decode`; absent on GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    regions_per_token: Option<f64>,
+    /// How often the system gives memory in a step of `decode`; absent where it does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_faults_per_token: Option<f64>,
     decode_at_896: Option<f64>,
     /// The time of a pass over some tokens after 512 as a multiple of that over one, by their number.
     pass_at_512: BTreeMap<usize, f64>,
@@ -79,6 +135,9 @@ struct Report {
 }
 
 pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCode> {
+    if arguments.threads.0.len() > 1 {
+        return each_thread_count(&arguments.threads.0);
+    }
     // Without a tokenizer, whose memory would count.
     let options = arguments.model.options(hub);
     let device = options.open_device(&Terminal)?;
@@ -88,6 +147,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let model = options.load(&checkpoint, &device, &Terminal)?;
     device.synchronize()?;
     let load_s = start.elapsed().as_secs_f64();
+    let large_pages_mib = LargePages::now().bytes.map(|bytes| bytes as f64 / f64::from(1 << 20));
     let mut bench = Bench { model: &model, device: &device, records_steps: None };
 
     let n_positions = model.config().n_positions;
@@ -97,7 +157,15 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
             format!("a context of {n_positions} tokens is too short to measure, which takes {needed}");
         return Err(UsageError(message).into());
     }
+    // Once unseen: the first tokens start the threads and take memory that later ones find.
+    bench.decode(WARM_UP, 1)?;
+    let before = (region_count(), page_faults());
     let decode = bench.decode(DECODE, 1)?;
+    // The prompt counts as one step more.
+    let steps = (DECODE.1 + 1) as f64;
+    let regions_per_token = device.is_cpu().then(|| (region_count() - before.0) as f64 / steps);
+    let page_faults_per_token =
+        page_faults().zip(before.1).map(|(now, before)| (now - before) as f64 / steps);
     let mut prefill = BTreeMap::new();
     for tokens in PREFILL_TOKENS.into_iter().filter(|tokens| *tokens <= n_positions) {
         prefill.insert(tokens, bench.prefill(tokens)?);
@@ -118,9 +186,12 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
         records_steps: bench.records_steps,
         threads: process::thread_count(),
         load_s,
+        large_pages_mib,
         peak_rss_mib,
         prefill,
         decode,
+        regions_per_token,
+        page_faults_per_token,
         decode_at_896,
         pass_at_512,
         decode_batch,
@@ -142,6 +213,9 @@ fn print(report: &Report) -> Result<()> {
         "{device}{instructions}, weights {dtype}, cache {kv_dtype}, {threads} threads"
     ))?;
     line("load", report.load_s * 1e3, "ms")?;
+    if let Some(bytes) = report.large_pages_mib {
+        line("in large pages", bytes, "MiB")?;
+    }
     if let Some(peak) = report.peak_rss_mib {
         line("peak memory", peak, "MiB")?;
     }
@@ -151,6 +225,13 @@ fn print(report: &Report) -> Result<()> {
     for (name, speed) in [("decode", report.decode), ("decode at 896", report.decode_at_896)] {
         if let Some(speed) = speed {
             line(name, speed, "tokens/s")?;
+        }
+    }
+    for (name, count) in
+        [("regions", report.regions_per_token), ("page faults", report.page_faults_per_token)]
+    {
+        if let Some(count) = count {
+            line(name, count, "a token")?;
         }
     }
     for (tokens, times) in &report.pass_at_512 {
@@ -273,6 +354,41 @@ impl Bench<'_> {
         let ids = (0..texts * tokens).map(id).collect::<Result<Vec<_>, _>>()?;
         Ok(Tensor::from_vec(ids, (texts, tokens), self.device)?)
     }
+}
+
+/// Runs this program once for each number of threads, which is fixed for a process.
+fn each_thread_count(counts: &[u16]) -> Result<ExitCode> {
+    let option = format!("--{}", ThreadCounts::OPTION);
+    let mut others = Vec::new();
+    let mut given = std::env::args_os().skip(1);
+    while let Some(argument) = given.next() {
+        if argument.to_str() == Some(&option) {
+            given.next();
+        } else if !argument.to_str().is_some_and(|argument| argument.starts_with(&format!("{option}="))) {
+            others.push(argument);
+        }
+    }
+    for threads in counts {
+        let one = Command::new(std::env::current_exe()?)
+            .args(&others)
+            .arg(format!("{option}={threads}"))
+            .status()?;
+        if !one.success() {
+            return Ok(one
+                .code()
+                .and_then(|code| u8::try_from(code).ok())
+                .map_or(ExitCode::FAILURE, ExitCode::from));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Faults of this process that took no reading of files, as Linux counts them.
+fn page_faults() -> Option<u64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the program, in parentheses, is the second field and may have spaces; the faults are the tenth.
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_whitespace().nth(7)?.parse().ok()
 }
 
 fn peak_rss_mib() -> Option<f64> {

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle_gpt2_engine::{
-    CachedModel, Estimate, GpuSupport, Hub, HubOptions, Machine, Memory, NvidiaDriver, Processor, Speeds,
-    Terminal,
+    CachedModel, Estimate, GpuSupport, Hub, HubOptions, LargePageUse, Machine, Memory, NvidiaDriver,
+    Processor, Speeds, Terminal, process,
 };
 use candle_gpt2_generation::Clock;
 use clap::Args;
@@ -23,12 +23,13 @@ Examples:
   gpt2 doctor --json
   gpt2 doctor --threads 1    # what one thread reads and multiplies
   GPT2_INSTRUCTION_SET=avx2 gpt2 doctor    # what another processor would do
+  GPT2_LARGE_PAGES=off gpt2 doctor    # what small pages cost
 
 Measuring takes about two seconds; when other programs run, up to eight, and the report says so. `gpt2 bench` measures a model.")]
 pub(crate) struct DoctorArguments {
     #[command(flatten)]
     pub(crate) threads: ThreadArguments,
-    /// Print one JSON object: version, features, system, processor, memory, gpu, hub, has_built_in_model, speeds (and whether the machine is busy), estimates (of GPT-2 124M, at most)
+    /// Print one JSON object: version, features, system, processor, memory, large_pages, gpu, hub, has_built_in_model, speeds (and whether the machine is busy), estimates (of GPT-2 124M)
     #[arg(long)]
     json: bool,
 }
@@ -77,8 +78,9 @@ pub(crate) fn run(arguments: &DoctorArguments, hub: &HubOptions) -> Result<ExitC
 fn print(report: &Report) -> Result<()> {
     let Report { version, features, machine, speeds, estimates } = report;
     let line = |name: &str, text: &str| write_line(&format!("{name:<14}{text}"));
-    let Machine { system, processor, memory, gpu, hub, has_built_in_model } = machine;
-    let Processor { name, architecture, instruction_set, instruction_sets, cores, threads } = processor;
+    let Machine { system, processor, memory, large_pages, gpu, hub, has_built_in_model } = machine;
+    let Processor { name, architecture, instruction_set, instruction_sets, cache_bytes, cores, threads } =
+        processor;
     line("program", &format!("gpt2 {version}, built with {}", listed(features)))?;
     line("system", &format!("{system}, {architecture}"))?;
     line("processor", name.as_deref().unwrap_or("its name is not known"))?;
@@ -87,8 +89,10 @@ fn print(report: &Report) -> Result<()> {
         "instructions",
         &format!("{instruction_set}; also {} (GPT2_INSTRUCTION_SET chooses)", listed(&others)),
     )?;
-    line("cores", &format!("{cores}, of which {threads} compute (--threads)"))?;
+    let cache = cache_bytes.map_or(String::new(), |bytes| format!("; {} MiB of cache", bytes >> 20));
+    line("cores", &format!("{cores}, of which {threads} compute (--threads){cache}"))?;
     line("memory", &memory.map_or("not known on this system".to_owned(), told_of_memory))?;
+    line("large pages", &told_of_large_pages(large_pages))?;
 
     let driver = match &gpu.nvidia_driver {
         NvidiaDriver::Version(version) => format!("driver {version}"),
@@ -113,6 +117,18 @@ fn print(report: &Report) -> Result<()> {
     let billions = |count: f64| format!("{:.1}", count / 1e9);
     write_line("")?;
     line("reads", &format!("{} GB/s from memory", billions(speeds.read_bytes_per_s)))?;
+    let in_large_pages = speeds.read_bytes_in_large_pages.map_or(String::new(), |bytes| {
+        format!(", {}% of them in large pages", 100 * bytes.min(speeds.read_bytes) / speeds.read_bytes.max(1))
+    });
+    line(
+        "",
+        &format!(
+            "(median of {} rounds over {} MiB{in_large_pages}; best {} GB/s)",
+            speeds.read_rounds,
+            speeds.read_bytes >> 20,
+            billions(speeds.best_read_bytes_per_s)
+        ),
+    )?;
     line(
         "multiplies",
         &format!(
@@ -125,7 +141,7 @@ fn print(report: &Report) -> Result<()> {
         true => {
             "The machine is busy: it may be faster than this when nothing else runs. At these speeds GPT-2 124M can:"
         }
-        false => "At these speeds GPT-2 124M can at most (`gpt2 bench` measures a model):",
+        false => "At these speeds GPT-2 124M can (`gpt2 bench` measures a model):",
     })?;
     for Estimate { dtype, read_bytes, new_tokens_per_s, prompt_tokens_per_s } in estimates {
         line(
@@ -171,6 +187,19 @@ fn told_of_memory(memory: Memory) -> String {
         format!("and {} of swap", gibibytes(free_swap_bytes))
     };
     format!("{}, of which {} are available, {swap}", gibibytes(total_bytes), gibibytes(available_bytes))
+}
+
+fn told_of_large_pages(pages: &LargePageUse) -> String {
+    let system = match pages.system.as_deref() {
+        Some("always") => "the system gives them to all memory",
+        Some("madvise") => "the system gives them to memory that asks",
+        Some("never") => "the system gives none",
+        Some(other) => other,
+        None => "not known on this system",
+    };
+    let asked =
+        if pages.is_asked { "weights, keys and values ask" } else { "weights, keys and values do not ask" };
+    format!("{system}; {asked} ({} chooses)", process::LARGE_PAGES)
 }
 
 fn told_of_gpu(support: &GpuSupport) -> String {

@@ -34,6 +34,7 @@ fn doctor(arguments: &[&str], folder: &Path) -> Run {
         .env_remove("HF_HUB_OFFLINE")
         .env("HF_TOKEN", "secret")
         .env_remove("GPT2_INSTRUCTION_SET")
+        .env_remove("GPT2_LARGE_PAGES")
         .output()
         .unwrap();
     Run::of(&output)
@@ -53,6 +54,7 @@ fn doctor_says_what_the_machine_has() {
         "system",
         "processor",
         "memory",
+        "large_pages",
         "gpu",
         "hub",
         "has_built_in_model",
@@ -62,6 +64,7 @@ fn doctor_says_what_the_machine_has() {
     assert_eq!(keys, expected);
     assert_eq!(report["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(report["has_built_in_model"], true);
+    assert_eq!(report["large_pages"]["is_asked"], true);
     let features: Vec<&str> =
         report["features"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     assert_eq!(features.contains(&"serve"), cfg!(feature = "serve"));
@@ -115,6 +118,7 @@ fn doctor_measures_what_a_machine_can_do() {
     for key in ["f32_multiply_adds_per_s", "q8_multiply_adds_per_s"] {
         assert!((1e7..1e13).contains(&speed(key)), "{}", report["speeds"]);
     }
+    assert!(speed("best_read_bytes_per_s") >= speed("read_bytes_per_s") && speed("read_rounds") >= 1.0);
     let estimates = report["estimates"].as_array().unwrap();
     let dtypes: Vec<&Value> = estimates.iter().map(|estimate| &estimate["dtype"]).collect();
     assert_eq!(dtypes, ["f32", "f16", "q8"]);
@@ -134,6 +138,8 @@ fn doctor_tells_it_in_lines() {
     for part in [
         "program       gpt2 ",
         "\ninstructions  ",
+        "\nlarge pages   ",
+        "ask (GPT2_LARGE_PAGES chooses)\n",
         "\n              openai-community/gpt2, 3 MB\n",
         "\n              someone/half, 0 MB, not whole\n",
         "\n              2 that are not GPT-2\n",
@@ -144,4 +150,6 @@ fn doctor_tells_it_in_lines() {
     }
     assert!(!told.stdout.contains("secret"));
     assert_refused(&run(&["doctor", "--threads", "0"]), USAGE, "--threads");
+    let refused = program(&["doctor"]).env("GPT2_LARGE_PAGES", "huge").output().unwrap();
+    assert_refused(&Run::of(&refused), USAGE, "GPT2_LARGE_PAGES: expected on or off, found `huge`");
 }

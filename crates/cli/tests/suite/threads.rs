@@ -4,6 +4,8 @@ use std::process::Command;
 
 use candle_gpt2_testing::CheckpointFolder;
 
+use crate::common::{SUCCESS, USAGE, assert_refused, run};
+
 #[test]
 fn scores_and_texts_are_the_same_on_any_number_of_threads() {
     let folder = CheckpointFolder::tiny();
@@ -24,11 +26,28 @@ fn scores_and_texts_are_the_same_on_any_number_of_threads() {
                 output.stdout
             };
             let one = run("1");
-            for threads in ["2", "3", "7"] {
+            for threads in ["2", "3", "7", "64"] {
                 assert_eq!(run(threads), one, "{arguments:?}, {dtype}, {threads} threads");
             }
         }
     }
+}
+
+#[test]
+fn several_numbers_of_threads_are_measured_one_after_the_other() {
+    let told = run(&["bench", "--json", "--dtype", "q8", "--threads", "1,3"]);
+    assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));
+    let reports: Vec<serde_json::Value> =
+        told.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let threads: Vec<_> = reports.iter().map(|report| report["threads"].as_u64().unwrap()).collect();
+    assert_eq!(threads, [1, 3]);
+    for report in &reports {
+        // Five in each of four blocks, if attention is one, and the head.
+        let regions = report["regions_per_token"].as_f64().unwrap();
+        assert!((17.0..30.0).contains(&regions), "{report}");
+    }
+    assert_refused(&run(&["bench", "--threads", "1,0"]), USAGE, "--threads");
+    assert_refused(&run(&["score", "a", "--threads", "1,2"]), USAGE, "--threads");
 }
 
 /// Another instruction set can be had by its name, and one that the processor has not is refused with those that it has.

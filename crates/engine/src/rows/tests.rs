@@ -165,8 +165,9 @@ fn a_job_resumes_wherever_it_was_cut() {
     assert!(!job.partial().exists());
     let whole = format!("{}\n{expected}", job.settings);
     // Before and behind each line break, and here and there between.
-    let is_tried =
-        |cut: &usize| cut % 11 == 0 || whole[*cut..].starts_with('\n') || whole[..*cut].ends_with('\n');
+    let is_tried = |cut: &usize| {
+        cut.is_multiple_of(11) || whole[*cut..].starts_with('\n') || whole[..*cut].ends_with('\n')
+    };
     for cut in (0..=whole.len()).filter(is_tried) {
         fs::remove_file(job.output()).unwrap();
         fs::write(job.partial(), &whole.as_bytes()[..cut]).unwrap();

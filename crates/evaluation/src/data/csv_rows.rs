@@ -3,7 +3,7 @@
 use csv::{Error, ErrorKind, Position, ReaderBuilder, StringRecord};
 use serde_json::{Map, Value};
 
-use super::Row;
+use super::record::Row;
 
 /// The rows with the line that each begins in. The first names the fields, unless it has none of the names `columns`: then it is
 /// an entry and they are the names.

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use super::Row;
-use super::record::shown;
+use super::record::{Row, shown};
 
 /// What some programs put before UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

@@ -8,7 +8,7 @@ use parquet::file::serialized_reader::SerializedFileReader;
 use parquet::record::reader::RowIter;
 use serde_json::{Map, Value};
 
-use super::Row;
+use super::record::Row;
 
 /// The rows, numbered from 1.
 pub(super) fn rows(bytes: &[u8]) -> Box<dyn Iterator<Item = Row> + '_> {

@@ -13,6 +13,9 @@ const SHOWN_NAMES: usize = 12;
 /// Fields that name an entry, the first that it has.
 const ID_FIELDS: [&str; 5] = ["id", "ind", "qID", "pairID", "index"];
 
+/// The fields of an entry, or what is wrong with it, at its line.
+pub(super) type Row = (usize, Result<Map<String, Value>, String>);
+
 /// An entry of the data: the fields of a JSON object, of a row of CSV, or of a row of Parquet.
 ///
 /// Given by [`Data::records`](crate::Data::records).

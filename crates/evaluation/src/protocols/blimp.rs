@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::lm_eval::{Question, is_right, question_item};
-use super::{PLAIN, prepare_records};
+use super::shared::{PLAIN, prepare_records};
 use crate::protocol::Dataset;
 use crate::{
     Data, DataError, EvaluationError, ItemResult, Metric, Prepared, Protocol, Record, Setting, StderrKind,

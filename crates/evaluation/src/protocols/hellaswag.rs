@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::llama_cpp::encode_plain;
 use super::lm_eval::{self, Question, at_least_two, places, share_of};
-use super::{GPT_NEO, Made, PLAIN, prepare_records, published, scored, whole};
+use super::shared::{GPT_NEO, Made, PLAIN, prepare_records, published, scored, whole};
 use crate::detokenize::{capitalized, hellaswag};
 use crate::protocol::Dataset;
 use crate::{

@@ -6,7 +6,7 @@ use candle_gpt2_engine::Vocabulary;
 
 use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
-use super::{GPT_NEO, Made, PLAIN, paper, prepare_records, published, scored, whole};
+use super::shared::{GPT_NEO, Made, PLAIN, paper, prepare_records, published, scored, whole};
 use crate::detokenize::strip;
 use crate::metric::{Ratio, texts};
 use crate::protocol::Dataset;

@@ -2,7 +2,7 @@
 
 use candle_gpt2_engine::{EngineError, Vocabulary};
 
-use super::wrong_setting;
+use super::shared::wrong_setting;
 use crate::long_text::encode_long;
 use crate::{EvaluationError, Setting};
 

@@ -8,7 +8,7 @@ use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
 use super::few_shot::Examples;
-use super::{Made, prepare_records, scored, wrong_setting};
+use super::shared::{Made, prepare_records, scored, wrong_setting};
 use crate::detokenize::is_space;
 use crate::{
     Choice, Data, DataError, EvaluationError, ItemResult, Metric, Predicted, Prepared, Record, Setting,

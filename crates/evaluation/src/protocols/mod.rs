@@ -8,17 +8,13 @@ mod lambada;
 pub(crate) mod llama_cpp;
 mod lm_eval;
 mod questions;
+pub(crate) mod shared;
 pub(crate) mod text;
 mod wikitext;
 mod winogrande;
 
-use candle_gpt2_engine::Vocabulary;
-use candle_gpt2_generation::Sequence;
-
-use crate::{
-    Choice, Data, DataError, Dataset, EvaluationError, Item, Kl, Prepared, Protocol, Published, Record,
-    Setting, Size, Work,
-};
+use crate::{Dataset, Kl, Protocol};
+use shared::PLAIN;
 
 /// All of them, in the order in which they are listed.
 pub(crate) const ALL: &[&Protocol] = &[
@@ -43,19 +39,6 @@ pub(crate) const ALL: &[&Protocol] = &[
     &text::BITS,
 ];
 
-/// What rows may leave out.
-const PLAIN: Protocol = Protocol {
-    name: "",
-    about: "",
-    source: "",
-    dataset: Dataset { name: "any text in UTF-8", hub: None, sha256: &[], licence: "the text's" },
-    published: &[],
-    parameter: None,
-    few_shot: None,
-    prepare: |data, _| Err(unusable(data, "no protocol reads it")),
-    measure: |_, _| Vec::new(),
-};
-
 /// What is known of two models side by side.
 pub(crate) const KL: Protocol = Protocol { name: Kl::NAME, about: Kl::ABOUT, source: Kl::SOURCE, ..PLAIN };
 /// What is known of a task of a YAML file, whose data are those of the file.
@@ -64,122 +47,3 @@ pub(crate) const TASK: Protocol = Protocol {
     dataset: Dataset { name: "those of the task file", ..PLAIN.dataset },
     ..PLAIN
 };
-
-/// Sources of figures of several tasks.
-const GPT_NEO: &str = "EleutherAI/gpt-neo, README";
-const GPT2_CARD: &str = "crumb/gpt2023, model card";
-/// What the paper says, of which it is not known by what protocol.
-const PAPER: &str = "Radford et al. 2019, table 3";
-/// The protocol of the paper's figures.
-const NOT_PUBLISHED: &str = "not published";
-
-/// A figure of the protocol that it stands beside.
-const fn published(
-    model: Size,
-    metric: &'static str,
-    value: f64,
-    protocol: &'static str,
-    source: &'static str,
-) -> Published {
-    Published { model, metric, value, source, protocol, exact: true }
-}
-
-/// A figure of the paper's.
-const fn paper(model: Size, metric: &'static str, value: f64) -> Published {
-    Published { model, metric, value, source: PAPER, protocol: NOT_PUBLISHED, exact: false }
-}
-
-/// An item of the data, and whether it lost its beginning.
-struct Made {
-    item: Item,
-    is_cut: bool,
-}
-
-impl From<Item> for Made {
-    fn from(item: Item) -> Self {
-        Self { item, is_cut: false }
-    }
-}
-
-/// Makes an item of each record, up to the first that is damaged; no record after the limit is looked at.
-fn prepare_records(
-    data: &Data,
-    setting: &Setting<'_>,
-    records: impl Iterator<Item = Result<Record, DataError>>,
-    mut make: impl FnMut(usize, &Record) -> Result<Made, EvaluationError>,
-) -> Result<Prepared, EvaluationError> {
-    let mut prepared = Prepared::default();
-    for (index, record) in records.take(limit(setting)?).enumerate() {
-        if setting.reporter.is_interrupted() {
-            return Err(EvaluationError::Interrupted);
-        }
-        match record.map_err(EvaluationError::from).and_then(|record| make(index, &record)) {
-            Ok(Made { item, is_cut }) => {
-                prepared.items.push(item);
-                prepared.cut += usize::from(is_cut);
-            }
-            Err(EvaluationError::Data(error)) => {
-                prepared.damaged = Some(error);
-                break;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    if prepared.items.is_empty() && prepared.damaged.is_none() {
-        return Err(unusable(data, "expected at least one entry, found none"));
-    }
-    Ok(prepared)
-}
-
-/// The number of items that are wanted.
-pub(crate) fn limit(setting: &Setting<'_>) -> Result<usize, EvaluationError> {
-    match setting.limit {
-        Some(0) => Err(wrong_setting("limit", "at least 1 item", "0")),
-        limit => Ok(limit.unwrap_or(usize::MAX)),
-    }
-}
-
-/// A record's item with one choice, or several of which `gold` is the right one.
-fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: Option<usize>) -> Item {
-    let context_tokens =
-        choices.first().and_then(|choice| choice.sequences.first()).map_or(0, |sequence| sequence.first);
-    Item { index, id: record.id(), group: None, context_tokens, work: Work::Score { choices, gold } }
-}
-
-/// Tokens of which those from `first` on are scored, for protocols that read an item whole and stop at one that is too long; `field`
-/// is where the scored ones stand in the data.
-fn whole(
-    vocabulary: &Vocabulary,
-    record: &Record,
-    field: &str,
-    ids: Vec<u32>,
-    first: usize,
-) -> Result<Sequence, EvaluationError> {
-    let n_positions = vocabulary.config().n_positions;
-    if ids.len() > n_positions {
-        let what = format!(
-            "with what stands before it expected at most {n_positions} tokens, the model's context, found {}; this protocol \
-             reads an item whole",
-            ids.len()
-        );
-        return Err(record.field_error(field, &what).into());
-    }
-    if first == 0 || first >= ids.len() {
-        let missing = if first == 0 { "before what is scored" } else { "to score" };
-        return Err(record.field_error(field, &format!("expected a token {missing}, found none")).into());
-    }
-    Ok(Sequence { ids, first })
-}
-
-/// An error about the data as a whole.
-pub(crate) fn unusable(data: &Data, what: impl Into<String>) -> EvaluationError {
-    EvaluationError::Unusable { file: data.path().display().to_string(), what: what.into() }
-}
-
-pub(crate) fn wrong_setting(
-    what: &str,
-    expected: impl Into<String>,
-    found: impl Into<String>,
-) -> EvaluationError {
-    EvaluationError::Setting { what: what.to_owned(), expected: expected.into(), found: found.into() }
-}

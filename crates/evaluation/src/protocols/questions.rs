@@ -4,7 +4,7 @@
 //! lm-evaluation-harness 0.4.13, `tasks/{piqa,arc,openbookqa,sciq}/*.yaml`.
 
 use super::lm_eval::{self, Question, at_least_two, places, prepare_questions};
-use super::{GPT_NEO, GPT2_CARD, PLAIN, published};
+use super::shared::{GPT_NEO, GPT2_CARD, PLAIN, published};
 use crate::detokenize::is_space;
 use crate::protocol::Dataset;
 use crate::{DataError, ExampleSource, Protocol, Record, Size};

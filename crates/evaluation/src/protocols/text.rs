@@ -3,7 +3,8 @@
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
-use super::{PLAIN, limit, lm_eval, unusable, wrong_setting};
+use super::lm_eval;
+use super::shared::{PLAIN, limit, unusable, wrong_setting};
 use crate::detokenize::count_words;
 use crate::long_text::encode_text;
 use crate::metric::Ratio;

@@ -9,8 +9,9 @@ use candle_gpt2_generation::Sequence;
 use serde_json::{Map, Value};
 
 use super::llama_cpp::{encode_file, first_scored, window_length};
+use super::lm_eval;
+use super::shared::{Made, PLAIN, limit, paper, prepare_records, published, scored, unusable};
 use super::text::{Window, stride, windows_as_items};
-use super::{Made, PLAIN, limit, lm_eval, paper, prepare_records, published, scored, unusable};
 use crate::detokenize::{self, count_words, strip};
 use crate::long_text::encode_text;
 use crate::metric::{Ratio, texts};

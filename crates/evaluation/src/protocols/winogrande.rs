@@ -5,7 +5,7 @@
 
 use super::few_shot::Examples;
 use super::lm_eval::{self, Pair};
-use super::{GPT_NEO, GPT2_CARD, Made, prepare_records, published};
+use super::shared::{GPT_NEO, GPT2_CARD, Made, prepare_records, published};
 use crate::detokenize::strip;
 use crate::protocol::Dataset;
 use crate::{DataError, EvaluationError, ExampleSource, Protocol, Record, Setting, Size};

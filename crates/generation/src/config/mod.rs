@@ -13,4 +13,4 @@ pub(crate) use checks::{check_ids, slid_tokens};
 pub use kinds::{EarlyStopping, LongPrompt, MAX_TEXTS, MIN_TEMPERATURE, WhenFull};
 pub use options::samples_at;
 pub use search::SearchMode;
-pub use table::{GenerationConfig, GenerationOptions, MAX_NEW_TOKENS, OPTIONS, OptionRow};
+pub use table::{GenerationConfig, GenerationOptions, MAX_NEW_TOKENS, OPTIONS, OptionRow, RequestField};

@@ -7,6 +7,8 @@
 //! Source of names and defaults: `src/transformers/generation/configuration_utils.py`; of ranges: the checks in its
 //! `logits_process.py`. Presence and frequency penalty are those of OpenAI's API, which transformers does not have.
 
+use std::fmt;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -92,7 +94,70 @@ pub struct OptionRow {
     pub group: &'static str,
     /// What it does.
     pub doc: &'static str,
+    /// How a request over HTTP sets it; without this, none does under this name.
+    pub request: Option<RequestField>,
 }
+
+/// An option as a field of a request over HTTP: a number, whose range may be narrower than that of the option.
+///
+/// ```
+/// use candle_gpt2_generation::OPTIONS;
+///
+/// let option = OPTIONS.iter().find(|option| option.name == "temperature").ok_or("it is missing")?;
+/// let field = option.request.ok_or("it is no field")?;
+/// assert!(field.contains(2.0) && !field.contains(2.1));
+/// assert_eq!(field.to_string(), "from 0 to 2");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct RequestField {
+    /// The least value.
+    pub least: f64,
+    /// Whether `least` itself is excluded.
+    pub is_above: bool,
+    /// The largest value.
+    pub most: f64,
+    /// Another name of the field, which other servers have.
+    pub alias: Option<&'static str>,
+    /// Whether a request without the field gets what the checkpoint's `generation_config.json` sets, as with vLLM.
+    pub from_checkpoint: bool,
+}
+
+impl RequestField {
+    const fn from(least: f64, most: f64) -> Self {
+        Self { least, is_above: false, most, alias: None, from_checkpoint: false }
+    }
+
+    const fn above(least: f64, most: f64) -> Self {
+        Self { is_above: true, ..Self::from(least, most) }
+    }
+
+    const fn or_checkpoint(self) -> Self {
+        Self { from_checkpoint: true, ..self }
+    }
+
+    const fn alias(self, alias: &'static str) -> Self {
+        Self { alias: Some(alias), ..self }
+    }
+
+    /// Whether a request may set this number.
+    pub fn contains(&self, number: f64) -> bool {
+        (self.least..=self.most).contains(&number) && !(self.is_above && number == self.least)
+    }
+}
+
+/// The range in words, as they follow "a number".
+impl fmt::Display for RequestField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_above {
+            true => write!(f, "above {} and at most {}", self.least, self.most),
+            false => write!(f, "from {} to {}", self.least, self.most),
+        }
+    }
+}
+
+/// Largest whole number of a request, more than any context holds.
+const MAX_WHOLE: f64 = u32::MAX as f64;
 
 /// The type that the configuration keeps of an option: the option's own, unless the row says another.
 macro_rules! kept {
@@ -110,6 +175,7 @@ macro_rules! options {
             $(
                 $(#[doc = $doc:literal])+
                 #[arg($($arg:tt)*)]
+                $(#[request($request:expr)])?
                 $name:ident: $kind:ty $(as $kept:ty)? = $default:expr $(, in $range:expr)?;
             )+
         }
@@ -234,6 +300,13 @@ macro_rules! options {
                 self
             }
 
+            /// What these set of the options of [`GenerationConfig`] whose names `keeps` accepts.
+            pub fn only(&self, keeps: impl Fn(&str) -> bool) -> Self {
+                let mut kept = Self::default();
+                $($( kept.$name = self.$name.clone().filter(|_| keeps(stringify!($name))); )+)+
+                kept
+            }
+
             /// Puts what is set in its place, whatever it was; [`GenerationOptions::applied_to`] goes by the rules.
             pub fn put_into(&self, config: &mut GenerationConfig) {
                 $($(
@@ -261,6 +334,7 @@ macro_rules! options {
                     default: stringify!($default),
                     group: $group,
                     doc: concat!($($doc),+),
+                    request: [$(Some($request),)? None][0],
                 },
             )+)+
         ];
@@ -297,18 +371,23 @@ options! {
         do_sample: bool = false;
         /// Divide the logits by T: below 1 sharper, above 1 flatter, 0 takes the most probable token [default: 1]
         #[arg(value_name = "T")]
+        #[request(RequestField::from(0.0, 2.0).or_checkpoint())]
         temperature: f64 = 1.0, in TEMPERATURE;
         /// Sample from the K most probable tokens and those equal to the last; 0 keeps all [default: 50]
         #[arg(value_name = "K")]
+        #[request(RequestField::from(-1.0, MAX_WHOLE).or_checkpoint())]
         top_k: usize = 50;
         /// Sample from the smallest set of tokens whose probabilities add up to P, in (0, 1] [default: 1]
         #[arg(value_name = "P")]
+        #[request(RequestField::from(0.0, 1.0).or_checkpoint())]
         top_p: f64 = 1.0, in SAMPLED_MASS;
         /// Sample from tokens with at least the share P of the largest probability, from 0 to 1
         #[arg(value_name = "P")]
+        #[request(RequestField::from(0.0, 1.0).or_checkpoint())]
         min_p: f64 as Option<f64> = None, in SAMPLED_SHARE;
         /// Locally typical sampling with mass P, in (0, 1]
         #[arg(value_name = "P")]
+        #[request(RequestField::above(0.0, 1.0).alias("typical"))]
         typical_p: f64 = 1.0, in SAMPLED_MASS;
         /// Sample from tokens with at least probability P, in [0, 1)
         #[arg(value_name = "P")]
@@ -327,21 +406,27 @@ options! {
     "Changing the logits" {
         /// Multiply positive and divide negative logits of the prompt's tokens by X, greater than 0
         #[arg(value_name = "X")]
+        #[request(RequestField::above(0.0, 1000.0))]
         encoder_repetition_penalty: f64 = 1.0, in POSITIVE;
         /// Divide positive and multiply negative logits of all tokens so far by X, greater than 0
         #[arg(value_name = "X")]
+        #[request(RequestField::above(0.0, 1000.0).alias("repeat_penalty").or_checkpoint())]
         repetition_penalty: f64 = 1.0, in POSITIVE;
         /// Subtract X from the logits of tokens generated so far
         #[arg(value_name = "X")]
+        #[request(RequestField::from(-2.0, 2.0))]
         presence_penalty: f64 = 0.0, in FINITE;
         /// Subtract X from a token's logit for each time it was generated
         #[arg(value_name = "X")]
+        #[request(RequestField::from(-2.0, 2.0))]
         frequency_penalty: f64 = 0.0, in FINITE;
         /// Forbid repeated N-grams, including those of the prompt
         #[arg(value_name = "N")]
+        #[request(RequestField::from(0.0, MAX_WHOLE))]
         no_repeat_ngram_size: usize = 0;
         /// Forbid the N-grams of the prompt
         #[arg(value_name = "N")]
+        #[request(RequestField::from(0.0, MAX_WHOLE))]
         encoder_no_repeat_ngram_size: usize = 0;
         /// Never generate this sequence of tokens; may be given several times
         #[arg(value_name = "ID,ID", value_parser = ids_of_text)]

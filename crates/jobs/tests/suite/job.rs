@@ -251,9 +251,11 @@ fn wrong_options_are_told_by_their_names_before_any_work() {
     let short = (folder.path().join("short.txt"), "The dog was found.");
     fs::write(&short.0, short.1).unwrap();
     let tried = TrainOptions { ignore_memory: true, held_out: 0.0, ..much.clone() };
-    let start = Start::Checkpoint(tiny().path().to_owned());
+    let tiny = tiny();
+    let start = Start::Checkpoint(tiny.path().to_owned());
     let tried = run(&TrainJob { data: vec![short.0], start, ..job(folder.path(), "tried", tried) });
-    assert!(tried.unwrap_err().to_string().contains("one window of the context takes 49"));
+    let tried = tried.unwrap_err().to_string();
+    assert!(tried.contains("one window of the context takes 49"), "{tried}");
     let told = refused(TrainOptions { recompute: true, ..much });
     assert!(
         told.ends_with(
@@ -313,14 +315,11 @@ fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
     let told = run(&large).unwrap_err().to_string();
     assert!(told.contains("tokens only; lower it to "), "{told}");
     // A tokenizer of more tokens than the model has.
-    let tokenizer = Some(folder.path().join("large"));
-    let config = Gpt2Config { vocab_size: 380, ..Gpt2Config::from_json(CONFIG).unwrap() };
-    let once = TrainOptions { steps: 1, ..TrainOptions::default() };
-    run(&TrainJob { start: Start::Config(config.into()), ..job(folder.path(), "large", once.clone()) })
-        .unwrap();
+    let tokenizer = folder.path().join("tokenizer.json");
+    fs::write(&tokenizer, candle_gpt2_shakespeare::TOKENIZER).unwrap();
     let start = Start::Checkpoint(tiny.path().to_owned());
-    let told =
-        run(&TrainJob { start, tokenizer, ..job(folder.path(), "out", once) }).unwrap_err().to_string();
+    let job = job(folder.path(), "out", TrainOptions { steps: 1, ..TrainOptions::default() });
+    let told = run(&TrainJob { start, tokenizer: Some(tokenizer), ..job }).unwrap_err().to_string();
     assert!(told.contains("the tokenizer does not belong to this model"), "{told}");
 }
 
@@ -348,7 +347,8 @@ fn labels_are_those_of_a_head_that_is_there() {
     let weighted = TrainOptions { class_weights: weights, ..classify() };
     refused(of(&heads, "3", weighted), "`class_weights`: expected labels of ");
     let answer = TrainOptions { task: Task::Answer, ..TrainOptions::default() };
-    refused(of(&heads, "3", answer), "`task` answer trains language models");
+    let rows = ("answers.jsonl", r#"{"prompt": "a", "completion": "b"}"#);
+    refused(further(folder.path(), &heads, rows, answer), "`task` answer trains language models");
     for (name, class) in
         [("heads/token", "GPT2ForTokenClassification"), ("heads/multi_label", "multi_label_classification")]
     {

@@ -150,7 +150,7 @@ fn descriptions_that_are_wrong_are_refused_with_what_and_where() {
             "special tokens and tokens by number",
         ),
         (json!({ "structured_outputs": { "regex": "a(b" } }), "structured_outputs", "unclosed group"),
-        (json!({ "response_format": { "type": "xml" } }), "response_format", "\"json_schema\""),
+        (json!({ "response_format": { "type": "xml" } }), "response_format", "`json_schema`"),
     ];
     for (description, param, expected) in cases {
         let reply = server.post("/v1/completions", &request(&description, json!({})));

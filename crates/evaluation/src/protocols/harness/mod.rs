@@ -17,7 +17,8 @@ use self::keys::{FewShotKeys, FormKey, Keys, wrong};
 use self::template::{Entry, Form, Given, environment};
 use super::few_shot::{Examples, Pool, Sampler};
 use super::lm_eval::{self, Pair};
-use super::{Made, lambada, prepare_records, wikitext};
+use super::shared::{Made, prepare_records};
+use super::{lambada, wikitext};
 use crate::{Data, EvaluationError, ItemResult, Metric, Prepared, Record, Setting, Totals};
 
 /// What is asked about an entry.
