@@ -547,8 +547,7 @@ mod tests {
 
     #[test]
     fn a_calm_machine_is_measured_in_little_time() {
-        let calm =
-            |count: u64| Rounds { best_s: 0.01, median_s: 0.01, count: count as usize, is_busy: false };
+        let calm = |count: usize| Rounds { best_s: 0.01, median_s: 0.01, count, is_busy: false };
         assert_eq!(rounds(|_| 10), (calm(50), 50));
         // The first rounds wake the threads.
         assert_eq!(rounds(|round| if round < 5 { 40 } else { 10 }), (calm(35), 35));
