@@ -48,6 +48,7 @@ pages! {
     precisions: "src/reference/precisions.md",
     speed: "src/reference/speed.md",
     generation_options: "src/reference/generation-options.md",
+    options: "src/reference/options.md",
     formats: "src/reference/formats.md",
     protocols: "src/reference/protocols.md",
     architecture: "src/reference/architecture.md",
