@@ -24,18 +24,22 @@ use clap::CommandFactory;
 const BACKTRACE: &str = "RUST_BACKTRACE";
 
 fn main() -> ExitCode {
-    let Arguments { command, offline, threads } = match parse::arguments() {
-        Ok(arguments) => arguments,
-        Err(code) => return code,
-    };
-    #[expect(unsafe_code, reason = "settings of the process that are made before there is a second thread")]
+    #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
     // SAFETY: the program has one thread here.
     unsafe {
-        process::set_threads(threads);
         // Where memory is used up, a backtrace can name nothing, and hides what happened.
         if std::env::var_os(BACKTRACE).is_none_or(|chosen| chosen != "full") {
             std::env::set_var(BACKTRACE, "0");
         }
+    }
+    let Arguments { command, offline, threads } = match parse::arguments() {
+        Ok(arguments) => arguments,
+        Err(code) => return code,
+    };
+    #[expect(unsafe_code, reason = "a setting of the process that is made before there is a second thread")]
+    // SAFETY: the program has one thread here.
+    unsafe {
+        process::set_threads(threads);
     }
     process::keep_freed_memory();
     let mut hub = HubOptions::from_environment();

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, KvDType, LogitsFor, Pass, expected_parameters};
-use candle_gpt2_engine::{DeviceChoice, MemoryNeeded, ModelOptions, Silent, WeightDType};
+use candle_gpt2_engine::{DeviceChoice, MemoryNeeded, ModelOptions, Silent, WeightDType, process};
 use candle_gpt2_testing::fixture_path;
 use candle_gpt2_weights::{
     Checkpoint, GivenFiles, LoadOptions, OpenOptions, ReadAt, WrittenDType, load_tokenizer, write_gguf,
@@ -50,6 +50,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// What `work` makes, the bytes that are held after it and the most that were, beside those before.
 fn counted<T>(work: impl FnOnce() -> T) -> (T, u64, u64) {
+    // Large pages are memory of the system, which the allocator does not hand out.
+    process::use_large_pages("off").unwrap();
     let before = HELD.load(Ordering::Relaxed);
     PEAK.store(before, Ordering::Relaxed);
     let made = work();
