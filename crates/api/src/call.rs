@@ -263,7 +263,8 @@ pub(crate) fn processors_of(
     let TokenIds(ids) = &options.fields.allowed_token_ids;
     if !ids.is_empty() {
         if options.grammar.is_some() {
-            let message = "allowed_token_ids: they cannot be kept beside what the text must conform to; leave one of both out";
+            let message =
+                "allowed_token_ids: cannot be combined with a grammar or a schema; leave one of them out";
             return Err(ApiError::invalid(message).with_param("allowed_token_ids"));
         }
         for (place, id) in ids.iter().enumerate() {

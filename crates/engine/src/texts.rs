@@ -35,8 +35,8 @@ pub struct Texts<O> {
     calls: BTreeMap<CallId, Call<O>>,
     /// Calls with prompts that the scheduler does not have yet.
     turns: VecDeque<CallId>,
-    /// The prompts that it has: of which call, and which one.
-    prompts: BTreeMap<RequestId, (CallId, usize)>,
+    /// The prompts that it has.
+    prompts: BTreeMap<RequestId, Submitted>,
     /// Calls that were begun.
     count: u64,
 }
@@ -50,6 +50,16 @@ struct Call<O> {
     rest: VecDeque<(usize, Request)>,
     /// Texts that have not ended.
     unfinished: usize,
+}
+
+/// A prompt that the scheduler has.
+#[derive(Clone, Copy)]
+struct Submitted {
+    call: CallId,
+    /// Which of the call's prompts.
+    prompt: usize,
+    /// Its texts.
+    sequences: usize,
 }
 
 /// What happened to a call. [`Texts::step`] gives it.
@@ -91,12 +101,9 @@ impl<O> Texts<O> {
             let Some(call) = self.calls.get_mut(&id) else { continue };
             let Some((prompt, request)) = call.rest.pop_front() else { continue };
             self.turns.push_back(id);
-            let submitted = self.scheduler.submit(request);
-            return Some((
-                id,
-                prompt,
-                submitted.map(|request| _ = self.prompts.insert(request, (id, prompt))),
-            ));
+            let submitted = Submitted { call: id, prompt, sequences: request.config.num_return_sequences };
+            let taken = self.scheduler.submit(request);
+            return Some((id, prompt, taken.map(|request| _ = self.prompts.insert(request, submitted))));
         }
         None
     }
@@ -109,10 +116,11 @@ impl<O> Texts<O> {
     ) -> (Vec<Happened>, Option<GenerationError>) {
         let Step { events, failure } = self.scheduler.step_with(progress);
         let happened = events.into_iter().filter_map(|event| {
-            let (call, prompt) = *self.prompts.get(&event.request())?;
+            let Submitted { call, prompt, sequences } = *self.prompts.get(&event.request())?;
             let unfinished = &mut self.calls.get_mut(&call)?.unfinished;
             match &event {
-                Event::Failed { .. } | Event::Found { .. } => *unfinished = 0,
+                Event::Failed { .. } => *unfinished = 0,
+                Event::Found { .. } => *unfinished = unfinished.saturating_sub(sequences),
                 event => *unfinished = unfinished.saturating_sub(usize::from(event.ends_text())),
             }
             Some(Happened { call, prompt, event, is_last: *unfinished == 0 })
@@ -125,8 +133,8 @@ impl<O> Texts<O> {
         let call = self.calls.remove(&id)?;
         self.turns.retain(|turn| *turn != id);
         let scheduler = &mut self.scheduler;
-        self.prompts.retain(|request, (call, _)| {
-            let is_kept = *call != id;
+        self.prompts.retain(|request, submitted| {
+            let is_kept = submitted.call != id;
             if !is_kept {
                 scheduler.cancel(*request);
             }

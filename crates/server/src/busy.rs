@@ -9,31 +9,31 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// As many wait as may.
 pub(crate) fn queue_full(retry_after: Option<Duration>) -> ApiError {
-    let message = "the queue is full; retry after Retry-After seconds";
+    let message = "the queue is full; retry after the time in the Retry-After header";
     ApiError::busy(429, message, "server_overloaded", retry_after.unwrap_or(SOON))
 }
 
 /// It has waited as long as may be.
 pub(crate) fn queue_timeout(retry_after: Option<Duration>) -> ApiError {
-    let message = "the request waited too long in the queue; retry after Retry-After seconds";
+    let message = "the request waited too long in the queue; retry after the time in the Retry-After header";
     ApiError::busy(503, message, "queue_timeout", retry_after.unwrap_or(SOON))
 }
 
 /// As many analyses wait as may.
 pub(crate) fn looks_full() -> ApiError {
-    let message = "the queue of analyses is full; retry after Retry-After seconds";
+    let message = "the queue of analyses is full; retry after the time in the Retry-After header";
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 
 /// All connections are taken.
 pub(crate) fn connections_full() -> ApiError {
-    let message = "all connections of this server are in use; retry after Retry-After seconds";
+    let message = "all connections of this server are in use; retry after the time in the Retry-After header";
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 
 /// There is no memory for the body.
 pub(crate) fn bodies_full() -> ApiError {
-    let message = "there is no memory for this request body; retry after Retry-After seconds, and send it without pauses";
+    let message = "there is no memory for this request body; retry after the time in the Retry-After header, and send it without pauses";
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 

@@ -102,6 +102,8 @@ struct Shared {
     /// Tokens in a second, as bits of an `f64`; 0 until known.
     rate: AtomicU64,
     draining: AtomicBool,
+    /// Analyses that have begun.
+    analyses: AtomicUsize,
 }
 
 /// A prompt's place in the queue; free when dropped.
@@ -115,6 +117,16 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.shared.queued.fetch_sub(1, Ordering::AcqRel);
         self.shared.queued_tokens.fetch_sub(self.tokens, Ordering::AcqRel);
+    }
+}
+
+/// An analysis that has begun: a server that is about to end answers its questions until this is dropped.
+#[derive(Debug)]
+pub(crate) struct BegunAnalysis(Arc<Shared>);
+
+impl Drop for BegunAnalysis {
+    fn drop(&mut self) {
+        self.0.analyses.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -161,6 +173,7 @@ impl Engine {
             queued_tokens: AtomicUsize::new(0),
             rate: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            analyses: AtomicUsize::new(0),
         });
         let worker = Worker::new(model, Arc::clone(&shared), Arc::clone(&metrics), received)?;
         let run = move || {
@@ -195,6 +208,16 @@ impl Engine {
         let submitted = Submitted { id: Arc::clone(id), requests, updates, at: Instant::now(), places };
         self.commands.send(Command::Submit(submitted)).map_err(|_| refused())?;
         Ok(Ticket { updates: received, unfinished })
+    }
+
+    /// Begins an analysis, which is a series of questions.
+    ///
+    /// # Errors
+    /// When the server is about to end.
+    pub(crate) fn begin_analysis(&self) -> Result<BegunAnalysis, ApiError> {
+        self.shared.analyses.fetch_add(1, Ordering::AcqRel);
+        let begun = BegunAnalysis(Arc::clone(&self.shared));
+        if self.is_draining() { Err(draining()) } else { Ok(begun) }
     }
 
     /// What a short look at the model gives, between two steps, for the request with this id. What fails is in the log, also where
@@ -387,5 +410,24 @@ mod tests {
             assert_logged(id, &format!("{id} failed: internal error, please report it: broken twice"));
         }
         assert_eq!(runtime.block_on(engine.died()), "two steps have failed from within in a minute");
+    }
+
+    #[test]
+    fn an_analysis_that_has_begun_is_finished_when_the_server_ends() {
+        let (runtime, engine, _) = start();
+        let begun = engine.begin_analysis().unwrap();
+        engine.drain();
+        for answer in [5, 6] {
+            assert_eq!(runtime.block_on(engine.ask(&"req-drain-1".into(), move |_| Ok(answer))), Ok(answer));
+        }
+        assert_eq!(engine.begin_analysis().unwrap_err().code(), Some("server_draining"));
+        drop(begun);
+        runtime.block_on(engine.drained());
+
+        // One that the second signal meets is not waited for.
+        let (runtime, engine, _) = start();
+        let _begun = engine.begin_analysis().unwrap();
+        engine.stop();
+        runtime.block_on(engine.drained());
     }
 }

@@ -43,15 +43,16 @@ impl Analyses<'_> {
             let message = format!("a look is taken at a short text: its body has at most {MAX_BODY} bytes");
             return Err(ApiError::new(413, message).with_code("body_too_large"));
         }
-        let body = received.into_bytes();
         let _place = self.turns.places(1).ok_or_else(|| {
             self.metrics.reject("looks_full");
             looks_full()
         })?;
         // Also held by what is being computed: it goes on when nobody waits for it any more.
         let turn = Arc::new(self.turns.turn().await?);
+        let _begun = self.engine.begin_analysis()?;
         let served = Arc::clone(self.served);
-        let mut analysis = match blocking(id, move || served.read(endpoint, &body, None)).await? {
+        let read = move || served.read(endpoint, received.bytes(), None);
+        let mut analysis = match blocking(id, read).await? {
             Work::Analysis(analysis) => analysis,
             Work::Reply(reply) => return Ok(reply),
             _ => return Err(ApiError::failed("texts or labels, at the path of an analysis")),

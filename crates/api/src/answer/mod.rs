@@ -267,7 +267,7 @@ impl Answer {
 fn check(logprobs: &TokenLogprobs) -> Result<(), ApiError> {
     let mut told = logprobs.alternatives.iter().map(|(_, logprob)| *logprob).chain([logprobs.logprob]);
     if told.any(f64::is_nan) {
-        return Err(ApiError::failed("a log probability is no number; verify the model's weights"));
+        return Err(ApiError::failed("a log probability is not a number; verify the model's weights"));
     }
     Ok(())
 }

@@ -405,7 +405,7 @@ pub(crate) fn without_place(error: &serde_json::Error) -> String {
 /// Whether a value asks for nothing.
 fn is_empty(json: &str) -> bool {
     let written: String = json.chars().take(16).filter(|c| !c.is_ascii_whitespace()).collect();
-    ["null", "false", "\"\"", "[]", "{}"].contains(&written.as_str())
+    json == "\"\"" || ["null", "false", "[]", "{}"].contains(&written.as_str())
 }
 
 /// A value as a message repeats it: as it is written if that is short, otherwise what it is.

@@ -61,7 +61,8 @@ impl Partial {
                 check_settings(&value, settings)?;
             } else if !is_of(count - 1, &value) {
                 return Err(io::Error::other(format!(
-                    "line {count} continues another prompt; remove the file, or give the prompts it began with"
+                    "line {} is of another prompt; remove the file, or give the prompts it began with",
+                    count + 1
                 )));
             }
             count += 1;

@@ -200,10 +200,10 @@ fn lines_of_something_else_are_refused_and_left_alone() {
         ("my notes\n".to_owned(), "made.partial: line 1: not one of ours"),
         ("notes without an end".into(), "line 1: not one of ours"),
         (format!("{settings}\nnotes\n"), "line 2: not one of ours"),
-        (format!("{settings}\n{}", made.replace("\"a\"", "\"c\"")), "line 1 continues another prompt"),
-        (format!("{settings}\n{}", made.replace("[97]", "[98]")), "line 1 continues another prompt"),
-        (format!("{settings}\n{}", made.replace("not valid", "valid")), "line 2 continues another prompt"),
-        (format!("{settings}\n{made}{first}\n"), "line 5 continues another prompt"),
+        (format!("{settings}\n{}", made.replace("\"a\"", "\"c\"")), "line 2 is of another prompt"),
+        (format!("{settings}\n{}", made.replace("[97]", "[98]")), "line 2 is of another prompt"),
+        (format!("{settings}\n{}", made.replace("not valid", "valid")), "line 3 is of another prompt"),
+        (format!("{settings}\n{made}{first}\n"), "line 6 is of another prompt"),
     ] {
         fs::write(job.partial(), &content).unwrap();
         job.assert_refused(CONTENT, told);

@@ -3,7 +3,7 @@
 use std::slice;
 
 use candle_gpt2_generation::{
-    GenerationConfig, GenerationError, LogitsProcessor, Score, default_stride, score,
+    GenerationConfig, GenerationError, LogitsProcessor, Score, StopReason, default_stride, score,
 };
 use serde::Serialize;
 
@@ -108,6 +108,11 @@ impl Job for Continued<'_, '_> {
         prompt: usize,
         texts: Result<Vec<Text>, GenerationError>,
     ) -> Result<(), EngineError> {
+        // What an interruption left of a text is no answer: a resumed job makes it anew.
+        let is_whole = |text: &Text| text.stop_reason != StopReason::Interrupted;
+        if texts.as_ref().is_ok_and(|texts| !texts.iter().all(is_whole)) {
+            return Err(EngineError::Interrupted);
+        }
         self.rows.answer(self.indices[prompt], texts.map(PromptTexts::from).map_err(EngineError::from))
     }
 

@@ -22,6 +22,8 @@ use crate::metrics::Metrics;
 const TWICE_WITHIN: Duration = Duration::from_secs(60);
 /// Chunks of a prompt that are computed together while no text is being written.
 const IDLE_CHUNKS: usize = 4;
+/// How long a thread that is about to end waits for the next question of an analysis, before it looks whether there is one left.
+const NEXT_QUESTION: Duration = Duration::from_millis(20);
 
 pub(super) struct Worker {
     model: LoadedModel,
@@ -31,6 +33,8 @@ pub(super) struct Worker {
     texts: Texts<Caller>,
     panicked: Option<Instant>,
     is_draining: bool,
+    /// Whether nothing is finished any more.
+    is_stopped: bool,
 }
 
 /// Who hears of a call.
@@ -74,7 +78,16 @@ impl Worker {
         commands: Receiver<Command>,
     ) -> Result<Self, GenerationError> {
         let texts = Texts::new(scheduler(&model, &shared)?);
-        Ok(Self { model, shared, metrics, commands, texts, panicked: None, is_draining: false })
+        Ok(Self {
+            model,
+            shared,
+            metrics,
+            commands,
+            texts,
+            panicked: None,
+            is_draining: false,
+            is_stopped: false,
+        })
     }
 
     /// Works until nobody can send commands any more, and says how it ended.
@@ -93,7 +106,7 @@ impl Worker {
                 return Life::Died(why);
             }
             self.show();
-            if self.is_draining && self.texts.is_idle() {
+            if self.is_draining && self.texts.is_idle() && self.analyses() == 0 {
                 return Life::Drained;
             }
         }
@@ -104,7 +117,15 @@ impl Worker {
         loop {
             let is_busy = !self.texts.is_idle();
             let command = match self.commands.try_recv() {
-                Err(TryRecvError::Empty) if is_busy || self.is_draining => return true,
+                Err(TryRecvError::Empty) if is_busy => return true,
+                Err(TryRecvError::Empty) if self.is_draining => match self.analyses() {
+                    0 => return true,
+                    // Their next question comes, or they end, of which the thread does not hear.
+                    _ => match self.commands.recv_timeout(NEXT_QUESTION) {
+                        Ok(command) => Some(command),
+                        Err(_) => return true,
+                    },
+                },
                 Err(TryRecvError::Empty) => self.commands.recv().ok(),
                 Err(TryRecvError::Disconnected) => None,
                 Ok(command) => Some(command),
@@ -115,6 +136,11 @@ impl Worker {
                 return true;
             }
         }
+    }
+
+    /// Analyses that have begun and are waited for.
+    fn analyses(&self) -> usize {
+        if self.is_stopped { 0 } else { self.shared.analyses.load(Ordering::Acquire) }
     }
 
     fn obey(&mut self, command: Command) {
@@ -132,7 +158,7 @@ impl Worker {
                 self.fail_all(Caller::waits, draining);
             }
             Command::Stop => {
-                self.is_draining = true;
+                (self.is_draining, self.is_stopped) = (true, true);
                 self.fail_all(|_| true, draining);
             }
         }

@@ -87,8 +87,7 @@ fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
         return Some(ApiError::new(431, message).with_code("head_too_large"));
     }
     if error.is_parse() {
-        let message = "this is no request that HTTP/1.1 knows; the server speaks plain HTTP/1.1, and TLS or HTTP/2 is the \
-                       business of a proxy in front of it";
+        let message = "not a valid HTTP/1.1 request; for TLS or HTTP/2, put a proxy in front of the server";
         return Some(ApiError::invalid(message).with_code("bad_request"));
     }
     if error.is_incomplete_message() {

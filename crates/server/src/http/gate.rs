@@ -72,8 +72,8 @@ impl Gate {
         if self.hosts.as_ref().is_none_or(is_known) {
             return Ok(());
         }
-        let message = "this server is not called by the name in the header Host: it is 127.0.0.1, localhost, or a name that \
-                       --allow-host adds";
+        let message = "the Host header names a host that this server does not answer to: it answers to 127.0.0.1, localhost \
+                       and names that --allow-host adds";
         Err(ApiError::new(403, message).with_code("host_not_allowed"))
     }
 

@@ -137,7 +137,7 @@ impl Write for Guarded {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         if self.is_between_requests() {
-            // hyper refuses a head that it cannot read with a bare status. The connection says more: see `refuse`.
+            // hyper refuses a head that it cannot read with a bare status. The connection says more: see `refusal` in connection.rs.
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
         match self.peer.poll_write(cx, slices) {

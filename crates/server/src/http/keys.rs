@@ -29,13 +29,19 @@ impl Keys {
             (Some(key), None) => padded(key),
             _ => return Err(refusal("asks for a key: send the header `Authorization: Bearer KEY`")),
         };
-        let shown = shown.ok_or_else(|| refusal("asks for another key than this one"))?;
+        let shown = shown.ok_or_else(|| {
+            refusal("does not accept this key: check the header `Authorization: Bearer KEY`")
+        })?;
         // All are compared, whichever it is.
         let mut found = 0_u64;
         for (number, key) in (1_u64..).zip(&self.0) {
             found.conditional_assign(&number, key.ct_eq(&shown));
         }
-        if found == 0 { Err(refusal("asks for another key than this one")) } else { Ok(found) }
+        if found == 0 {
+            Err(refusal("does not accept this key: check the header `Authorization: Bearer KEY`"))
+        } else {
+            Ok(found)
+        }
     }
 }
 

@@ -28,11 +28,6 @@ impl Received {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
-
-    /// The bytes of a body that is so small that it takes no memory of others.
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
-        self.bytes
-    }
 }
 
 /// Reads a body of JSON.

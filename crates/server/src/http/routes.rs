@@ -169,6 +169,7 @@ async fn post(
         | Endpoint::LookLens
         | Endpoint::LookHead
         | Endpoint::LookNext => {
+            let _accepted = Accepted::new(&shared.calls);
             let (engine, served) = (shared.engine()?, &shared.served);
             let analyses = Analyses { engine, served, turns: &shared.looks, metrics: &shared.metrics };
             let count = |tokens| {

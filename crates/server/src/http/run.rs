@@ -12,6 +12,7 @@ use super::seats::Seats;
 use super::{Listener, Phase, Shared, connection};
 use crate::ServerError;
 use crate::fault::caught;
+use crate::log::log_failure;
 
 /// How long is waited for the last bytes of connections.
 const LAST_BYTES: Duration = Duration::from_secs(2);
@@ -64,10 +65,12 @@ async fn died(shared: &Shared) -> Result<(), ServerError> {
 }
 
 async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
+    let mut is_failing = false;
     loop {
         seats.free().await;
         match listener.accept().await {
             Ok(peer) => {
+                is_failing = false;
                 let (shared, seat) = (Arc::clone(shared), seats.take());
                 let serve = async {
                     connection::serve(shared, peer, seat).await;
@@ -78,7 +81,12 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
                 // What has been accepted is looked at before more is: it may have to give up its place.
                 yield_now().await;
             }
-            Err(_) => {
+            Err(error) => {
+                // Once, however long it lasts: the machine has no descriptors left, say.
+                if !is_failing {
+                    log_failure("accepting connections", &error);
+                }
+                is_failing = true;
                 seats.evict();
                 sleep(NO_CONNECTION).await;
             }

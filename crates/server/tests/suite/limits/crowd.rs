@@ -130,7 +130,7 @@ fn a_server_whose_connections_all_work_says_so() {
     let reply = server.post("/v1/completions", &json!({"prompt": [5], "max_tokens": 1}));
     assert_eq!(
         reply.refusal(503),
-        "all connections of this server are in use; retry after Retry-After seconds"
+        "all connections of this server are in use; retry after the time in the Retry-After header"
     );
     assert_eq!((reply.header("retry-after"), reply.header("connection")), (Some("1"), Some("close")));
     assert_eq!(server.metric("gpt2_rejected_total{reason=\"connections_full\"}"), 1.0);
@@ -213,7 +213,7 @@ fn analyses_wait_in_a_queue_with_an_end() {
     let server = start_model(long(), "long", |options| options.kv_tokens = Some(LONG));
     let mut clients = crowd(&server, 40, &long_look(4000));
     let last = clients.last_mut().expect("a client").reply();
-    let told = "the queue of analyses is full; retry after Retry-After seconds";
+    let told = "the queue of analyses is full; retry after the time in the Retry-After header";
     assert_eq!((last.refusal(503).as_str(), last.header("retry-after")), (told, Some("1")));
     assert!(server.metric("gpt2_rejected_total{reason=\"looks_full\"}") >= 1.0);
     drop(clients);
