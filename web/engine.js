@@ -51,9 +51,9 @@ const engine = (() => {
       this.worker.onerror = event => {
         event.preventDefault();
         const why = event.message ? `the engine stopped: ${event.message}` : "the engine's worker could not be started";
-        this.end(new Failure(`${why}; it is started again`, { broke: true }));
+        this.end(new Failure(why, { broke: true }));
       };
-      this.worker.onmessageerror = () => this.end(new Failure("an answer of the engine could not be read; it is started again", { broke: true }));
+      this.worker.onmessageerror = () => this.end(new Failure("an answer of the engine could not be read", { broke: true }));
     }
 
     // The answer to one message; `take` gets what comes before it.
@@ -139,14 +139,15 @@ const engine = (() => {
   }
 
   // After a break: the same model once more, or else the built-in one.
-  function again(source, reason) {
+  function again(source, { message }) {
+    const reason = words => new Failure(`${message}; the engine ${words}`);
     current = null;
-    tell(null, reason);
+    tell(null, reason("is being restarted"));
     ready = begin(source).catch(error => {
       if (source.isBuiltIn) throw error;
       return begin(BUILT_IN);
     });
-    ready.then(model => tell(model, reason), error => tell(null, new Failure(`${reason.message}, but could not be started again: ${error.message}`)));
+    ready.then(model => tell(model, reason("was restarted")), error => tell(null, reason(`could not be restarted: ${error.message}`)));
   }
 
   // On a static host: after the first visit it works without the host.

@@ -4,7 +4,7 @@ const models = (() => {
   // Files beside weights, which hold none.
   const BESIDE = /(\.json|\.jinja|^merges\.txt|^vocab\.bpe)$/i;
   const UNITS = [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
-  const AMOUNTS = [[1e9, " thousand million"], [1e6, " million"], [1e3, " thousand"]];
+  const AMOUNTS = [[1e9, " billion"], [1e6, " million"], [1e3, " thousand"]];
 
   function size(bytes) {
     const [unit, name] = UNITS.find(([unit]) => bytes >= unit) ?? [1, "bytes"];

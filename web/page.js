@@ -443,7 +443,7 @@
       const look = await next(ids, CHOICES);
       if (open?.list !== list) return;
       const present = look.tokens.findIndex(one => one.token === piece.tokens[0].token);
-      alternatives(list, "alternatives; Enter continues from one", look.tokens.map(bar), Math.max(0, present), one => take(n, ids, one));
+      alternatives(list, "alternatives; Enter continues from one", look.tokens.map(bar), Math.max(0, present), one => take(written, n, ids, one));
       kept.textContent = keptOf(look);
     } catch (error) {
       kept.textContent = error.message;
@@ -458,15 +458,15 @@
   const bar = one => ({ ...one, share: one.probability, text: `${one.probability ? "" : "left out, "}model ${percent(one.logprob)}` });
   const keptOf = look => look.kept === 1 ? "These settings leave one token." : `These settings leave ${look.kept} tokens to sample from.`;
 
-  // Cuts the text before a piece, puts another token there and continues; after an end nothing comes.
-  function take(n, ids, one) {
+  // Cuts a text before a piece, puts another token there and continues; after an end nothing comes.
+  function take(from, n, ids, one) {
     choices.hide();
     if (running) halt();
-    const before = written.pieces.slice(0, n), start = before.at(-1)?.end ?? 0;
+    const before = from.pieces.slice(0, n), start = before.at(-1)?.end ?? 0;
     const text = one.token === END ? "" : one.token;
     const piece = { start, end: start + text.length, tokens: [{ token: one.token, logprob: one.logprob }] };
     const cut = {
-      ...written, prompt: written.prompt ?? prompt.value, text: written.text.slice(0, start) + text, pieces: [...before, piece],
+      ...from, prompt: from.prompt ?? prompt.value, text: from.text.slice(0, start) + text, pieces: [...before, piece],
       ids: [...ids, one.id], isByHand: true,
     };
     find("said").replaceChildren();
@@ -511,29 +511,32 @@
 
   const moveNext = paced(async () => {
     if (!model) return;
-    const [ids, isText] = [written.ids, isCurrent()];
+    const [from, isText] = [written, isCurrent()];
     if (!isText && !prompt.value) {
       find("next").replaceChildren();
       find("next-about").textContent = "";
       return;
     }
     try {
-      const look = await next(isText ? ids : prompt.value, BARS);
-      const n = written.pieces.length;
-      const onTake = one => isText ? take(n, ids, one) : takeFirst(one);
+      const look = await next(isText ? from.ids : prompt.value, BARS);
+      const onTake = one => isText ? take(from, from.pieces.length, from.ids, one) : takeFirst(one);
       alternatives(find("next"), "what comes next; Enter continues with it", look.tokens.map(bar), -1, running ? null : onTake);
       find("next-about").textContent = `After the ${isText ? "text" : "prompt"} above; the bars are what the settings make of the model's own numbers. ${keptOf(look)}`;
     } catch (error) {
       find("next").replaceChildren();
-      find("next-about").textContent = isFull(ids) ? "The model's context is full." : error.message;
+      find("next-about").textContent = isFull(from.ids) ? "The model's context is full." : error.message;
     }
   });
 
   // A token chosen right after the prompt.
   async function takeFirst(one) {
-    const { tokens } = await engine.ask("tokenize", { prompt: prompt.value });
-    written = { ...NOTHING, prompt: prompt.value, ids: tokens, promptIds: tokens.length };
-    take(0, tokens, one);
+    const text = prompt.value;
+    try {
+      const { tokens } = await engine.ask("tokenize", { prompt: text });
+      take({ ...NOTHING, prompt: text, ids: tokens, promptIds: tokens.length }, 0, tokens, one);
+    } catch (error) {
+      failed(error);
+    }
   }
 
   // Bars and view follow the text, the view if it is quick. A server is asked for the bars of a whole text alone.
@@ -670,12 +673,16 @@
 
   const tellSource = (about, source) => { find("memory").textContent = models.told(about, source); };
 
-  // A model that is there.
+  // A model that is there. The text stays if it is the same model as before.
   function taken(loaded) {
+    const isSame = model?.name === loaded.name && model.config.n_positions === loaded.config.n_positions;
     model = loaded;
     refused = null;
-    written = NOTHING;
     [report, lookedAt, lookTook] = [null, null, 0];
+    if (!isSame && written !== NOTHING) {
+      record();
+      put(NOTHING);
+    }
     find("report").hidden = true;
     find("head-steps").replaceChildren();
     about();
@@ -894,12 +901,7 @@
   // two is written, unless another model came back.
   function heard(loaded, reason) {
     if (!loaded || loaded.source !== model?.source) running = null;
-    if (loaded) {
-      const text = written;
-      taken(loaded);
-      written = text;
-      draw();
-    }
+    if (loaded) taken(loaded);
     if (running) say("writing");
     else failed(reason);
   }

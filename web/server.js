@@ -15,7 +15,7 @@ const engine = (() => {
 
   const route = path => String(new URL(path, document.baseURI));
 
-  // The end of an answer: `isAborted` if the page itself ended it.
+  // The end of an answer: `stopped` if the page itself ended it.
   async function reading(read, signal, message) {
     try {
       return await read();
@@ -39,7 +39,7 @@ const engine = (() => {
     const later = wait ? `; try again in ${wait} s` : "; try again later";
     if (status === 401) return new Failure(key ? "the key is not right; give this server's key" : "this server asks for a key", { status });
     if (status === 429) return new Failure(`the server is busy: ${message}${later}`, { status });
-    if (status === 503) return new Failure(`the server cannot write now: ${message}${later}`, { status });
+    if (status === 503) return new Failure(`the server cannot answer now: ${message}${later}`, { status });
     return new Failure(message, { status });
   }
 

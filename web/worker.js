@@ -93,6 +93,7 @@
 
   // A token at a time, so that other messages are heard in between; another text, or a stop, ends this one.
   async function write({ id, path, body }) {
+    stop();
     const run = writing = model.start(path, body);
     try {
       while (writing === run) {
@@ -101,12 +102,18 @@
         postMessage({ id, part: chunks.map(chunk => JSON.parse(chunk)) });
         await turn();
       }
+    } catch (error) {
+      // Then nothing in the engine may be called any more.
+      if (isBreak(error)) writing = null;
+      throw error;
     } finally {
-      if (writing === run) writing = null;
+      if (writing === run) stop();
     }
   }
 
+  // At once: the engine would finish a text that is still there before it answers anything else.
   function stop() {
+    writing?.free();
     writing = null;
   }
 
@@ -132,7 +139,7 @@
       // Then nothing more can be known.
     }
     const why = panic ? `the engine stopped by a fault of its own: ${panic}` : "the engine stopped, most likely because the browser gave it no more memory";
-    return { message: `${why}; it is started again`, broke: true };
+    return { message: why, broke: true };
   }
 
   const calls = { start, open, load, ask, write, stop };

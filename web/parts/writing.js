@@ -202,7 +202,7 @@ Object.assign(parts, (() => {
     const found = [];
     for (const part of text.split(",").map(part => part.trim()).filter(Boolean)) {
       const [, from, to] = /^(\d{1,4})(?:-(\d{1,4}))?$/.exec(part) ?? [];
-      if (from === undefined || Number(to ?? from) < Number(from)) throw new Error(`layers: “${part}” is no number and no range such as 0-5`);
+      if (from === undefined || Number(to ?? from) < Number(from)) throw new Error(`layers: “${part}” is neither a number nor a range such as 0-5`);
       for (let layer = Number(from); layer <= Number(to ?? from); layer++) found.push(layer);
     }
     return found.length ? { layers: found } : {};

@@ -182,6 +182,15 @@ test("the bars of what comes next follow the settings", async ({ gpt2, server })
   await bars.first().click();
   await gpt2.ready();
   expect((await gpt2.text()).length).toBeGreaterThan(text.length);
+  // One right after another prompt takes the place of the text, which can be had back.
+  const before = await gpt2.text();
+  await gpt2.set({ prompt: "The king" });
+  await expect(about).toHaveText(/^After the prompt above/);
+  await bars.first().click();
+  await expect.poll(() => gpt2.text()).not.toBe(before);
+  await gpt2.ready();
+  await gpt2.click("undo");
+  expect(await gpt2.text()).toBe(before);
 });
 
 test("a text is scored token by token", async ({ gpt2, server }) => {
@@ -252,6 +261,9 @@ test("attention is the model's", async ({ gpt2, server }) => {
   await gpt2.set({ layers: "1-99" });
   await gpt2.at("layers").press("Enter");
   await expect(gpt2.at("inside-error")).toHaveText(/^layers: .*counted from 0 to 3/);
+  await gpt2.set({ layers: "2-1" });
+  await gpt2.at("layers").press("Enter");
+  await expect(gpt2.at("inside-error")).toHaveText("layers: “2-1” is neither a number nor a range such as 0-5");
   gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
 });
 

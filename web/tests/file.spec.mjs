@@ -42,6 +42,25 @@ test("a text ends where the context does", async ({ gpt2 }) => {
   await expect(gpt2.at("report")).toBeVisible();
 });
 
+test("a score after a stop does not wait for the rest of the text", async ({ gpt2 }) => {
+  await gpt2.set({ prompt: "My lord", "max-new-tokens": 200, n: 8, greedy: true });
+  const [whole, after] = await gpt2.page.evaluate(async () => {
+    const find = (name) => document.querySelector(`[data-testid=${name}]`);
+    const until = async (isSo) => { while (!isSo()) await new Promise((later) => setTimeout(later)); };
+    const begun = performance.now();
+    await engine.ask("v1/completions", { prompt: "My lord", max_tokens: 200, n: 8, temperature: 0 });
+    const whole = performance.now() - begun;
+    find("write").click();
+    await until(() => find("texts").querySelector("p")?.textContent);
+    const stopped = performance.now();
+    find("stop").click();
+    find("score").click();
+    await until(() => find("numbers").textContent.startsWith("perplexity"));
+    return [whole, performance.now() - stopped];
+  });
+  expect(after).toBeLessThan(whole / 2);
+});
+
 test("a tour has six steps", async ({ gpt2 }) => {
   await gpt2.at("tour").press("Enter");
   for (let step = 1; step <= 6; step++) {
@@ -74,6 +93,7 @@ test("a worker that breaks is reported and replaced", async ({ gpt2, server }) =
   await breakWorker(gpt2, "engine.ask('tokenize', { prompt: 'a' }).then(() => document.body.dataset.isBack = true);");
   await gpt2.status(/^error: .*unreachable/);
   await expect(gpt2.find("body[data-is-back=true]")).toHaveCount(1);
+  await gpt2.status(/unreachable; the engine was restarted$/);
   expect([await gpt2.at("prompt").inputValue(), await gpt2.text()]).toEqual(["The quality", text]);
   expect(await gpt2.greedily("The quality", 20)).toBe(await server.text("The quality", 20));
   // What is asked for before the model is back waits for it.
@@ -90,6 +110,7 @@ test("a panic is reported, and the model before writes on", async ({ gpt2, serve
   writeFileSync(files[2], JSON.stringify({ version: "1.0", model }));
   await gpt2.at("model-file").setInputFiles(files);
   await gpt2.status(/^error: the engine stopped by a fault of its own: panicked at/);
+  await expect(gpt2.at("status")).not.toContainText("restarted");
   expect(await gpt2.greedily("O Romeo", 20)).toBe(await server.text("O Romeo", 20));
 });
 

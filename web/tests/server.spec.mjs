@@ -29,7 +29,17 @@ test("a key is asked for, and kept in memory only", async ({ page }, info) => {
   await gpt2.set({ key: "s3cret" });
   await gpt2.click("key-use");
   await gpt2.ready();
-  expect((await gpt2.greedily("Once", 4)).length).toBeGreaterThan(0);
+  const text = await gpt2.greedily("Once", 4);
+  expect(text.length).toBeGreaterThan(0);
+  // The text outlives a key that has to be given again.
+  await page.evaluate(() => engine.setKey("wrong"));
+  await gpt2.click("score");
+  await gpt2.status(/the key is not right/);
+  await gpt2.set({ key: "s3cret" });
+  await gpt2.click("key-use");
+  await gpt2.ready();
+  expect(await gpt2.text()).toBe(text);
+  await expect(gpt2.at("go-on")).toBeEnabled();
   await expect(gpt2.at("request")).toContainText("$OPENAI_API_KEY");
   const kept = await page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie, document.documentElement.outerHTML.includes("s3cret"), location.href.includes("s3cret")]);
   expect(kept).toEqual([0, 0, "", false, false]);
