@@ -290,7 +290,7 @@ def test_steering_with_nothing_is_told(model):
         (lambda m: m.attention(TEXT, heads=[]), "`heads`: none is given"),
         (lambda m: m.attention(TEXT, heads="abc"), "`abc` is no head; write LAYER.HEAD"),
         (lambda m: m.attention(TEXT, layers=[4]), "`layers`: 4 is not among 0 to 3"),
-        (lambda m: m.attention(TEXT, layers="2-x"), "layers: `2-x` is no number and no range"),
+        (lambda m: m.attention(TEXT, layers="2-x"), "layers: `2-x` is neither a number nor a range"),
         (lambda m: m.attention(TEXT, layers=[0], heads=["0.0"]), "`layers` and `heads` cannot be used together"),
         (lambda m: m.logit_lens(TEXT, show="colour"), "show: expected probability, .* or watched-probability, found"),
         (lambda m: m.logit_lens(TEXT, show="rank"), "`watch` TEXT"),

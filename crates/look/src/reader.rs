@@ -186,7 +186,7 @@ impl FromStr for Ranges {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             match (first.parse(), last.parse()) {
                 (Ok(first), Ok(last)) => Ok(first..=last),
-                _ => Err(format!("`{part}` is no number and no range such as 0-5")),
+                _ => Err(format!("`{part}` is neither a number nor a range such as 0-5")),
             }
         };
         text.split(',').map(str::trim).map(range).collect::<std::result::Result<_, _>>().map(Self)

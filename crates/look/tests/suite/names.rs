@@ -49,7 +49,7 @@ fn what_is_written_short_is_read() {
     }
     assert_eq!("0,4, 8-11".parse::<Ranges>().unwrap(), "0-0,4-4,8-11".parse().unwrap());
     for wrong in ["", "-1", "1-", "a", "1,,2"] {
-        assert!(wrong.parse::<Ranges>().unwrap_err().contains("is no number and no range"), "{wrong}");
+        assert!(wrong.parse::<Ranges>().unwrap_err().contains("is neither a number nor a range"), "{wrong}");
     }
     let neuron: Neuron = "11.611".parse().unwrap();
     assert_eq!(neuron, Neuron { layer: 11, neuron: 611 });
