@@ -3,7 +3,7 @@
 //! Reading memory in order, a processor comes to a new page of 4 KiB every hundred nanoseconds and has to look up where it is, and
 //! a page that is touched for the first time costs a fault. With pages of 2 MiB both are rare.
 //!
-//! Few matrices of a small model fill a large page alone. So [`LargeBox`]es lie side by side in regions, and Linux is asked for
+//! Few matrices of a small model fill a large page alone. So `LargeBox`es lie side by side in regions, and Linux is asked for
 //! large pages (`madvise`) behind what they fill: they take no memory that no box has. On other systems, and after
 //! [`ask`]`(false)`, a box is memory of the allocator.
 
