@@ -15,6 +15,8 @@ pub(crate) const TEXTS: [&str; 3] = ["text", "clean", "corrupt"];
 const UNKNOWN: &str = "unknown field ";
 /// What types of ours say of a value of another type, see `expecting` there.
 const OTHER_TYPE: &str = "invalid type: expected ";
+/// What serde says of an integer that the option's type does not hold.
+const OUT_OF_RANGE: &str = "invalid value: integer `";
 
 /// Reads keywords, each by itself, so that an error names it; those that are None keep the default. `fields` are arguments that the
 /// method names, and `others` keywords that it reads itself.
@@ -54,8 +56,14 @@ pub(crate) fn read<T: DeserializeOwned>(
 }
 
 fn refused(keyword: &str, told: &str) -> Failure {
-    match told.strip_prefix(OTHER_TYPE) {
-        Some(expected) => wrong_type(format!("{keyword}: expected {expected}")),
+    if let Some(expected) = told.strip_prefix(OTHER_TYPE) {
+        return wrong_type(format!("{keyword}: expected {expected}"));
+    }
+    match told.strip_prefix(OUT_OF_RANGE).and_then(|rest| rest.split_once('`')) {
+        Some((number, _)) => {
+            let expected = if number.starts_with('-') { "from 0 on" } else { "that is not so large" };
+            wrong_value(format!("{keyword}: expected a number {expected}, found {number}"))
+        }
         None => wrong_value(format!("{keyword}: {told}")),
     }
 }

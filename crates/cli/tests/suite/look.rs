@@ -310,7 +310,7 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
         (&["attention", "The dog", "--heads", "abc"], "`abc` is no head; write LAYER.HEAD, such as 9.6"),
         (&["attention", "The dog", "--heads", "0.1", "--layers", "0"], "cannot be used with"),
         (&["attention", "The dog", "--layers", "9-12"], "--layers: 9-12 is not among 0 to 3"),
-        (&["attention", "The dog", "--layers", "all"], "no range such as 0-5"),
+        (&["attention", "The dog", "--layers", "all"], "nor a range such as 0-5"),
         (&["attention", "--ids", "1,x"], "`x` is no token id"),
         (&["attention", "The dog", "--columns", "3"], "--columns"),
         (&["neurons", "The dog", "--neuron", "x"], "write LAYER.NEURON, such as 11.611"),
