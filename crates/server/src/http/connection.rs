@@ -87,7 +87,7 @@ fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
         return Some(ApiError::new(431, message).with_code("head_too_large"));
     }
     if error.is_parse() {
-        let message = "not a valid HTTP/1.1 request; for TLS or HTTP/2, put a proxy in front of the server";
+        let message = "not a valid HTTP/1.1 request; the server speaks plain HTTP/1.1: for TLS or HTTP/2, put a proxy in front of it";
         return Some(ApiError::invalid(message).with_code("bad_request"));
     }
     if error.is_incomplete_message() {
