@@ -231,7 +231,7 @@ def test_wrong_calls_are_told_before_any_work(text, rows, tmp_path):
     refused(ValueError, "one of them", config=None)
     refused(ValueError, "`steps`: expected at least 1, found 0", steps=0)
     refused(ValueError, "steps: invalid type: string", steps="many")
-    refused(ValueError, "seed: invalid value: integer `-1`", seed=-1)
+    refused(ValueError, "seed: expected a number from 0 on, found -1", seed=-1)
     refused(ValueError, "schedule: unknown variant `steps`, expected one of `constant`, `linear`, `cosine`", schedule="steps")
     refused(ValueError, "dtype: expected one of f32, f16, bf16", dtype="q8_0")
     refused(ValueError, "`lora_targets`: expected some of c_attn, c_proj, c_fc, found wte", lora_rank=1, lora_targets=["wte"])

@@ -2,7 +2,7 @@
 
 use crate::{HEAD_HTML, REPORT_HTML};
 
-/// A file of the page.
+/// A file of the page, one of [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageFile {
     /// Its path on the server, such as `/page.js`.

@@ -12,12 +12,12 @@ pub const WRITING_CSS: &str =
 /// Script of pages that write with a model, after [`PARTS_JS`]: further functions of `parts`, for the tokens of a text and their
 /// alternatives, for settings, and `parts.head` for one attention weight step by step.
 pub const WRITING_JS: &str = concat!(include_str!("../parts/writing.js"), include_str!("../parts/head.js"));
-/// Elements that `parts.head.view` draws into: a page that shows the steps of a head has this once.
+/// Elements that `parts.head.view` draws into, after [`PARTS_JS`]: a page that shows the steps of a head has this once.
 pub const HEAD_HTML: &str = include_str!("../parts/head.html");
 /// Elements that `parts.report` draws into: a page that shows reports has this once.
 pub const REPORT_HTML: &str = include_str!("../parts/report.html");
 
-/// The page of one report, with `title`, `style`, `report`, `data` and `script` between pairs of `@@`.
+/// The page of one report, drawn by [`PARTS_JS`], with `title`, `style`, `report`, `data` and `script` between pairs of `@@`.
 pub const REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
 /// Its style, after [`PARTS_CSS`].
 pub const REPORT_PAGE_CSS: &str = include_str!("../parts/report-page.css");

@@ -4,7 +4,8 @@ use std::fs;
 
 use candle_gpt2_arithmetic::large_pages;
 
-/// Large pages of this process: those behind the memory that asks for them, weights, keys and values.
+/// Large pages of this process: those behind the memory that asks for them, weights (as of a [`PackedMatrix`](crate::PackedMatrix)), keys and
+/// values.
 ///
 /// ```standalone_crate
 /// use candle_gpt2_kernels::{LargePages, PackedMatrix, Strided, WeightFormat};

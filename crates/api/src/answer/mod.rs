@@ -62,7 +62,7 @@ pub(crate) struct Wants {
 
 /// A response in the making.
 ///
-/// A field of a [`Call`](crate::Call).
+/// A field of a [`Call`](crate::Call); a [`Session`](crate::Session) fills it.
 #[derive(Debug)]
 pub struct Answer {
     head: Head,

@@ -123,7 +123,7 @@ impl Job for Continued<'_, '_> {
 
 /// The texts of a prompt as JSON: the fields of one, or a list `sequences` of several.
 ///
-/// Written of each row by [`Rows::generate`].
+/// Written of each row by [`Rows::generate`], in a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum PromptTexts {
@@ -150,7 +150,7 @@ impl From<Vec<Text>> for PromptTexts {
 
 /// How probable a text is. Logarithms are natural.
 ///
-/// Written of each row by [`Rows::score`].
+/// Written of each row by [`Rows::score`], in a [`RowsJob`](crate::RowsJob).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoredText {
     /// Of each token; the first one has none.
@@ -166,7 +166,7 @@ pub struct ScoredText {
 
 /// A token that may stand at a place.
 ///
-/// Part of a [`ScoredText`].
+/// Part of a [`ScoredText`] that a [`RowsJob`](crate::RowsJob) writes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenLogprob {
     /// Its id.
