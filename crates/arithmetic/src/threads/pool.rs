@@ -86,11 +86,7 @@ pub fn region_count() -> usize {
 
 /// Calls `work` once with each index below `count`, on all threads.
 pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
-    if count < 2 {
-        (0..count).for_each(work);
-        return;
-    }
-    if IS_INSIDE.get() {
+    if count < 2 || IS_INSIDE.get() {
         (0..count).for_each(work);
         return;
     }
