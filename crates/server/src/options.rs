@@ -10,12 +10,13 @@ use candle_gpt2_engine::process::open_files;
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::ServerError;
-use crate::http::RESERVE;
 
 /// Longest key, in bytes: what is compared has one length.
 pub(crate) const MAX_KEY: usize = 256;
 /// Bytes of the smallest limit of bodies that lets a request with a short prompt through.
 const LEAST_BODY: usize = 64;
+/// Connections beyond the limit, which hear of the server's health and little else.
+pub(crate) const RESERVE: usize = 16;
 /// Files that are open beside the connections: those beyond the limit, the model's, the runtime's.
 const OTHER_FILES: usize = RESERVE + 48;
 

@@ -31,7 +31,6 @@ use record::Numbers;
 use rooms::Rooms;
 pub(crate) use run::run;
 use seats::Activity;
-pub(crate) use seats::RESERVE;
 
 use crate::ServerOptions;
 use crate::classify::Classifying;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// Connections beyond the limit.
-pub(crate) const RESERVE: usize = 16;
+use crate::options::RESERVE;
+
 /// How long a body may take before its connection loses its place to another.
 const GRACE: Duration = Duration::from_secs(1);
 /// How often it is looked whether a place can be had.
