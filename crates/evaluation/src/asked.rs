@@ -9,7 +9,7 @@ use crate::{EvaluationError, ExampleSource, ItemResult, Kl, Metric, Protocol, To
 
 /// What is asked for by a name.
 #[derive(Debug, Clone)]
-pub(crate) struct Asked {
+pub(crate) struct AskedProtocol {
     /// What is known of it; of a task's file what all have in common.
     pub(crate) protocol: Protocol,
     /// The number at the end of its name.
@@ -28,7 +28,7 @@ pub(crate) enum Kind {
     Kl,
 }
 
-impl Asked {
+impl AskedProtocol {
     pub(crate) fn named(name: &str) -> Result<Self, EvaluationError> {
         if name == Kl::NAME {
             return Ok(Self { protocol: KL, number: None, kind: Kind::Kl });

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::{HubOptions, WeightDType};
 
-use crate::asked::{Asked, Kind};
+use crate::asked::{AskedProtocol, Kind};
 use crate::{EvaluationError, protocols};
 
 /// What is to be measured, of a model that is opened elsewhere.
@@ -88,7 +88,7 @@ impl EvaluationOptions {
         }
     }
 
-    pub(crate) fn check_protocols(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_protocols(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {
         let names = &self.protocols;
         if names.is_empty() {
             return refuse("there is no protocol; name at least one".to_owned());
@@ -97,28 +97,28 @@ impl EvaluationOptions {
         {
             return refuse(format!("`{name}`: it is asked for twice"));
         }
-        if self.context.is_some() && !asked.iter().any(Asked::takes_context) {
+        if self.context.is_some() && !asked.iter().any(AskedProtocol::takes_context) {
             let what = "`context`: it is for wikitext:llama.cpp and kl; other protocols have their own";
             return refuse(what.into());
         }
-        if self.against.is_some() && asked.iter().any(Asked::compares) {
+        if self.against.is_some() && asked.iter().any(AskedProtocol::compares) {
             let what = "`against`: it is for items, and kl has two models side by side already";
             return refuse(what.into());
         }
         Ok(())
     }
 
-    pub(crate) fn check_base(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_base(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {
         let given = [("base", self.base.is_some()), ("base_dtype", self.base_dtype.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
-            Some((option, _)) if !asked.iter().any(Asked::compares) => {
+            Some((option, _)) if !asked.iter().any(AskedProtocol::compares) => {
                 refuse(format!("`{option}` is for two models side by side; ask for kl"))
             }
             _ => Ok(()),
         }
     }
 
-    pub(crate) fn check_examples(&self, asked: &[Asked]) -> Result<(), EvaluationError> {
+    pub(crate) fn check_examples(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {
         let wants = self.num_fewshot.is_some_and(|count| count > 0);
         let without = asked.iter().position(|asked| asked.protocol.few_shot.is_none());
         if wants && let Some(index) = without {
@@ -129,7 +129,7 @@ impl EvaluationOptions {
                 self.protocols[index]
             ));
         }
-        let is_file = |asked: &Asked| matches!(asked.kind, Kind::Task(_));
+        let is_file = |asked: &AskedProtocol| matches!(asked.kind, Kind::Task(_));
         if !wants && !self.fewshot_data.is_empty() && !asked.iter().any(is_file) {
             return refuse(
                 "`fewshot_data`: it is what examples are drawn from; say how many with `num_fewshot`".into(),

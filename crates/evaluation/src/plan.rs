@@ -6,7 +6,7 @@ use std::vec;
 
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Reporter, WeightDType, dataset_file};
 
-use crate::asked::{Asked, Kind};
+use crate::asked::{AskedProtocol, Kind};
 use crate::options::refuse;
 use crate::protocols::shared::wrong_setting;
 use crate::task::{Sides, Source, Task};
@@ -23,7 +23,7 @@ const FEWSHOT_SEED: u64 = 1234;
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) options: EvaluationOptions,
-    pub(crate) asked: Vec<Asked>,
+    pub(crate) asked: Vec<AskedProtocol>,
 }
 
 /// Data that are read and checked, ready for a model.
@@ -54,7 +54,8 @@ impl EvaluationOptions {
     /// # Errors
     /// When there is no protocol of a name, or options do not go together.
     pub fn check(self) -> Result<Plan, EvaluationError> {
-        let asked = self.protocols.iter().map(|name| Asked::named(name)).collect::<Result<Vec<_>, _>>()?;
+        let asked =
+            self.protocols.iter().map(|name| AskedProtocol::named(name)).collect::<Result<Vec<_>, _>>()?;
         self.check_protocols(&asked)?;
         self.check_base(&asked)?;
         if self.limit == Some(0) {
@@ -82,7 +83,7 @@ impl EvaluationOptions {
 impl Plan {
     /// Whether `kl` is asked for, which needs a second model.
     pub fn compares(&self) -> bool {
-        self.asked.iter().any(Asked::compares)
+        self.asked.iter().any(AskedProtocol::compares)
     }
 
     /// The model that `kl` compares with, where it is asked for: that of `base`, or the same model; in f32 where `base_dtype` says
@@ -175,7 +176,7 @@ impl Plan {
     }
 
     /// The name of the published data on the hub.
-    fn published_data(&self, index: usize, asked: &Asked) -> Result<PathBuf, EvaluationError> {
+    fn published_data(&self, index: usize, asked: &AskedProtocol) -> Result<PathBuf, EvaluationError> {
         let name = &self.options.protocols[index];
         let Some(hub) = asked.protocol.dataset.hub else {
             let data = asked.protocol.dataset.name;

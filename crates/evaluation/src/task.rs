@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use candle_gpt2_engine::{LoadedModel, Reporter, Unit, device_name};
 
-use crate::asked::{Asked, Kind};
+use crate::asked::{AskedProtocol, Kind};
 use crate::{
     BaseReport, Comparison, Data, DataError, DatasetReport, EvaluationError, ItemLog, ItemResult, Kl,
     KlWindow, LogHead, Metric, MetricReport, ModelFacts, Prepared, Protocol, Report, Setting, Shots, Size,
@@ -35,7 +35,7 @@ pub(crate) struct Task {
     /// The model as the caller named it.
     model: String,
     base: Option<BaseReport>,
-    asked: Asked,
+    asked: AskedProtocol,
     /// The data, of which no item is measured yet.
     dataset: DatasetReport,
     num_fewshot: usize,
@@ -66,7 +66,7 @@ impl Task {
     /// Makes the data ready.
     pub(crate) fn prepare(
         name: &str,
-        asked: &Asked,
+        asked: &AskedProtocol,
         source: Source<'_>,
         setting: &Setting<'_>,
         sides: Sides<&ModelFacts<'_>>,
@@ -231,7 +231,7 @@ impl Asking {
     /// Asks the models, adds what they say to the log, and counts.
     fn measure(
         self,
-        asked: &Asked,
+        asked: &AskedProtocol,
         models: Sides<&LoadedModel>,
         head: &LogHead,
         log: Option<&mut ItemLog>,

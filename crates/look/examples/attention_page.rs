@@ -5,13 +5,13 @@ use std::error::Error;
 use std::fs;
 
 use candle_gpt2_engine::{ModelOptions, Silent};
-use candle_gpt2_look::{Attention, Look, Reader, Subject, Text};
+use candle_gpt2_look::{Attention, Look, LookSubject, Reader, Text};
 use candle_gpt2_pictures::{Width, page, svg, table};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
     let reader = Reader::without_bos(model.vocabulary());
-    let subject = Subject::new(&model, "built-in".into(), &reader);
+    let subject = LookSubject::new(&model, "built-in".into(), &reader);
 
     let text = Text::Words("To be, or not to be, that is the question".into());
     let all_heads = Attention { text: text.clone(), layers: None, heads: None };

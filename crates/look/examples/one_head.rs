@@ -5,12 +5,12 @@ use std::error::Error;
 
 use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_interpret::Head;
-use candle_gpt2_look::{OneHead, Reader, Subject, Text};
+use candle_gpt2_look::{LookSubject, OneHead, Reader, Text};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
     let reader = Reader::without_bos(model.vocabulary());
-    let subject = Subject::new(&model, "built-in".into(), &reader);
+    let subject = LookSubject::new(&model, "built-in".into(), &reader);
 
     // How much does the last token look at the one before it, in head 3 of layer 2?
     let text = Text::Words("Good night, good night! Parting is such sweet".into());

@@ -14,17 +14,17 @@ use serde_json::Value;
 use crate::error::{Result, wrong};
 use crate::files::read_text;
 use crate::patch::warn_of_unchanged;
-use crate::{CheckedMetric, Found, Heads, Look, LookError, MetricOptions, Reader, Subject, Text};
+use crate::{CheckedMetric, Found, Heads, Look, LookError, LookSubject, MetricOptions, Reader, Text};
 
 /// Heads left out of a run.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Ablate, Look, Reader, Subject, Text};
+/// use candle_gpt2_look::{Ablate, Look, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let found = Ablate::new(Text::Words("My lord, I will".into())).at(&subject, &Silent)?;
 /// assert_eq!(found.report.values.len(), 4 * 8, "each head of four layers left out in turn");
 /// assert!(found.report.metric.is_some_and(|metric| metric.after.is_none()));
@@ -257,7 +257,7 @@ impl Look for Ablate {
         Ok(CheckedAblate { metric, heads, at, ablation })
     }
 
-    fn look(&self, checked: CheckedAblate, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedAblate, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         let CheckedAblate { metric: CheckedMetric { ids, prediction }, heads, at, ablation } = checked;
         let run = subject.run(&ids)?;
         let metric = prediction.metric(&run)?;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
-use crate::{Found, Look, Reader, Subject, Text};
+use crate::{Found, Look, LookSubject, Reader, Text};
 
 /// Tokens below are single bytes and the commonest pieces.
 const LOWEST_TOKEN: u32 = 100;
@@ -22,11 +22,11 @@ const MOST_ROWS: usize = 1000;
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{HeadKinds, Look, Reader, Subject};
+/// use candle_gpt2_look::{HeadKinds, Look, Reader, LookSubject};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let short = HeadKinds { length: Some(10), rows: 2, ..HeadKinds::default() };
 /// let found = short.at(&subject, &Silent)?;
 /// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(8), "heads of a layer");
@@ -129,7 +129,7 @@ impl Look for HeadKinds {
         Ok(CheckedHeadKinds::Random { length, from, below })
     }
 
-    fn look(&self, checked: CheckedHeadKinds, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedHeadKinds, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
         let (scores, ids, note) = match checked {
             CheckedHeadKinds::Text(ids) => {
                 let run = subject.run(&ids)?;

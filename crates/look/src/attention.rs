@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
-use crate::{Found, Heads, Look, Ranges, Reader, Subject, Text};
+use crate::{Found, Heads, Look, LookSubject, Ranges, Reader, Text};
 
 /// Most attention weights that are shown at once: those of 144 heads over 1,024 tokens, and a few more.
 const MOST_VALUES: usize = 160_000_000;
@@ -16,11 +16,11 @@ const MOST_VALUES: usize = 160_000_000;
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Attention, Look, Reader, Subject, Text};
+/// use candle_gpt2_look::{Attention, Look, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let heads = Some("2.3,0.1".parse()?);
 /// let attention = Attention { text: Text::Ids(vec![5, 6, 7]), layers: None, heads };
 /// let found = attention.at(&subject, &Silent)?;
@@ -74,7 +74,7 @@ impl Look for Attention {
         Ok((ids, chosen))
     }
 
-    fn look(&self, (ids, heads): Self::Checked, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, (ids, heads): Self::Checked, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
         let record = subject.run(&ids)?.record(Patterns::sites(&heads))?;
         let report = Self::report(record, &ids, &heads, subject.name(), subject.reader())?;
         Ok(Found::new(report, Value::Null))

@@ -10,17 +10,17 @@ use crate::error::{Result, wrong};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{CheckedMetric, Found, Look, MetricOptions, Numbers, Parts, Reader, Subject, Text};
+use crate::{CheckedMetric, Found, Look, LookSubject, MetricOptions, Numbers, Parts, Reader, Text};
 
 /// What each part of the residual stream adds to a logit, or to the difference of two.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Attribute, Look, Parts, Reader, Subject, Text};
+/// use candle_gpt2_look::{Attribute, Look, Parts, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("My lord, I will".into());
 /// let attribute = Attribute { unit: Parts::Head, ..Attribute::new(text) };
 /// let found = attribute.at(&subject, &Silent)?;
@@ -77,7 +77,7 @@ impl Look for Attribute {
         CheckedMetric::read(reader, &self.text, &self.metric)
     }
 
-    fn look(&self, checked: CheckedMetric, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedMetric, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
         let CheckedMetric { ids, prediction } = checked;
         let run = subject.run(&ids)?;
         let metric = prediction.metric(&run)?;

@@ -15,7 +15,7 @@ use crate::error::{Result, wrong};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{Numbers, Ranges, Reader, Subject, Text};
+use crate::{LookSubject, Numbers, Ranges, Reader, Text};
 
 /// The axis of tokens in logits, `(B, T, V)`.
 const TOKEN_DIM: usize = 1;
@@ -27,11 +27,11 @@ const SCHEMA: &str = "gpt2.cache/1";
 /// ```
 /// use candle_gpt2_engine::Silent;
 /// use candle_gpt2_interpret::named_sites;
-/// use candle_gpt2_look::{Activations, CacheFormat, Numbers, Reader, Subject, Text};
+/// use candle_gpt2_look::{Activations, CacheFormat, Numbers, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let wanted = Activations {
 ///     text: Text::Ids(vec![5, 6, 7]),
 ///     sites: named_sites("resid_post", 4)?,
@@ -152,7 +152,7 @@ impl Activations {
     ///
     /// # Errors
     /// Those of the model.
-    pub fn cached(&self, checked: &CheckedActivations, subject: &Subject) -> Result<Cached> {
+    pub fn cached(&self, checked: &CheckedActivations, subject: &LookSubject) -> Result<Cached> {
         let record = subject.run(&checked.ids)?.filled(self.record(checked))?;
         let mut tensors = BTreeMap::new();
         self.give(record, checked, subject, &mut |site, value| {
@@ -177,7 +177,7 @@ impl Activations {
     pub fn observed(
         &self,
         checked: &CheckedActivations,
-        subject: &Subject,
+        subject: &LookSubject,
         observer: &mut dyn Observer,
         give: &mut dyn FnMut(Site, Tensor) -> Result<()>,
     ) -> Result<Tensor> {
@@ -208,7 +208,7 @@ impl Activations {
         &self,
         mut record: Record,
         checked: &CheckedActivations,
-        subject: &Subject,
+        subject: &LookSubject,
         give: &mut dyn FnMut(Site, Tensor) -> Result<()>,
     ) -> Result<()> {
         let is_processed = self.numbers == Numbers::TransformerLens;
@@ -239,7 +239,11 @@ impl Activations {
     }
 
     /// What a file says of itself.
-    fn metadata(&self, checked: &CheckedActivations, subject: &Subject) -> Result<HashMap<String, String>> {
+    fn metadata(
+        &self,
+        checked: &CheckedActivations,
+        subject: &LookSubject,
+    ) -> Result<HashMap<String, String>> {
         let CheckedActivations { ids, sites, positions } = checked;
         let texts: Vec<String> = ids.iter().map(|id| subject.shown(*id)).collect();
         let names: Vec<String> = sites.iter().map(Site::to_string).collect();

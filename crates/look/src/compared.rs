@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::error::{Result, wrong};
 use crate::metric::Prediction;
-use crate::{MetricOptions, Reader, Subject, Text};
+use crate::{LookSubject, MetricOptions, Reader, Text};
 
 /// Two texts of as many tokens.
 ///
@@ -65,7 +65,7 @@ impl ComparedTexts {
 }
 
 impl CheckedTexts {
-    pub(crate) fn compare<'a>(&'a self, subject: &'a Subject, what: &str) -> Result<Compared<'a>> {
+    pub(crate) fn compare<'a>(&'a self, subject: &'a LookSubject, what: &str) -> Result<Compared<'a>> {
         let clean = subject.run(&self.clean)?;
         let metric = self.prediction.metric(&clean)?;
         let patching = Patching::new(clean, subject.run(&self.corrupted)?, metric)?;

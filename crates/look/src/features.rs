@@ -12,17 +12,17 @@ use serde_json::json;
 
 use crate::error::{Result, wrong};
 use crate::files::read_text;
-use crate::{Found, Look, LookError, Reader, Subject, Text};
+use crate::{Found, Look, LookError, LookSubject, Reader, Text};
 
 /// The features of a dictionary that are most active in a text.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Features, Look, Reader, Subject, Text};
+/// use candle_gpt2_look::{Features, Look, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("My lord, I will".into());
 /// let features = Features { text, sae: "no/such/folder".into(), site: None, top: 10 };
 /// let error = features.at(&subject, &Silent).err().ok_or("it is there")?;
@@ -106,7 +106,12 @@ impl Look for Features {
         Ok((reader.text(&self.text)?, self.open(reader)?))
     }
 
-    fn look(&self, (ids, dictionary): Self::Checked, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+    fn look(
+        &self,
+        (ids, dictionary): Self::Checked,
+        subject: &LookSubject,
+        _: &dyn Reporter,
+    ) -> Result<Found> {
         let model = subject.model();
         let dictionary = dictionary.to_device(model.device())?;
         let site = dictionary.config().site;

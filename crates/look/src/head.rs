@@ -7,18 +7,18 @@ use candle_gpt2_interpret::{Head, Record};
 use serde::Serialize;
 
 use crate::error::{Result, wrong};
-use crate::{Reader, Subject, Text};
+use crate::{LookSubject, Reader, Text};
 
 /// The steps of a head for one token, which looks at another.
 ///
 /// ```
 /// use candle_gpt2_interpret::Head;
-/// use candle_gpt2_look::{OneHead, Reader, Subject, Text};
+/// use candle_gpt2_look::{OneHead, Reader, LookSubject, Text};
 /// # use candle_gpt2_engine::Silent;
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let head = Head { layer: 2, head: 3 };
 /// let steps = OneHead { text: Text::Ids(vec![5, 6, 7]), head, query: -1, key: 0 }.check(&reader)?.look(&subject)?;
 /// assert_eq!((steps.query, steps.key, steps.weights.len()), (2, 0, 3));
@@ -131,7 +131,7 @@ impl CheckedHead {
     ///
     /// # Errors
     /// Those of the model.
-    pub fn look(&self, subject: &Subject) -> Result<HeadSteps> {
+    pub fn look(&self, subject: &LookSubject) -> Result<HeadSteps> {
         self.steps(&subject.run(self.ids())?.record(self.sites())?, subject.reader())
     }
 

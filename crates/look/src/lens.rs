@@ -15,7 +15,7 @@ use crate::files::read_bytes;
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{Details, Found, LensDetails, Look, LookError, Reader, Subject, Text, TokenChoice};
+use crate::{Details, Found, LensDetails, Look, LookError, LookSubject, Reader, Text, TokenChoice};
 
 /// Most tokens of a cell.
 const MOST_TOKENS: usize = 1000;
@@ -24,11 +24,11 @@ const MOST_TOKENS: usize = 1000;
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Details, Lens, Look, Reader, Subject, Text};
+/// use candle_gpt2_look::{Details, Lens, Look, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let lens = Lens { watch: vec![" night".into()], ..Lens::new(Text::Words("Good night, good".into())) };
 /// let found = lens.at(&subject, &Silent)?;
 /// let Details::Lens(details) = found.details else { panic!("a lens has cells") };
@@ -112,7 +112,7 @@ impl Look for Lens {
         Ok(CheckedLens { ids, watch, tuned })
     }
 
-    fn look(&self, checked: CheckedLens, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedLens, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
         let CheckedLens { ids, watch, tuned } = checked;
         let tuned = tuned.map(|lens| lens.to_device(subject.loaded().device())).transpose()?;
         let options = LensOptions { top: self.top, watch };

@@ -34,7 +34,7 @@ pub use features::Features;
 pub use found::{Details, Found, LensDetails};
 pub use head::{CheckedHead, HeadSteps, OneHead};
 pub use lens::{CheckedLens, Lens};
-pub use look::{Look, Subject};
+pub use look::{Look, LookSubject};
 pub use metric::{CheckedMetric, MetricOptions};
 pub use named::{Method, Name, Named, Numbers, Parts, named};
 pub use neurons::Neurons;

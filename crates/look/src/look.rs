@@ -14,11 +14,11 @@ use crate::{Found, Reader};
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Look, Reader, Saliency, Subject, Text};
+/// use candle_gpt2_look::{Look, Reader, Saliency, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let saliency = Saliency::new(Text::Words("My lord, I will".into()));
 /// let found = saliency.at(&subject, &Silent)?; // `check` and `look` in one
 /// assert_eq!(found.report.values.len(), found.report.tokens.len());
@@ -38,13 +38,13 @@ pub trait Look {
     ///
     /// # Errors
     /// When the question cannot be answered, and those of the model.
-    fn look(&self, checked: Self::Checked, subject: &Subject, reporter: &dyn Reporter) -> Result<Found>;
+    fn look(&self, checked: Self::Checked, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found>;
 
     /// Checks and looks.
     ///
     /// # Errors
     /// Those of both.
-    fn at(&self, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+    fn at(&self, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         self.look(self.check(subject.reader())?, subject, reporter)
     }
 }
@@ -53,21 +53,21 @@ pub trait Look {
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
-/// use candle_gpt2_look::{Reader, Subject};
+/// use candle_gpt2_look::{Reader, LookSubject};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let reader = Reader::without_bos(model.vocabulary());
-/// let subject = Subject::new(&model, "the built-in model".into(), &reader);
+/// let subject = LookSubject::new(&model, "the built-in model".into(), &reader);
 /// assert_eq!(subject.name(), "the built-in model");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub struct Subject<'a> {
+pub struct LookSubject<'a> {
     loaded: &'a LoadedModel,
     name: String,
     reader: &'a Reader,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> LookSubject<'a> {
     /// A model, what its user calls it, and what reads the texts.
     pub fn new(loaded: &'a LoadedModel, name: String, reader: &'a Reader) -> Self {
         Self { loaded, name, reader }

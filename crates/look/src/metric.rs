@@ -14,11 +14,11 @@ use crate::{Reader, Text, TokenChoice};
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Attribute, Look, MetricOptions, Reader, Subject, Text};
+/// use candle_gpt2_look::{Attribute, Look, MetricOptions, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let metric = MetricOptions { answer: Some(" not".into()), against: Some(" be".into()), ..MetricOptions::default() };
 /// let attribute = Attribute { metric, ..Attribute::new(Text::Words("My lord, I will".into())) };
 /// let metric = attribute.at(&subject, &Silent)?.report.metric.ok_or("there is none")?;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
-use crate::{Found, Look, Neuron, Reader, Subject, Text};
+use crate::{Found, Look, LookSubject, Neuron, Reader, Text};
 
 /// Tokens that are shown on each side of a place.
 const CONTEXT: usize = 8;
@@ -20,11 +20,11 @@ const CONTEXT: usize = 8;
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Look, Neuron, Neurons, Reader, Subject, Text};
+/// use candle_gpt2_look::{Look, Neuron, Neurons, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let neuron: Neuron = "3.611".parse()?;
 /// let text = Text::Words("Good night, good night! Parting is such sweet sorrow".into());
 /// let found = Neurons { text, neuron, top: 3 }.at(&subject, &Silent)?;
@@ -72,7 +72,7 @@ impl Look for Neurons {
         }
     }
 
-    fn look(&self, ids: Vec<u32>, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(&self, ids: Vec<u32>, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         let Neuron { layer, neuron } = self.neuron;
         let bos = subject.reader().bos();
         let n_positions = subject.config().n_positions;

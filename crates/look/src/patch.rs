@@ -13,7 +13,7 @@ use crate::error::{Result, wrong};
 #[cfg(feature = "clap")]
 use crate::named::choices;
 use crate::named::some_choice;
-use crate::{Found, Look, MetricOptions, Reader, Subject};
+use crate::{Found, Look, LookSubject, MetricOptions, Reader};
 
 /// What is put from the clean run into the corrupted one.
 ///
@@ -82,11 +82,11 @@ impl Patched {
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{ComparedTexts, Look, MetricOptions, Patch, Patched, Reader, Subject, Text};
+/// use candle_gpt2_look::{ComparedTexts, Look, MetricOptions, Patch, Patched, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
@@ -119,11 +119,11 @@ pub struct Patch {
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{ComparedTexts, Estimate, Look, MetricOptions, Patched, Reader, Subject, Text};
+/// use candle_gpt2_look::{ComparedTexts, Estimate, Look, MetricOptions, Patched, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
@@ -173,7 +173,7 @@ impl CheckedPatch {
         Ok(Self { texts: texts.read(metric, reader)?, kind, by })
     }
 
-    fn grid_axes(&self, subject: &Subject, report: &mut Report) {
+    fn grid_axes(&self, subject: &LookSubject, report: &mut Report) {
         report.axes = vec![subject.layer_axis()];
         for axis in self.by.axes() {
             report.axes.push(match *axis {
@@ -183,7 +183,7 @@ impl CheckedPatch {
         }
     }
 
-    fn details(&self, subject: &Subject) -> Value {
+    fn details(&self, subject: &LookSubject) -> Value {
         let corrupted = subject.tokens(&self.texts.corrupted);
         json!({ "site": self.kind.name(), "corrupted_tokens": corrupted })
     }
@@ -196,7 +196,7 @@ impl Look for Patch {
         CheckedPatch::new(&self.texts, &self.metric, &self.patched, reader)
     }
 
-    fn look(&self, checked: CheckedPatch, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedPatch, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         let Compared { patching, mut report } = checked.texts.compare(subject, "patch")?;
         let bar = reporter.start("patching", subject.config().n_layer as u64, Unit::Items("layers"));
         let grid = patching.grid(checked.kind, checked.by, &|| bar.advance(1))?;
@@ -217,7 +217,7 @@ impl Look for Estimate {
         CheckedPatch::new(&self.texts, &self.metric, &self.patched, reader)
     }
 
-    fn look(&self, checked: CheckedPatch, subject: &Subject, _: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedPatch, subject: &LookSubject, _: &dyn Reporter) -> Result<Found> {
         let kind = checked.kind;
         let Compared { patching, mut report } = checked.texts.compare(subject, "estimate")?;
         let values = estimated_grid(&patching, kind, checked.by)?;

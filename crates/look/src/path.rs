@@ -8,17 +8,17 @@ use serde_json::json;
 
 use crate::compared::{CheckedTexts, Compared, ComparedTexts};
 use crate::error::{Result, wrong};
-use crate::{Found, Heads, Look, MetricOptions, Reader, Subject};
+use crate::{Found, Heads, Look, LookSubject, MetricOptions, Reader};
 
 /// The clean text, where only the path from a head, as it is in the corrupted text, to the receiver is another.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{ComparedTexts, Look, MetricOptions, PathPatching, Reader, Subject, Text};
+/// use candle_gpt2_look::{ComparedTexts, Look, MetricOptions, PathPatching, Reader, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
 ///     clean: Text::Words("My lord, I will".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
@@ -105,7 +105,7 @@ impl Look for PathPatching {
         Ok(CheckedPath { texts: self.texts.read(&self.metric, reader)?, senders, receiver, end })
     }
 
-    fn look(&self, checked: CheckedPath, subject: &Subject, reporter: &dyn Reporter) -> Result<Found> {
+    fn look(&self, checked: CheckedPath, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         let CheckedPath { texts, senders, receiver, end } = checked;
         let Compared { patching, mut report } = texts.compare(subject, "path")?;
         let heads = subject.config().n_head;

@@ -10,7 +10,7 @@ use crate::error::{Result, wrong};
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::{CheckedMetric, Found, Look, Method, MetricOptions, Reader, Subject, Text, TokenChoice};
+use crate::{CheckedMetric, Found, Look, LookSubject, Method, MetricOptions, Reader, Text, TokenChoice};
 
 /// Most steps of integrated gradients.
 const MOST_STEPS: usize = 1000;
@@ -19,11 +19,11 @@ const MOST_STEPS: usize = 1000;
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{Look, Method, Reader, Saliency, Subject, Text};
+/// use candle_gpt2_look::{Look, Method, Reader, Saliency, LookSubject, Text};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
-/// # let subject = Subject::new(&model, "built-in".into(), &reader);
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("My lord, I will".into());
 /// let saliency = Saliency { method: Method::InputTimesGradient, ..Saliency::new(text) };
 /// let found = saliency.at(&subject, &Silent)?;
@@ -96,7 +96,7 @@ impl Look for Saliency {
     fn look(
         &self,
         (CheckedMetric { ids, prediction }, weighing): Self::Checked,
-        subject: &Subject,
+        subject: &LookSubject,
         _: &dyn Reporter,
     ) -> Result<Found> {
         let run = subject.run(&ids)?;

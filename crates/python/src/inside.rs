@@ -2,7 +2,7 @@
 
 use candle_gpt2::Site;
 use candle_gpt2_interpret::named_sites;
-use candle_gpt2_look::{Activations, LookError, Reader, Subject};
+use candle_gpt2_look::{Activations, LookError, LookSubject, Reader};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -58,7 +58,7 @@ impl Model {
         let logits = computing(py, &self.loaded, || {
             let reader = Reader::new(self.loaded.vocabulary(), bos)?;
             let checked = activations.check(&reader)?;
-            let subject = Subject::new(&self.loaded, name, &reader);
+            let subject = LookSubject::new(&self.loaded, name, &reader);
             let mut see = |site: Site, value| {
                 seen.push((site.to_string(), Values::of(&value)?));
                 Ok(())

@@ -1,8 +1,8 @@
 //! Looks inside a model: pictures that a notebook shows by itself. The looks and their options are those of `gpt2 look`.
 
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, Estimate, Features, HeadKinds, Lens, Look, Neurons, Patch, PathPatching,
-    Reader, Saliency, Subject, Text,
+    Ablate, Attention, Attribute, Estimate, Features, HeadKinds, Lens, Look, LookSubject, Neurons, Patch,
+    PathPatching, Reader, Saliency, Text,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -59,7 +59,7 @@ impl Model {
         let (name, listener) = (self.opened.name(), Listener::new(py));
         let found = computing(py, &self.loaded, || {
             let reader = Reader::new(self.loaded.vocabulary(), bos)?;
-            look.at(&Subject::new(&self.loaded, name, &reader), &listener)
+            look.at(&LookSubject::new(&self.loaded, name, &reader), &listener)
         })?;
         listener.warn(py)?;
         Picture::new(py, found)

@@ -3,7 +3,7 @@
 use candle_gpt2_browser::Session;
 use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
 use candle_gpt2_generation::{GenerationConfig, TokenGenerator};
-use candle_gpt2_look::{Attention, Found, Lens, Look, OneHead, Reader, Subject, Text};
+use candle_gpt2_look::{Attention, Found, Lens, Look, LookSubject, OneHead, Reader, Text};
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
@@ -139,7 +139,7 @@ fn looks_are_those_of_the_library() {
     let (model, session) = (built_in(), session());
     let ids = model.vocabulary().encode(PROMPT).unwrap();
     let reader = Reader::without_bos(model.vocabulary());
-    let subject = Subject::new(&model, "shakespeare".into(), &reader);
+    let subject = LookSubject::new(&model, "shakespeare".into(), &reader);
     let words = || Text::Ids(ids.clone());
     let data =
         |found: &Found| serde_json::from_str::<Value>(&candle_gpt2_pictures::data(&found.report)).unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor, safetensors};
 use candle_gpt2::Site;
 use candle_gpt2_interpret::{Ablate, Chain, named_site, named_sites};
-use candle_gpt2_look::{Activations, CacheFormat, Numbers, Subject};
+use candle_gpt2_look::{Activations, CacheFormat, LookSubject, Numbers};
 use candle_gpt2_testing::{assert_close, values};
 
 use crate::common::{Case, built_in, reader, words};
@@ -24,7 +24,7 @@ fn all(n_layer: usize) -> Activations {
 fn what_is_given_one_by_one_is_what_is_kept() {
     let loaded = built_in();
     let reader = reader(&loaded);
-    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let subject = LookSubject::new(&loaded, "a model".into(), &reader);
     let positions = Some("0,2-3".parse().unwrap());
     for (numbers, positions) in
         [(Numbers::Raw, None), (Numbers::TransformerLens, None), (Numbers::TransformerLens, positions)]
@@ -53,7 +53,7 @@ fn what_is_given_one_by_one_is_what_is_kept() {
 fn an_observer_changes_what_comes_after_it() {
     let loaded = built_in();
     let reader = reader(&loaded);
-    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let subject = LookSubject::new(&loaded, "a model".into(), &reader);
     let sites = named_sites("1.resid_post,2.resid_pre,2.z", 4).unwrap();
     let activations = Activations { sites, ..all(4) };
     let checked = activations.check(&reader).unwrap();
@@ -73,7 +73,7 @@ fn an_observer_changes_what_comes_after_it() {
 fn files_have_what_was_kept() {
     let case = Case::open("untied");
     let reader = reader(&case.loaded);
-    let subject = Subject::new(&case.loaded, "a model".into(), &reader);
+    let subject = LookSubject::new(&case.loaded, "a model".into(), &reader);
     let sites = named_sites("z,pattern,logits", case.loaded.config().n_layer).unwrap();
     let layers = Some(vec![1].into());
     let activations = Activations { text: case.text("clean_ids"), sites, layers, ..all(1) };

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use candle_core::Tensor;
 use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Reporter, Silent, Unit};
-use candle_gpt2_look::{Found, Look, LookError, Reader, Subject, Text};
+use candle_gpt2_look::{Found, Look, LookError, LookSubject, Reader, Text};
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture};
 use serde_json::Value;
 
@@ -61,7 +61,7 @@ pub(crate) fn reader(loaded: &LoadedModel) -> Reader {
 
 pub(crate) fn look(loaded: &LoadedModel, look: &impl Look) -> Result<Found, LookError> {
     let reader = reader(loaded);
-    look.at(&Subject::new(loaded, "a model".into(), &reader), &Silent)
+    look.at(&LookSubject::new(loaded, "a model".into(), &reader), &Silent)
 }
 
 /// The values of a report as a tensor over its axes.

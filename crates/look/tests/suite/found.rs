@@ -7,8 +7,8 @@ use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_interpret::{By, Head, LensValue, Measure};
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, ComparedTexts, Details, Features, Found, HeadKinds, Heads, Instead, Lens,
-    Look, MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader, Saliency,
-    Subject, Text, TokenChoice,
+    Look, LookSubject, MetricOptions, Neuron, Neurons, Numbers, Parts, Patch, Patched, PathPatching, Reader,
+    Saliency, Text, TokenChoice,
 };
 use candle_gpt2_testing::{CheckpointFolder, Fixture, assert_close};
 use serde_json::{Value, json};
@@ -125,7 +125,7 @@ fn a_token_in_front_is_part_of_every_text() {
         layers: None,
         heads: Some(Heads(vec![Head { layer: 1, head: 2 }])),
     };
-    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let subject = LookSubject::new(&loaded, "a model".into(), &reader);
     let with = attention.at(&subject, &Told::default()).unwrap();
     let same = Attention { text: Text::Ids(ids), ..attention };
     let given = look(&loaded, &same).unwrap();
@@ -157,7 +157,7 @@ fn what_is_left_out_may_come_from_texts() {
 fn long_looks_tell_how_far_they_are() {
     let loaded = built_in();
     let reader = Reader::new(loaded.vocabulary(), false).unwrap();
-    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let subject = LookSubject::new(&loaded, "a model".into(), &reader);
     let told = Told::default();
     Ablate::new(words("The dog")).at(&subject, &told).unwrap();
     let [clean, corrupt] = ["The dog", "My dog"].map(words);
@@ -242,7 +242,7 @@ fn neurons_are_shown_where_they_are_most_active() {
     let long: Vec<u32> = clean.iter().copied().cycle().take(case.loaded.config().n_positions + 3).collect();
     for bos in [false, true] {
         let reader = Reader::new(case.loaded.vocabulary(), bos).unwrap();
-        let subject = Subject::new(&case.loaded, "a model".into(), &reader);
+        let subject = LookSubject::new(&case.loaded, "a model".into(), &reader);
         let found = neurons(long.clone(), 1000).at(&subject, &Told::default()).unwrap();
         assert_eq!((found.report.bos, found.report.tokens.len()), (bos, 0), "a long text is not listed");
         let details = found.details.to_json();

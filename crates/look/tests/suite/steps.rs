@@ -5,7 +5,7 @@ use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::{AllowedTokens, GenerationConfig, History, LogitsProcessor};
 use candle_gpt2_interpret::Head;
-use candle_gpt2_look::{Activations, HeadSteps, NextTokens, Numbers, OneHead, Reading, Subject, Text};
+use candle_gpt2_look::{Activations, HeadSteps, LookSubject, NextTokens, Numbers, OneHead, Reading, Text};
 use candle_gpt2_testing::values;
 
 use crate::common::{Case, built_in, reader, words};
@@ -16,14 +16,14 @@ const SUMS: f64 = 1e-4;
 fn steps(loaded: &LoadedModel, text: Text, head: Head, query: i64, key: i64) -> HeadSteps {
     let reader = reader(loaded);
     let checked = OneHead { text, head, query, key }.check(&reader).unwrap();
-    checked.look(&Subject::new(loaded, "a model".into(), &reader)).unwrap()
+    checked.look(&LookSubject::new(loaded, "a model".into(), &reader)).unwrap()
 }
 
 #[test]
 fn steps_are_the_activations_of_their_tokens() {
     let loaded = built_in();
     let reader = reader(&loaded);
-    let subject = Subject::new(&loaded, "a model".into(), &reader);
+    let subject = LookSubject::new(&loaded, "a model".into(), &reader);
     let (layer, head, query, key) = (2, 5, 6, 3);
     let text = words("The dog sat on the mat, and the cat");
     let found = steps(&loaded, text.clone(), Head { layer, head }, query as i64, key as i64);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use candle_gpt2_engine::{HubOptions, LoadedModel};
-use candle_gpt2_look::{ComparedTexts, Found, Look, Reader, Subject, Text};
+use candle_gpt2_look::{ComparedTexts, Found, Look, LookSubject, Reader, Text};
 use candle_gpt2_pictures::{PictureError, Width, page, svg, table};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
@@ -115,8 +115,8 @@ impl OpeningArguments {
     }
 
     /// The model as it is looked into.
-    pub(crate) fn subject<'a>(&self, loaded: &'a LoadedModel, reader: &'a Reader) -> Subject<'a> {
-        Subject::new(loaded, self.model.options.model.display().to_string(), reader)
+    pub(crate) fn subject<'a>(&self, loaded: &'a LoadedModel, reader: &'a Reader) -> LookSubject<'a> {
+        LookSubject::new(loaded, self.model.options.model.display().to_string(), reader)
     }
 }
 

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use minijinja::Environment;
 
 use self::keys::{FewShotKeys, FormKey, Keys, wrong};
-use self::template::{Entry, Form, Given, environment};
+use self::template::{Entry, Form, FormValue, environment};
 use super::few_shot::{Examples, Pool, Sampler};
 use super::lm_eval::{self, Pair};
 use super::shared::{Made, prepare_records};
@@ -313,14 +313,16 @@ impl HarnessTask {
             })
         };
         let question = match entry.value("doc_to_text", text)? {
-            Given::Text(text) => text,
-            Given::Index(index) => choice_at("doc_to_text", index)?,
-            Given::List(_) => return Err(entry.error("doc_to_text", "expected a text, found a list").into()),
+            FormValue::Text(text) => text,
+            FormValue::Index(index) => choice_at("doc_to_text", index)?,
+            FormValue::List(_) => {
+                return Err(entry.error("doc_to_text", "expected a text, found a list").into());
+            }
         };
         let answer = match entry.value("doc_to_target", target)? {
-            Given::Text(text) => text,
-            Given::Index(index) => choice_at("doc_to_target", index)?,
-            Given::List(texts) => texts.into_iter().next().unwrap_or_default(),
+            FormValue::Text(text) => text,
+            FormValue::Index(index) => choice_at("doc_to_target", index)?,
+            FormValue::List(texts) => texts.into_iter().next().unwrap_or_default(),
         };
         match answer.is_empty() {
             true => Ok(question),
@@ -342,7 +344,7 @@ impl HarnessTask {
         let pair =
             |context, continuation, measured| Pair { field: "doc_to_text", context, continuation, measured };
         let Some(choice) = choice.as_ref().filter(|_| self.kind == Kind::MultipleChoice) else {
-            let Given::Text(text) = text else {
+            let FormValue::Text(text) = text else {
                 return Err(entry.error("doc_to_text", "expected a text, found something else").into());
             };
             let target = entry.text("doc_to_target", target)?;
@@ -360,9 +362,9 @@ impl HarnessTask {
             let what = format!("expected at least two choices, found {}", choices.len());
             return Err(entry.error("doc_to_choice", &what).into());
         }
-        let place = |key: &str, given: Given| match given {
-            Given::Index(index) if index < choices.len() => Ok(index),
-            Given::Text(text) if choices.contains(&text) => {
+        let place = |key: &str, given: FormValue| match given {
+            FormValue::Index(index) if index < choices.len() => Ok(index),
+            FormValue::Text(text) if choices.contains(&text) => {
                 Ok(choices.iter().position(|choice| *choice == text).unwrap_or_default())
             }
             other => {
@@ -375,7 +377,7 @@ impl HarnessTask {
         };
         // Either the choices follow one text, or one text follows the choices.
         let (pairs, gold) = match text {
-            Given::Text(text) => {
+            FormValue::Text(text) => {
                 let gold = place("doc_to_target", entry.value("doc_to_target", target)?)?;
                 let pairs = choices
                     .iter()

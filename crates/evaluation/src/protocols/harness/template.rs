@@ -27,7 +27,7 @@ pub(super) enum Form {
 
 /// What a form gives of an entry.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Given {
+pub(super) enum FormValue {
     Text(String),
     /// The place of a choice.
     Index(usize),
@@ -73,10 +73,10 @@ pub(super) struct Entry<'a> {
 
 impl Entry<'_> {
     /// What the form `key` gives.
-    pub(super) fn value(&self, key: &str, form: &Form) -> Result<Given, EvaluationError> {
+    pub(super) fn value(&self, key: &str, form: &Form) -> Result<FormValue, EvaluationError> {
         let text = match form {
-            Form::Index(index) => return Ok(Given::Index(*index)),
-            Form::List(texts) => return Ok(Given::List(texts.clone())),
+            Form::Index(index) => return Ok(FormValue::Index(*index)),
+            Form::List(texts) => return Ok(FormValue::List(texts.clone())),
             Form::Text(name) => match self.record.get(name) {
                 Some(value) => return Ok(self.of_field(key, name, value)?),
                 None => self.rendered(key, name)?,
@@ -87,20 +87,20 @@ impl Entry<'_> {
             && is_number
             && let Ok(index) = text.parse()
         {
-            return Ok(Given::Index(index));
+            return Ok(FormValue::Index(index));
         }
-        Ok(Given::Text(text))
+        Ok(FormValue::Text(text))
     }
 
     /// The texts that the form `key` gives.
     pub(super) fn list(&self, key: &str, form: &Form) -> Result<Vec<String>, EvaluationError> {
         let given = match self.value(key, form)? {
             // As Python's `ast.literal_eval`: what the template writes is read as a list.
-            Given::Text(text) => self.literal(&text).unwrap_or(Given::Text(text)),
+            FormValue::Text(text) => self.literal(&text).unwrap_or(FormValue::Text(text)),
             given => given,
         };
         match given {
-            Given::List(texts) => Ok(texts),
+            FormValue::List(texts) => Ok(texts),
             other => Err(self.error(key, &format!("expected a list of texts, found {other:?}")).into()),
         }
     }
@@ -108,7 +108,7 @@ impl Entry<'_> {
     /// The text that the form `key` gives.
     pub(super) fn text(&self, key: &str, form: &Form) -> Result<String, EvaluationError> {
         match self.value(key, form)? {
-            Given::Text(text) => Ok(text),
+            FormValue::Text(text) => Ok(text),
             other => Err(self.error(key, &format!("expected a text, found {other:?}")).into()),
         }
     }
@@ -125,28 +125,28 @@ impl Entry<'_> {
         })
     }
 
-    fn of_field(&self, key: &str, name: &str, value: &Value) -> Result<Given, DataError> {
+    fn of_field(&self, key: &str, name: &str, value: &Value) -> Result<FormValue, DataError> {
         let unexpected = || {
             self.error(key, &format!("field `{name}`: expected a text, a number from 0 or a list of texts"))
         };
         match value {
-            Value::String(text) => Ok(Given::Text(text.clone())),
+            Value::String(text) => Ok(FormValue::Text(text.clone())),
             Value::Number(number) => {
                 let index = number.as_u64().and_then(|index| usize::try_from(index).ok());
-                index.map(Given::Index).ok_or_else(unexpected)
+                index.map(FormValue::Index).ok_or_else(unexpected)
             }
             Value::Array(values) => {
                 let texts = values.iter().map(|value| value.as_str().map(str::to_owned));
-                texts.collect::<Option<_>>().map(Given::List).ok_or_else(unexpected)
+                texts.collect::<Option<_>>().map(FormValue::List).ok_or_else(unexpected)
             }
             _ => Err(unexpected()),
         }
     }
 
     /// A list that is written as Python writes one.
-    fn literal(&self, text: &str) -> Option<Given> {
+    fn literal(&self, text: &str) -> Option<FormValue> {
         let value = self.environment.compile_expression(text).ok()?.eval(()).ok()?;
         let values = value.try_iter().ok().filter(|_| value.kind() == ValueKind::Seq)?;
-        values.map(|value| value.as_str().map(str::to_owned)).collect::<Option<_>>().map(Given::List)
+        values.map(|value| value.as_str().map(str::to_owned)).collect::<Option<_>>().map(FormValue::List)
     }
 }
