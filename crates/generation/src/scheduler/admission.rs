@@ -110,12 +110,18 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             own.copy_row(0, other, 0, prompt_len)?;
         }
         let cached = self.take_over(beginning, &mut text, &mut cache)?;
-        let logits =
-            self.prompt_logits.as_ref().filter(|prompt| prompt.request == id && cached == prompt_len);
-        let logits = logits.map(|prompt| prompt.logits.clone());
-        if !self.is_shared(&text) {
-            self.forget_prompt(id);
-        }
+        let is_known = |prompt: &PromptLogits| prompt.request == id && cached == prompt_len;
+        let logits = match self.is_shared(&text) {
+            true => {
+                let known = self.prompt_logits.as_ref().filter(|prompt| is_known(prompt));
+                known.map(|prompt| prompt.logits.clone())
+            }
+            false => {
+                let last = self.prompt_logits.take_if(|prompt| is_known(prompt));
+                self.forget_prompt(id);
+                last.map(|prompt| prompt.logits)
+            }
+        };
         match logits {
             Some(logits) => self.begin(text, cache, logits)?,
             None => {
