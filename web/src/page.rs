@@ -1,6 +1,6 @@
 //! The page as a server gives it out.
 
-use crate::{HEAD_HTML, REPORT_HTML};
+use crate::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 
 /// A file of the page, one of [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,16 +43,21 @@ pub fn files() -> Vec<PageFile> {
     std::iter::once(page).chain(others).collect()
 }
 
+/// Two files each of which are in the program once, as one text.
+static STYLES: (&str, &str) = WRITING_CSS.split_at(include_str!("../parts/writing.css").len());
+static PARTS: (&str, &str) = PARTS_JS.split_at(include_str!("../parts/parts.js").len());
+static WRITING: (&str, &str) = WRITING_JS.split_at(include_str!("../parts/writing.js").len());
+
 /// What the page loads; its transport is that of a server.
-const FILES: [(&str, &str); 13] = [
-    ("/parts.css", include_str!("../parts/parts.css")),
-    ("/writing.css", include_str!("../parts/writing.css")),
-    ("/head.css", include_str!("../parts/head.css")),
+static FILES: [(&str, &str); 13] = [
+    ("/parts.css", PARTS_CSS),
+    ("/writing.css", STYLES.0),
+    ("/head.css", STYLES.1),
     ("/page.css", include_str!("../page.css")),
-    ("/parts.js", include_str!("../parts/parts.js")),
-    ("/report.js", include_str!("../parts/report.js")),
-    ("/writing.js", include_str!("../parts/writing.js")),
-    ("/head.js", include_str!("../parts/head.js")),
+    ("/parts.js", PARTS.0),
+    ("/report.js", PARTS.1),
+    ("/writing.js", WRITING.0),
+    ("/head.js", WRITING.1),
     ("/command.js", include_str!("../command.js")),
     ("/model.js", include_str!("../model.js")),
     ("/tour.js", include_str!("../tour.js")),

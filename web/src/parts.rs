@@ -1,25 +1,25 @@
 //! What reports, and pages that write with a model, are drawn with.
 
 /// Style of the parts: heatmap, bars, line of tokens, table, small heads, a whole report.
-pub const PARTS_CSS: &str = include_str!("../parts/parts.css");
+pub static PARTS_CSS: &str = include_str!("../parts/parts.css");
 /// Script of the parts: one object `parts` of functions that decode patterns and draw; `parts.report` draws a report into
 /// [`REPORT_HTML`].
-pub const PARTS_JS: &str = concat!(include_str!("../parts/parts.js"), include_str!("../parts/report.js"));
+pub static PARTS_JS: &str = concat!(include_str!("../parts/parts.js"), include_str!("../parts/report.js"));
 /// Style of pages that write with a model: their buttons, fields, settings and choices, and the steps of a head. It comes after
 /// [`PARTS_CSS`].
-pub const WRITING_CSS: &str =
+pub static WRITING_CSS: &str =
     concat!(include_str!("../parts/writing.css"), include_str!("../parts/head.css"));
 /// Script of pages that write with a model, after [`PARTS_JS`]: further functions of `parts`, for the tokens of a text and their
 /// alternatives, for settings, and `parts.head` for one attention weight step by step.
-pub const WRITING_JS: &str = concat!(include_str!("../parts/writing.js"), include_str!("../parts/head.js"));
+pub static WRITING_JS: &str = concat!(include_str!("../parts/writing.js"), include_str!("../parts/head.js"));
 /// Elements that `parts.head.view` draws into, after [`PARTS_JS`]: a page that shows the steps of a head has this once.
-pub const HEAD_HTML: &str = include_str!("../parts/head.html");
+pub static HEAD_HTML: &str = include_str!("../parts/head.html");
 /// Elements that `parts.report` draws into: a page that shows reports has this once.
-pub const REPORT_HTML: &str = include_str!("../parts/report.html");
+pub static REPORT_HTML: &str = include_str!("../parts/report.html");
 
 /// The page of one report, drawn by [`PARTS_JS`], with `title`, `style`, `report`, `data` and `script` between pairs of `@@`.
-pub const REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
+pub static REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
 /// Its style, after [`PARTS_CSS`].
-pub const REPORT_PAGE_CSS: &str = include_str!("../parts/report-page.css");
+pub static REPORT_PAGE_CSS: &str = include_str!("../parts/report-page.css");
 /// Its script, after [`PARTS_JS`].
-pub const REPORT_PAGE_JS: &str = include_str!("../parts/report-page.js");
+pub static REPORT_PAGE_JS: &str = include_str!("../parts/report-page.js");
