@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::{EngineError, HubOptions, ModelOptions, Opened, process};
-use clap::{Args, value_parser};
+use clap::builder::StyledStr;
+use clap::{Args, Command, value_parser};
 
 use crate::progress::Terminal;
 
@@ -61,8 +62,7 @@ pub(crate) struct EncoderArguments {
 /// What commands take that look into a checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArguments {
-    /// Number of attention heads, where the checkpoint does not tell it: weights without a config.json, as of the book "Build a Large Language Model (From Scratch)"
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help_of_n_head())]
     pub(crate) n_head: Option<usize>,
     #[command(flatten)]
     pub(crate) threads: ThreadArguments,
@@ -75,6 +75,13 @@ pub(crate) struct ThreadArguments {
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
     #[allow(dead_code, reason = "`parse.rs` reads it, whatever the command")]
     threads: Option<u16>,
+}
+
+/// What [`ModelOptions`] says of it.
+fn help_of_n_head() -> StyledStr {
+    let options = ModelOptions::augment_args(Command::new("model"));
+    let n_head = options.get_arguments().find(|argument| argument.get_id() == "n_head");
+    n_head.and_then(|argument| argument.get_help().cloned()).unwrap_or_default()
 }
 
 impl CommonArguments {
