@@ -13,8 +13,15 @@ use crate::ServerError;
 
 /// Longest key, in bytes: what is compared has one length.
 pub(crate) const MAX_KEY: usize = 256;
-/// Bytes of the smallest limit of bodies that lets a request with a short prompt through.
-const LEAST_BODY: usize = 64;
+/// The least and the most that options may be. The smallest limit of bodies lets a request with a short prompt through.
+const BOUNDS: [(&str, usize, usize); 6] = [
+    ("parallel", 1, 256),
+    ("queue", 1, 65_536),
+    ("kv_tokens", 1, 1 << 30),
+    ("prefill_chunk", 1, 65_536),
+    ("max_connections", 1, 65_536),
+    ("max_body", 64, 1 << 30),
+];
 /// Connections beyond the limit, which hear of the server's health and little else.
 pub(crate) const RESERVE: usize = 16;
 /// Files that are open beside the connections: those beyond the limit, the model's, the runtime's.
@@ -49,22 +56,22 @@ pub struct ServerOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"]))]
     pub unix_socket: Option<PathBuf>,
     /// Texts that are made at once
-    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().parallel, allow_negative_numbers = true, value_parser = between(1, 256)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().parallel, allow_negative_numbers = true, value_parser = between("parallel")))]
     pub parallel: usize,
     /// Prompts that wait; a request that finds no room is answered with code 429
-    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between(1, 65_536)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between("queue")))]
     pub queue: usize,
     /// Tokens whose keys and values are held, of prompts and texts together [default: full contexts for --parallel texts]
-    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 1 << 30)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("kv_tokens")))]
     pub kv_tokens: Option<usize>,
     /// Most tokens of prompts that are computed between two tokens of the running texts: half as many while few are written, four times as many while none is
-    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between(1, 65_536)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between("prefill_chunk")))]
     pub prefill_chunk: usize,
     /// Connections at once; beyond them idle ones are closed, and if none is idle, requests are answered with code 503 [default: room for twice what runs and waits]
-    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between(1, 65_536)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("max_connections")))]
     pub max_connections: Option<usize>,
     /// Most bytes of a request's body
-    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value_t = ServerOptions::default().max_body, allow_negative_numbers = true, value_parser = between(LEAST_BODY, 1 << 30)))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value_t = ServerOptions::default().max_body, allow_negative_numbers = true, value_parser = between("max_body")))]
     pub max_body: usize,
     /// Keys, of which requests show one. Without any, all are served. `{:?}` does not show them.
     #[cfg_attr(feature = "clap", arg(skip))]
@@ -204,22 +211,24 @@ impl ServerOptions {
 
     /// Checks what can be checked without a model.
     pub(crate) fn check(&self) -> Result<(), ServerError> {
-        let least = [
-            ("parallel", 1, self.parallel),
-            ("queue", 1, self.queue),
-            ("prefill_chunk", 1, self.prefill_chunk),
-            ("max_body", LEAST_BODY, self.max_body),
-            ("max_connections", 1, self.max_connections.unwrap_or(1)),
-            ("kv_tokens", 1, self.kv_tokens.unwrap_or(1)),
-        ];
-        let too_small = least.into_iter().find(|(_, least, found)| found < least);
+        let found = |option: &str| match option {
+            "parallel" => Some(self.parallel),
+            "queue" => Some(self.queue),
+            "prefill_chunk" => Some(self.prefill_chunk),
+            "max_body" => Some(self.max_body),
+            "max_connections" => self.max_connections,
+            _ => self.kv_tokens,
+        };
+        for (option, least, most) in BOUNDS {
+            if let Some(found) = found(option).filter(|found| !(least..=most).contains(found)) {
+                return Err(wrong(option, whole_number(least, most), found));
+            }
+        }
         let (most, found) = (most_connections(), self.max_connections.unwrap_or(0));
-        let files = || format!("at most {most}, as this process may open {} files", most + OTHER_FILES);
-        match too_small {
-            Some((option, least, found)) => Err(wrong(option, format!("at least {least}"), found)),
-            None if found > most => Err(wrong("max_connections", files(), found)),
-            None => Ok(()),
-        }?;
+        if found > most {
+            let files = format!("at most {most}, as this process may open {} files", most + OTHER_FILES);
+            return Err(wrong("max_connections", files, found));
+        }
         self.check_keys()?;
         self.check_origins()?;
         self.check_names()?;
@@ -302,13 +311,19 @@ impl ServerOptions {
     }
 }
 
-/// A whole number within these bounds.
+/// What an option may be, from [`BOUNDS`].
 #[cfg(feature = "clap")]
-fn between(low: usize, high: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+fn between(option: &'static str) -> impl Fn(&str) -> Result<usize, String> + Clone {
     move |text| {
-        let number = text.parse().ok().filter(|number| (low..=high).contains(number));
-        number.ok_or_else(|| format!("expected a whole number from {low} to {high}"))
+        let of_option = BOUNDS.iter().find(|(name, ..)| *name == option);
+        let (_, least, most) = *of_option.ok_or("this option has no bounds")?;
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("expected {}", whole_number(least, most)))
     }
+}
+
+fn whole_number(least: usize, most: usize) -> String {
+    format!("a whole number from {least} to {most}")
 }
 
 /// A time of up to a day; in a shorter one than a millisecond nothing can be done.
@@ -396,9 +411,14 @@ mod tests {
         );
         let told = refused(|options| options.unix_socket = Some("".into()));
         assert_eq!(told, "unix_socket: expected the path of a socket, found \"\"");
-        assert_eq!(refused(|options| options.max_body = 5), "max_body: expected at least 64, found 5");
+        assert_eq!(
+            refused(|options| options.max_body = 5),
+            "max_body: expected a whole number from 64 to 1073741824, found 5"
+        );
         let told = refused(|options| options.max_connections = Some(0));
-        assert_eq!(told, "max_connections: expected at least 1, found 0");
+        assert_eq!(told, "max_connections: expected a whole number from 1 to 65536, found 0");
+        let told = refused(|options| options.parallel = 257);
+        assert_eq!(told, "parallel: expected a whole number from 1 to 256, found 257");
         let good = ServerOptions {
             allow_hosts: vec!["model.lan".into(), "10.0.0.1".into(), "[::1]".into(), "a_b-c".into()],
             cors_origins: vec!["https://app.example".into(), "http://[::1]:80".into(), "http://[::1]".into()],
