@@ -12,7 +12,7 @@ use candle_gpt2_generation::SchedulerOptions;
 fn answer(body: &str, session: &mut Session) -> Result<Vec<String>, ApiError> {
     match session.served().read(Endpoint::Completions, body.as_bytes(), None)? {
         Work::Texts(call) if call.stream => {
-            let (call, mut chunks) = (session.begin(call), Vec::new());
+            let (call, mut chunks) = (session.begin(call)?, Vec::new());
             while let Some(more) = session.step(call)? {
                 chunks.extend(more);
             }

@@ -7,7 +7,7 @@ use std::vec::IntoIter;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Site, SiteKind};
-use candle_gpt2_engine::LoadedModel;
+use candle_gpt2_engine::{Classification, Classifier, LoadedModel, Question};
 use candle_gpt2_interpret::{
     LensCell, LensOptions, Patterns, Record, Recording, lens_cells, lens_logits_at, lens_logprobs,
     residual_sites,
@@ -16,6 +16,7 @@ use candle_gpt2_look::{Attention, Lens, Reading};
 use candle_gpt2_pictures::data;
 
 use crate::answer::json;
+use crate::classify::{ClassifyAnswer, ClassifyCall};
 use crate::embeddings::{EmbeddingsAnswer, EmbeddingsCall};
 use crate::look::{AttentionRequest, HeadRequest, LensRequest, NextRequest};
 use crate::{ApiError, Reply, ServedModel};
@@ -23,10 +24,12 @@ use crate::{ApiError, Reply, ServedModel};
 /// The axis of the tokens in hidden states, `(1, T, C)`.
 const TOKEN_DIM: usize = 1;
 
-/// An analysis of texts: attention, the lens, a head, what may follow, embeddings. [`Analysis::compute`] and [`Analysis::conclude`] are
-/// called in turn until there is an answer. [`Work::Analysis`](crate::Work) holds it.
+/// An analysis of texts: attention, the lens, a head, what may follow, embeddings, labels. [`Analysis::compute`], or
+/// [`Analysis::classify`] where the model is a classifier, and [`Analysis::conclude`] are called in turn until there is an answer.
+/// [`Work::Analysis`](crate::Work) holds it.
 pub struct Analysis {
     piece: Piece,
+    texts: usize,
     prompt_tokens: usize,
 }
 
@@ -40,12 +43,22 @@ enum Piece {
     Recording(Box<Recording>, Then<Record>),
     /// Something else is to be computed, of as many tokens at most.
     Compute { of: ComputeTensor, then: Then<Tensor> },
+    /// Texts are to be labelled.
+    Label(Box<Labelling>),
     /// That was done, and this needs no model.
     Conclude(Box<dyn FnOnce(&ServedModel) -> Concluded + Send>),
 }
 
 type ComputeTensor = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> candle_core::Result<Tensor> + Send>;
 type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Concluded + Send>;
+
+/// Questions to a classifier that are not answered yet, and what it said to those before.
+struct Labelling {
+    questions: IntoIter<Question>,
+    classified: Vec<Classification>,
+    answer: ClassifyAnswer,
+}
+
 /// The answer, or what is to be done next.
 type Concluded = Result<ControlFlow<Reply, Piece>, ApiError>;
 
@@ -80,14 +93,26 @@ impl Analysis {
     }
 
     pub(crate) fn embeddings(EmbeddingsCall { rows, answer }: EmbeddingsCall) -> Self {
-        Self { prompt_tokens: answer.prompt_tokens(), ..Self::of(embedding(rows.into_iter(), answer)) }
+        let (texts, prompt_tokens) = (rows.len(), answer.prompt_tokens());
+        Self { piece: embedding(rows.into_iter(), answer), texts, prompt_tokens }
+    }
+
+    pub(crate) fn labels(ClassifyCall { questions, answer }: ClassifyCall) -> Self {
+        let (texts, prompt_tokens) = (questions.len(), answer.prompt_tokens());
+        let labelling = Labelling { questions: questions.into_iter(), classified: Vec::new(), answer };
+        Self { piece: Piece::Label(Box::new(labelling)), texts, prompt_tokens }
     }
 
     fn of(piece: Piece) -> Self {
-        Self { piece, prompt_tokens: 0 }
+        Self { piece, texts: 1, prompt_tokens: 0 }
     }
 
-    /// Tokens of prompts that the request counts, as its answer tells: those of texts to embed.
+    /// Texts that it is of.
+    pub fn texts(&self) -> usize {
+        self.texts
+    }
+
+    /// Tokens of prompts that the request counts, as its answer tells: those of texts to embed or to label.
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
@@ -97,7 +122,7 @@ impl Analysis {
     /// # Errors
     /// Those of the model.
     pub fn compute(self, model: &LoadedModel, tokens: usize) -> Result<Self, ApiError> {
-        let Self { mut piece, prompt_tokens } = self;
+        let mut piece = self.piece;
         let model = model.model();
         if let Piece::Next(request) = piece {
             piece = next(*request);
@@ -118,9 +143,48 @@ impl Analysis {
                 let computed = of(model, tokens)?;
                 Piece::Conclude(Box::new(|served| then(computed, served)))
             }
+            Piece::Label(_) => return Err(ApiError::failed("labels, asked of a language model")),
             piece => piece,
         };
-        Ok(Self { piece, prompt_tokens })
+        Ok(Self { piece, ..self })
+    }
+
+    /// Computes the next piece of labels: those of at most so many texts, and of at least one.
+    ///
+    /// # Errors
+    /// Those of the classifier.
+    ///
+    /// ```
+    /// use std::ops::ControlFlow;
+    ///
+    /// use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Work};
+    ///
+    /// # let options = candle_gpt2_engine::ModelOptions { model: candle_gpt2_testing::fixture_path("heads/sequence"), ..Default::default() };
+    /// # let classifier = options.open_classifier(&candle_gpt2_engine::Silent)?.load_classifier(&candle_gpt2_engine::Silent)?;
+    /// let served = ServedModel::of_classifier(&classifier, ApiOptions::default());
+    /// let body = br#"{"input": ["the sea", "a wood"]}"#;
+    /// let Work::Analysis(analysis) = served.read(Endpoint::Classify, body, None)? else { panic!("labels are an analysis") };
+    /// assert_eq!(analysis.texts(), 2);
+    /// let ControlFlow::Break(reply) = analysis.classify(&classifier, 2)?.conclude(&served)? else { panic!("both are labelled") };
+    /// assert!(reply.json.contains(r#""num_classes":5"#), "{}", reply.json);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn classify(self, classifier: &Classifier, texts: usize) -> Result<Self, ApiError> {
+        let piece = match self.piece {
+            Piece::Label(mut labelling) => {
+                let questions: Vec<Question> = labelling.questions.by_ref().take(texts.max(1)).collect();
+                let classified = classifier.classify(&questions).map_err(ApiError::failed)?;
+                labelling.classified.extend(classified);
+                match labelling.questions.len() {
+                    0 => Piece::Conclude(Box::new(move |_| {
+                        Ok(Break(labelling.answer.into_reply(&labelling.classified)))
+                    })),
+                    _ => Piece::Label(labelling),
+                }
+            }
+            _ => return Err(ApiError::failed("a look into a language model, asked of a classifier")),
+        };
+        Ok(Self { piece, ..self })
     }
 
     /// Does what the piece needs besides the model, and gives the answer if it was the last; otherwise the analysis, for the next.
@@ -128,12 +192,11 @@ impl Analysis {
     /// # Errors
     /// When the request leaves nothing to answer with, or something fails inside.
     pub fn conclude(self, served: &ServedModel) -> Result<ControlFlow<Reply, Self>, ApiError> {
-        let Self { piece, prompt_tokens } = self;
-        let concluded = match piece {
+        let concluded = match self.piece {
             Piece::Conclude(conclude) => conclude(served)?,
             piece => Continue(piece),
         };
-        Ok(concluded.map_continue(|piece| Self { piece, prompt_tokens }))
+        Ok(concluded.map_continue(|piece| Self { piece, ..self }))
     }
 
     /// Both, on all tokens at once. What may follow is asked again and again of the same text: `reading` is what was read of it.

@@ -38,31 +38,17 @@ fields! {
 }
 
 /// What a body asks for: questions to a classifier, and how they are answered.
-///
-/// ```
-/// use candle_gpt2_api::{ApiOptions, ClassifyCall, ServedModel};
-///
-/// # let options = candle_gpt2_engine::ModelOptions { model: candle_gpt2_testing::fixture_path("heads/sequence"), ..Default::default() };
-/// # let classifier = options.open_classifier(&candle_gpt2_engine::Silent)?.load_classifier(&candle_gpt2_engine::Silent)?;
-/// let served = ServedModel::of_classifier(&classifier, ApiOptions::default());
-/// let ClassifyCall { questions, answer } = ClassifyCall::read(br#"{"input": ["the sea", "a wood"]}"#, &served)?;
-/// let response = answer.into_response(&classifier.classify(&questions)?).json;
-/// assert!(response.contains(r#""num_classes":5"#), "{response}");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug)]
-pub struct ClassifyCall {
+pub(crate) struct ClassifyCall {
     /// One for each text.
-    pub questions: Vec<Question>,
+    pub(crate) questions: Vec<Question>,
     /// What becomes of what the classifier says.
-    pub answer: ClassifyAnswer,
+    pub(crate) answer: ClassifyAnswer,
 }
 
 /// An answer that waits for what the classifier says.
-///
-/// Part of a [`ClassifyCall`].
 #[derive(Debug)]
-pub struct ClassifyAnswer {
+pub(crate) struct ClassifyAnswer {
     id: String,
     created: u64,
     model: String,
@@ -74,15 +60,7 @@ pub struct ClassifyAnswer {
 }
 
 impl ClassifyCall {
-    /// Reads a body.
-    ///
-    /// # Errors
-    /// When the model has no labels, the body is no JSON object, a field is wrong, there are too many texts, or one has no tokens or
-    /// more than the context holds.
-    pub fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
-        if !served.config().head.has_labels() {
-            return Err(served.has_no_labels());
-        }
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, ClassifyFields::fields())?;
         let warnings = served.known(&body)?;
         let fields: ClassifyFields = body.read()?;
@@ -154,12 +132,12 @@ fn refused(error: &EngineError, path: &str) -> ApiError {
 
 impl ClassifyAnswer {
     /// Tokens of all texts.
-    pub fn prompt_tokens(&self) -> usize {
+    pub(crate) fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
     /// The answer, with what the classifier says to each text.
-    pub fn into_response(self, classifications: &[Classification]) -> Reply {
+    pub(crate) fn into_reply(self, classifications: &[Classification]) -> Reply {
         let entries = classifications.iter().enumerate();
         let response = json(&Response {
             id: &self.id,

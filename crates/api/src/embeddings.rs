@@ -74,10 +74,9 @@ impl EmbeddingsCall {
         let fields: EmbeddingFields = body.read()?;
         served.check_name(fields.model.as_ref())?;
         let input = Prompts::of_input(fields.input, served)?;
-        let paths: Vec<String> = (0..input.prompts.len()).map(|prompt| input.path(prompt)).collect();
         let tokens = tokens_of(input, fields.truncate_prompt_tokens, 0, served)?;
-        if let Some(place) = tokens.iter().position(|tokens| tokens.told_from > 0) {
-            return Err(empty(&paths[place]));
+        if let Some(tokens) = tokens.iter().find(|tokens| tokens.told_from > 0) {
+            return Err(empty(&tokens.path));
         }
         let width = served.config().n_embd;
         if fields.dimensions.is_some_and(|Integer(dimensions)| usize::try_from(dimensions) != Ok(width)) {

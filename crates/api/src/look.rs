@@ -12,9 +12,9 @@ use crate::answer::json;
 use crate::body::{
     Body, Count, Field, Fields, Integer, List, TextOrList, TokenId, fields, found, words, wrong_value,
 };
-use crate::call::{config_of, processors_of};
 use crate::completion::{self, CompletionRequest};
 use crate::pieces::name;
+use crate::plan::{config_of, processors_of};
 use crate::prompts::{check_ids, check_length, encode};
 use crate::{ApiError, Reply, ServedModel, Warnings};
 

@@ -16,6 +16,8 @@ pub(crate) struct PromptTokens {
     pub(crate) ids: Vec<u32>,
     /// Where the part begins that an echo tells: an empty prompt starts from a token that it does not.
     pub(crate) told_from: usize,
+    /// Where the request has it.
+    pub(crate) path: String,
 }
 
 /// The tokens of all prompts, each with room for the new tokens.
@@ -28,19 +30,19 @@ pub(crate) fn tokens_of(
     let paths: Vec<String> = (0..prompts.prompts.len()).map(|prompt| prompts.path(prompt)).collect();
     let mut tokens = Vec::with_capacity(paths.len());
     let kept = kept(truncation, max_tokens, served);
-    for (prompt, path) in prompts.prompts.into_iter().zip(&paths) {
+    for (prompt, path) in prompts.prompts.into_iter().zip(paths) {
         let mut ids = match prompt {
-            Prompt::Ids(ids) => check_ids(ids, path, served)?,
-            Prompt::Text(text) => encode(to_read(&text, kept, path, served)?, path, served)?,
+            Prompt::Ids(ids) => check_ids(ids, &path, served)?,
+            Prompt::Text(text) => encode(to_read(&text, kept, &path, served)?, &path, served)?,
         };
         let is_empty = ids.is_empty();
         ids = served.vocabulary.start_if_empty(ids);
         if ids.is_empty() {
-            return Err(empty(path));
+            return Err(empty(&path));
         }
         truncate(&mut ids, kept);
-        check_context(path, ids.len(), max_tokens, served)?;
-        tokens.push(PromptTokens { ids, told_from: usize::from(is_empty) });
+        check_context(&path, ids.len(), max_tokens, served)?;
+        tokens.push(PromptTokens { ids, told_from: usize::from(is_empty), path });
     }
     Ok(tokens)
 }

@@ -14,7 +14,7 @@ use thiserror::Error;
 use crate::body::{Body, Text};
 use crate::chat::Template;
 use crate::pieces::Pieces;
-use crate::{ApiError, Call, Warnings};
+use crate::{ApiError, Call, Endpoint, Warnings};
 
 /// The most that a request may ask for.
 ///
@@ -225,20 +225,33 @@ impl ServedModel {
         }
     }
 
-    /// What a request for texts, or for a look into what makes them, is told of a model that makes none.
-    pub fn makes_no_texts(&self) -> ApiError {
-        let class = self.config().head.class_name();
-        ApiError::invalid(format!(
-            "this server's model is a {class}, a classifier, which makes no texts; ask it at /v1/classify"
-        ))
-    }
-
-    /// What a request for labels is told of a model that has none.
-    pub fn has_no_labels(&self) -> ApiError {
-        let class = self.config().head.class_name();
-        ApiError::invalid(format!(
-            "this server's model is a {class}, a language model, which has no labels; a classifier answers here"
-        ))
+    /// Whether a model of this kind answers there at all, which [`ServedModel::read`] checks too.
+    ///
+    /// # Errors
+    /// Where texts, or looks into what makes them, are asked of a classifier, or labels of a language model.
+    pub fn check_asked(&self, endpoint: Endpoint) -> Result<(), ApiError> {
+        let head = self.config().head;
+        let (class, has_labels) = (head.class_name(), head.has_labels());
+        let message = match endpoint {
+            Endpoint::Completions
+            | Endpoint::ChatCompletions
+            | Endpoint::Embeddings
+            | Endpoint::LookAttention
+            | Endpoint::LookLens
+            | Endpoint::LookHead
+            | Endpoint::LookNext
+                if has_labels =>
+            {
+                format!(
+                    "this server's model is a {class}, a classifier, which makes no texts; ask it at /v1/classify"
+                )
+            }
+            Endpoint::Classify if !has_labels => format!(
+                "this server's model is a {class}, a language model, which has no labels; a classifier answers here"
+            ),
+            _ => return Ok(()),
+        };
+        Err(ApiError::invalid(message))
     }
 
     /// The name that it is served under.

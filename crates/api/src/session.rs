@@ -5,13 +5,13 @@ use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use candle_gpt2_engine::{CallId, Happened, LoadedModel, Texts};
+use candle_gpt2_engine::{CLASSIFIED_AT_ONCE, CallId, Classifier, Happened, LoadedModel, Texts};
 use candle_gpt2_generation::Scheduler;
 use candle_gpt2_look::Reading;
 
 use crate::{Answer, ApiError, Call, Reply, ServedModel, Work};
 
-/// A model, what is served of it, and the texts that are made.
+/// A model, what is served of it, and the texts that are made; or a classifier, of which all work is an analysis.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -29,15 +29,25 @@ use crate::{Answer, ApiError, Call, Reply, ServedModel, Work};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Session {
-    model: LoadedModel,
+    model: Model,
     served: Arc<ServedModel>,
-    texts: Texts<Making>,
+}
+
+enum Model {
+    Texts(Box<Making>),
+    Labels(Box<Classifier>),
+}
+
+/// A language model, and what is made with it.
+struct Making {
+    model: LoadedModel,
+    texts: Texts<Unfinished>,
     /// What was read for `/look/next`, of which the next one may be a continuation.
     reading: Reading,
 }
 
 /// An answer in the making.
-struct Making {
+struct Unfinished {
     answer: Answer,
     /// What has come of it and was not asked for yet.
     chunks: Vec<String>,
@@ -49,7 +59,13 @@ struct Making {
 impl Session {
     /// Nothing has begun. The scheduler is one of this model.
     pub fn new(model: LoadedModel, served: Arc<ServedModel>, scheduler: Scheduler) -> Self {
-        Self { model, served, texts: Texts::new(scheduler), reading: Reading::default() }
+        let making = Making { model, texts: Texts::new(scheduler), reading: Reading::default() };
+        Self { model: Model::Texts(making.into()), served }
+    }
+
+    /// One that labels texts. What is served is of this classifier.
+    pub fn of_classifier(classifier: Classifier, served: Arc<ServedModel>) -> Self {
+        Self { model: Model::Labels(classifier.into()), served }
     }
 
     /// What requests are checked against.
@@ -60,7 +76,7 @@ impl Session {
     /// The whole answer; `None` if `goes_on`, which is asked after each step, ends it before.
     ///
     /// # Errors
-    /// When the work cannot go on, or is for a classifier.
+    /// When the work cannot go on.
     pub fn answer(
         &mut self,
         work: Work,
@@ -68,32 +84,47 @@ impl Session {
     ) -> Result<Option<Reply>, ApiError> {
         match work {
             Work::Reply(reply) => Ok(Some(reply)),
-            Work::Labels(_) => Err(self.served.has_no_labels()),
             Work::Analysis(mut analysis) => loop {
-                match analysis.step(&self.model, &self.served, &mut self.reading)? {
+                let stepped = match &mut self.model {
+                    Model::Texts(making) => analysis.step(&making.model, &self.served, &mut making.reading),
+                    Model::Labels(classifier) => {
+                        analysis.classify(classifier, CLASSIFIED_AT_ONCE)?.conclude(&self.served)
+                    }
+                };
+                match stepped? {
                     ControlFlow::Break(reply) => return Ok(Some(reply)),
                     ControlFlow::Continue(rest) if goes_on() => analysis = rest,
                     ControlFlow::Continue(_) => return Ok(None),
                 }
             },
             Work::Texts(call) => {
-                let id = self.begin(call);
+                let id = self.begin(call)?;
                 while self.step(id)?.is_some() {
                     if !goes_on() {
                         self.end(id);
                         return Ok(None);
                     }
                 }
-                let making = self.texts.end(id);
-                Ok(making.map(|making| making.answer.into_reply()))
+                Ok(self.end(id).map(Answer::into_reply))
             }
         }
     }
 
+    fn texts(&mut self) -> Option<&mut Texts<Unfinished>> {
+        match &mut self.model {
+            Model::Texts(making) => Some(&mut making.texts),
+            Model::Labels(_) => None,
+        }
+    }
+
     /// Begins texts that come piece by piece.
-    pub fn begin(&mut self, Call { requests, answer, .. }: Call) -> CallId {
+    ///
+    /// # Errors
+    /// When the model makes none.
+    pub fn begin(&mut self, Call { requests, answer, .. }: Call) -> Result<CallId, ApiError> {
+        let texts = self.texts().ok_or_else(|| ApiError::failed("texts, asked of a classifier"))?;
         let is_whole = requests.is_empty();
-        self.texts.begin(requests, Making { answer, chunks: Vec::new(), is_whole, failure: None })
+        Ok(texts.begin(requests, Unfinished { answer, chunks: Vec::new(), is_whole, failure: None }))
     }
 
     /// One step of all texts: the chunks of this call's stream, which may be none; `None` when they have ended.
@@ -101,58 +132,57 @@ impl Session {
     /// # Errors
     /// When the call cannot go on, which ends it.
     pub fn step(&mut self, id: CallId) -> Result<Option<Vec<String>>, ApiError> {
-        let is_over = |making: &Making| making.is_whole || making.failure.is_some();
-        if self.texts.owner(id).is_some_and(|making| !is_over(making)) {
-            self.step_all();
+        let Some(texts) = self.texts() else { return Ok(None) };
+        let is_over = |making: &Unfinished| making.is_whole || making.failure.is_some();
+        if texts.owner(id).is_some_and(|making| !is_over(making)) {
+            step_all(texts);
         }
-        let Some(making) = self.texts.owner(id) else { return Ok(None) };
+        let Some(making) = texts.owner(id) else { return Ok(None) };
         let chunks = mem::take(&mut making.chunks);
         match making.failure.take() {
             Some(error) => {
-                self.texts.end(id);
+                texts.end(id);
                 Err(error)
             }
             None => Ok(Some(chunks).filter(|chunks| !making.is_whole || !chunks.is_empty())),
         }
     }
 
-    /// A step of all texts, each of which keeps what it brought.
-    fn step_all(&mut self) {
-        while let Some((call, _, taken)) = self.texts.feed(usize::MAX) {
-            let making = self.texts.owner(call);
-            making
-                .zip(taken.err())
-                .into_iter()
-                .for_each(|(making, error)| making.failure = Some((&error).into()));
-        }
-        let (happened, failure) = self.texts.step(&|| ControlFlow::Continue(()));
-        for Happened { call, prompt, event, is_last } in happened {
-            let Some(making) = self.texts.owner(call) else { continue };
-            match making.answer.take(prompt, event) {
-                Ok(chunks) => making.chunks.extend(chunks),
-                Err(error) => making.failure = Some(error),
-            }
-            if is_last {
-                making.chunks.extend(making.answer.last_chunks());
-                making.is_whole = true;
-            }
-        }
-        if let Some(error) = failure {
-            let calls: Vec<CallId> = self.texts.owners().map(|(call, _)| call).collect();
-            for call in calls {
-                let making = self.texts.owner(call).filter(|making| !making.is_whole);
-                making.into_iter().for_each(|making| making.failure = Some(ApiError::failed(&error)));
-            }
-        }
-    }
-
     /// Whether a call has begun and not ended.
-    pub fn has(&self, id: CallId) -> bool {
-        self.texts.owners().any(|(call, _)| call == id)
+    pub fn has(&mut self, id: CallId) -> bool {
+        self.texts().is_some_and(|texts| texts.owner(id).is_some())
     }
 
-    /// Ends a call, of which nothing more is made.
-    pub fn end(&mut self, id: CallId) {
-        self.texts.end(id);
+    /// Ends a call, of which nothing more is made; what there is of its answer.
+    pub fn end(&mut self, id: CallId) -> Option<Answer> {
+        self.texts()?.end(id).map(|making| making.answer)
+    }
+}
+
+/// A step of all texts, each of which keeps what it brought.
+fn step_all(texts: &mut Texts<Unfinished>) {
+    while let Some((call, prompt, taken)) = texts.feed(usize::MAX) {
+        if let (Some(making), Err(error)) = (texts.owner(call), taken) {
+            making.failure = Some(making.answer.refused(prompt, &error));
+        }
+    }
+    let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+    for Happened { call, prompt, event, is_last } in happened {
+        let Some(making) = texts.owner(call) else { continue };
+        match making.answer.take(prompt, event) {
+            Ok(chunks) => making.chunks.extend(chunks),
+            Err(error) => making.failure = Some(error),
+        }
+        if is_last {
+            making.chunks.extend(making.answer.last_chunks());
+            making.is_whole = true;
+        }
+    }
+    if let Some(error) = failure {
+        let calls: Vec<CallId> = texts.owners().map(|(call, _)| call).collect();
+        for call in calls {
+            let making = texts.owner(call).filter(|making| !making.is_whole);
+            making.into_iter().for_each(|making| making.failure = Some(ApiError::failed(&error)));
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! From a path and a body to work: what there is to do until the request is answered.
 
 use crate::about::{health, models, props, version};
+use crate::classify::ClassifyCall;
 use crate::embeddings::EmbeddingsCall;
 use crate::look::{AttentionRequest, HeadRequest, LensRequest, NextRequest};
 use crate::tokens::{detokenize, tokenize, tokenizer_info};
 use crate::{
-    Analysis, ApiError, Call, ChatRequest, ClassifyCall, CompletionRequest, Endpoint, Reply, ServedModel,
-    Warnings,
+    Analysis, ApiError, Call, ChatRequest, CompletionRequest, Endpoint, Reply, ServedModel, Warnings,
 };
 
 /// Longest body, in bytes, that is read within a millisecond.
@@ -21,10 +21,8 @@ pub enum Work {
     Reply(Reply),
     /// Texts of prompts.
     Texts(Call),
-    /// A look into the model.
+    /// A look into the model, vectors or labels of texts.
     Analysis(Analysis),
-    /// Labels of texts.
-    Labels(ClassifyCall),
 }
 
 impl ServedModel {
@@ -46,12 +44,13 @@ impl ServedModel {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn read(&self, endpoint: Endpoint, body: &[u8], reuse: Option<u64>) -> Result<Work, ApiError> {
+        self.check_asked(endpoint)?;
         let reply = |json| Work::Reply(Reply::new(json, Warnings::default()));
         Ok(match endpoint {
             Endpoint::Completions | Endpoint::ChatCompletions => {
                 Work::Texts(self.call(endpoint, body, reuse, true)?.ok_or_else(nothing_here)?)
             }
-            Endpoint::Classify => Work::Labels(ClassifyCall::read(body, self)?),
+            Endpoint::Classify => Work::Analysis(Analysis::labels(ClassifyCall::read(body, self)?)),
             Endpoint::Embeddings => Work::Analysis(Analysis::embeddings(EmbeddingsCall::read(body, self)?)),
             Endpoint::LookAttention => {
                 Work::Analysis(Analysis::attention(AttentionRequest::read(body, self)?))
@@ -82,6 +81,7 @@ impl ServedModel {
         body: &[u8],
         reuse: Option<u64>,
     ) -> Result<Option<Work>, ApiError> {
+        self.check_asked(endpoint)?;
         if body.len() > SHORT_BODY {
             return Ok(None);
         }

@@ -106,8 +106,10 @@ impl Session {
             return Err(ApiError::invalid(message).with_param("stream"));
         };
         let mut works = self.works.borrow_mut();
-        self.writing.take().into_iter().for_each(|before| works.end(before));
-        let call = works.begin(call);
+        if let Some(before) = self.writing.take() {
+            works.end(before);
+        }
+        let call = works.begin(call)?;
         self.writing.set(Some(call));
         Ok(Writing { works: Rc::clone(&self.works), call: Some(call) })
     }
@@ -170,7 +172,9 @@ impl Writing {
 /// What is not read to its end is not made either.
 impl Drop for Writing {
     fn drop(&mut self) {
-        self.call.into_iter().for_each(|call| self.works.borrow_mut().end(call));
+        if let Some(call) = self.call {
+            self.works.borrow_mut().end(call);
+        }
     }
 }
 

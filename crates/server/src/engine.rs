@@ -1,6 +1,7 @@
 //! The engine: one thread that owns the scheduler. Calls come over a channel, what happens to each goes back over its own, and
 //! nobody is waited for: neither the thread for a reader, nor a caller for the thread.
 
+mod calls;
 mod worker;
 
 use std::future::Future;
@@ -9,32 +10,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use candle_gpt2_api::ApiError;
 use candle_gpt2_engine::LoadedModel;
-use candle_gpt2_generation::{Event, GenerationError, Request};
+use candle_gpt2_generation::{GenerationError, Request};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::busy::{draining, queue_full};
 use crate::fault::{internal, logged};
 use crate::metrics::Metrics;
+use calls::{BegunAnalysis, Command, Life, Shared, Submitted};
+pub(crate) use calls::{EngineOptions, Update};
 use worker::Worker;
-
-/// What an engine holds at once.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct EngineOptions {
-    /// Most texts that are made at once.
-    pub(crate) parallel: usize,
-    /// Most prompts that wait.
-    pub(crate) queue: usize,
-    /// Tokens that there is memory for, those of prompts and texts.
-    pub(crate) kv_tokens: usize,
-    /// Most tokens of prompts that are computed between two tokens of a text.
-    pub(crate) prefill_chunk: usize,
-    /// How long a call may wait before it begins.
-    pub(crate) queue_timeout: Duration,
-}
 
 /// The way to the engine's thread; a clone is the same engine. The thread ends with the last of them.
 #[derive(Debug, Clone)]
@@ -51,108 +39,6 @@ pub(crate) struct Ticket {
     updates: mpsc::UnboundedReceiver<Update>,
     /// Texts that have not ended.
     unfinished: usize,
-}
-
-#[derive(Debug)]
-pub(crate) enum Update {
-    /// Of a prompt, by its place in the call.
-    Event { prompt: usize, event: Event },
-    /// The call cannot go on; nothing more comes.
-    Failed(ApiError),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Life {
-    Running,
-    /// After [`Engine::drain`]: nothing is left to do.
-    Drained,
-    Died(String),
-}
-
-enum Command {
-    Submit(Submitted),
-    Ask {
-        /// That of the request.
-        id: Arc<str>,
-        question: Box<dyn FnOnce(&LoadedModel) + Send>,
-    },
-    Drain,
-    Stop,
-}
-
-/// A call on its way to the thread.
-struct Submitted {
-    /// That of the request.
-    id: Arc<str>,
-    requests: Vec<Request>,
-    updates: mpsc::UnboundedSender<Update>,
-    at: Instant,
-    /// Its place in the queue, which is free when the last of it is dropped.
-    places: Vec<Place>,
-}
-
-/// What callers and the thread both look at.
-#[derive(Debug)]
-struct Shared {
-    options: EngineOptions,
-    /// Prompts that wait.
-    queued: AtomicUsize,
-    /// Their tokens, and those that they ask for.
-    queued_tokens: AtomicUsize,
-    /// Tokens in a second, as bits of an `f64`; 0 until known.
-    rate: AtomicU64,
-    draining: AtomicBool,
-    /// Analyses that have begun.
-    analyses: AtomicUsize,
-}
-
-/// A prompt's place in the queue; free when dropped.
-#[derive(Debug)]
-struct Place {
-    shared: Arc<Shared>,
-    tokens: usize,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.shared.queued.fetch_sub(1, Ordering::AcqRel);
-        self.shared.queued_tokens.fetch_sub(self.tokens, Ordering::AcqRel);
-    }
-}
-
-/// An analysis that has begun: a server that is about to end answers its questions until this is dropped.
-#[derive(Debug)]
-pub(crate) struct BegunAnalysis(Arc<Shared>);
-
-impl Drop for BegunAnalysis {
-    fn drop(&mut self) {
-        self.0.analyses.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl Shared {
-    /// Takes a place for each of these requests, or none.
-    fn places(self: &Arc<Self>, requests: &[Request]) -> Option<Vec<Place>> {
-        let most = self.options.queue;
-        let taken = |queued: usize| queued.checked_add(requests.len()).filter(|queued| *queued <= most);
-        self.queued.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
-        let place = |request: &Request| {
-            let new = request.config.max_new_tokens.saturating_mul(request.config.num_return_sequences);
-            // Far from overflow, however many there are.
-            let tokens = request.prompt.len().saturating_add(new).min(u32::MAX as usize);
-            self.queued_tokens.fetch_add(tokens, Ordering::AcqRel);
-            Place { shared: Arc::clone(self), tokens }
-        };
-        Some(requests.iter().map(place).collect())
-    }
-
-    /// When what waits now is probably done.
-    fn retry_after(&self) -> Duration {
-        const LONGEST: f64 = 60.0;
-        let rate = f64::from_bits(self.rate.load(Ordering::Acquire));
-        let seconds = self.queued_tokens.load(Ordering::Acquire) as f64 / rate;
-        Duration::from_secs_f64(if rate > 0.0 { seconds.ceil().clamp(1.0, LONGEST) } else { 1.0 })
-    }
 }
 
 impl Engine {
@@ -290,7 +176,7 @@ impl Ticket {
             Some(Update::Event { event, .. }) => {
                 self.unfinished = self.unfinished.saturating_sub(usize::from(event.ends_text()));
             }
-            Some(Update::Failed(_)) => self.unfinished = 0,
+            Some(Update::Refused { .. } | Update::Failed(_)) => self.unfinished = 0,
             // The engine has gone in the middle of it.
             None if self.unfinished > 0 => {
                 self.unfinished = 0;
@@ -304,6 +190,8 @@ impl Ticket {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use candle_gpt2_engine::{ModelOptions, Silent};
     use candle_gpt2_generation::{AllowedTokens, GenerationConfig, LogitsProcessor};
     use tokio::runtime::{Builder, Runtime};
@@ -328,6 +216,7 @@ mod tests {
     fn is_event_or_internal(update: &Update) -> bool {
         match update {
             Update::Event { .. } => true,
+            Update::Refused { .. } => false,
             Update::Failed(error) => *error == ApiError::internal(),
         }
     }

@@ -1,13 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+mod analyses;
+mod backend;
 mod busy;
-mod classify;
 mod engine;
 mod error;
 mod fault;
 mod http;
 mod log;
-mod look;
 mod metrics;
 mod options;
 mod page;
@@ -23,10 +23,10 @@ use candle_gpt2_engine::{Classifier, LoadedModel};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-use classify::Classifying;
+use backend::{Backend, Labels};
 use engine::{Engine, EngineOptions};
 pub use error::ServerError;
-use http::{Listener, Shared, Work};
+use http::{Listener, Shared};
 pub use log::LogFormat;
 use metrics::Metrics;
 pub use options::{ServerOptions, Timeouts};
@@ -144,25 +144,24 @@ impl Listening {
     /// cannot be used.
     pub fn start(self, model: impl Into<Model>) -> Result<Server, ServerError> {
         let Self { runtime, listener, mut options } = self;
-        let (work, served, metrics) = match model.into() {
+        let (backend, served, metrics) = match model.into() {
             Model::Texts(model) => {
                 options.check_for(model.config())?;
                 let served = ServedModel::new(&model, api_options(&options))?;
                 let metrics = Arc::new(Metrics::new(model.weight_type()));
                 let engine = start_engine(*model, &options, Arc::clone(&metrics))?;
-                (Work::Texts(engine), served, metrics)
+                (Backend::Texts(engine), served, metrics)
             }
             Model::Labels(classifier) => {
                 options.page = false;
                 let served = ServedModel::of_classifier(&classifier, api_options(&options));
                 let metrics = Arc::new(Metrics::new(classifier.weight_type()));
                 let (parallel, queue, longest) = (options.parallel, options.queue, options.timeouts.queue);
-                let classifying =
-                    Classifying::new(*classifier, Arc::clone(&metrics), parallel, queue, longest);
-                (Work::Labels(classifying), served, metrics)
+                let labels = Labels::new(*classifier, parallel, queue, longest);
+                (Backend::Labels(labels), served, metrics)
             }
         };
-        let shared = Arc::new(Shared::new(options, &listener, work, served, metrics));
+        let shared = Arc::new(Shared::new(options, &listener, backend, served, metrics));
         Ok(Server { runtime, listener, shared, stops: Arc::new(watch::Sender::new(0)) })
     }
 }

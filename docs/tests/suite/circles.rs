@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates that keep to it.
-const CRATES: [&str; 17] = [
+const CRATES: [&str; 19] = [
     "arithmetic",
     "kernels",
     "attention",
@@ -28,6 +28,8 @@ const CRATES: [&str; 17] = [
     "grammar",
     "evaluation",
     "jobs",
+    "api",
+    "server",
     "cli",
     "python",
     "browser",

@@ -2,8 +2,8 @@
 
 use candle_gpt2_generation::TokenLogprobs;
 
-use super::Wants;
 use super::text::{PromptAnswer, TextAnswer};
+use super::wants::Wants;
 use crate::pieces::{Pieces, name};
 
 /// What stands for the logarithm of zero, which JSON cannot write.

@@ -2,63 +2,22 @@
 
 mod entries;
 mod text;
+mod wants;
 mod write;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use candle_gpt2_generation::{Event, StopReason, TokenLogprobs};
+use candle_gpt2_generation::{Event, GenerationError, StopReason, TokenLogprobs};
 
 pub(crate) use text::PromptAnswer;
 use text::Sent;
+pub(crate) use wants::{Head, Shape, Wants};
 use write::{Choice, Response, Usage};
 pub(crate) use write::{List, json};
 
 use crate::pieces::Pieces;
 use crate::{ApiError, Reply, Warnings};
-
-/// The shape of a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
-    /// That of `/v1/completions`.
-    Completion,
-    /// That of `/v1/chat/completions`.
-    Chat,
-}
-
-/// What is told of every response.
-#[derive(Debug)]
-pub(crate) struct Head {
-    pub(crate) id: String,
-    /// In seconds since 1970.
-    pub(crate) created: u64,
-    pub(crate) model: String,
-    /// What the texts are drawn with, where they are.
-    pub(crate) seed: Option<i64>,
-}
-
-/// What a response is to hold.
-#[derive(Debug)]
-pub(crate) struct Wants {
-    pub(crate) shape: Shape,
-    pub(crate) stream: bool,
-    pub(crate) include_usage: bool,
-    pub(crate) echo: bool,
-    /// Whether log-probabilities are told.
-    pub(crate) logprobs: bool,
-    /// Texts that are told of each prompt.
-    pub(crate) n: usize,
-    /// Texts of each prompt, of which the most probable are told.
-    pub(crate) best_of: usize,
-    /// Whether the texts of a prompt are all the same: one is made, and told as often as was asked for.
-    pub(crate) is_copied: bool,
-    pub(crate) stops: Vec<String>,
-    pub(crate) stop_token_ids: Vec<u32>,
-    pub(crate) include_stop: bool,
-    pub(crate) return_token_ids: bool,
-    pub(crate) tokens_as_ids: bool,
-    pub(crate) prompt_tokens_details: bool,
-}
 
 /// A response in the making.
 ///
@@ -129,8 +88,19 @@ impl Answer {
                 }
                 Ok(self.go_on(prompt, sequence))
             }
-            Event::Failed { error, .. } => Err((&error).into()),
+            Event::Failed { error, .. } => Err(self.refused(prompt, &error)),
             _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Why the request ends whose prompt cannot be continued, with the prompt's path where that is at fault.
+    pub fn refused(&self, prompt: usize, error: &GenerationError) -> ApiError {
+        let refusal = ApiError::from(error);
+        // The message names the grammar's kind; of the inside nothing is told.
+        let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
+        match self.prompts.get(prompt).filter(|_| is_of_prompt) {
+            Some(prompt) => refusal.with_param(&prompt.path),
+            None => refusal,
         }
     }
 

@@ -3,7 +3,7 @@
 use candle_gpt2_generation::{StopReason, TokenLogprobs};
 use serde_json::{Value, json};
 
-use super::Wants;
+use super::wants::Wants;
 use crate::pieces::{CharCounter, Pieces};
 
 /// A prompt, with what is told of it.
@@ -12,6 +12,8 @@ pub(crate) struct PromptAnswer {
     pub(super) ids: Vec<u32>,
     /// Where the part begins that is told: the token that an empty prompt starts from is not.
     pub(super) told_from: usize,
+    /// Where the request has it.
+    pub(super) path: String,
     pub(super) text: String,
     /// The place of each token that is told, in characters.
     pub(super) offsets: Vec<usize>,
@@ -25,7 +27,7 @@ pub(crate) struct PromptAnswer {
 }
 
 impl PromptAnswer {
-    pub(crate) fn new(ids: Vec<u32>, told_from: usize, texts: usize, pieces: &Pieces) -> Self {
+    pub(crate) fn new(ids: Vec<u32>, told_from: usize, path: String, texts: usize, pieces: &Pieces) -> Self {
         let told = ids.get(told_from..).unwrap_or_default();
         let mut counter = CharCounter::default();
         let offsets = told.iter().map(|id| counter.push(pieces.bytes(*id))).collect();
@@ -34,6 +36,7 @@ impl PromptAnswer {
             offsets,
             chars: counter.finish(),
             told_from,
+            path,
             ids,
             cached_tokens: 0,
             scores: Vec::new(),

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::entries::{Entry, of_prompt, of_text};
 use super::text::{PromptAnswer, Sent, TextAnswer};
-use super::{Head, Shape, Wants};
+use super::wants::{Head, Shape, Wants};
 use crate::pieces::Pieces;
 
 /// What tells apart servers that may write different texts under a seed.

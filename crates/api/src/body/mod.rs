@@ -1,6 +1,7 @@
 //! Bodies of requests. [`fields!`] declares the fields of a body once: serde reads them, and the OpenAPI description is made of them.
 //! Values that no field asks for are never built, so a body costs little more memory than its own bytes, however it is nested.
 
+mod told;
 mod unknown;
 mod values;
 mod walk;
@@ -10,26 +11,21 @@ use std::fmt::Display;
 use serde::de::IgnoredAny;
 use serde::de::value::MapDeserializer;
 use serde::{Deserialize, Serialize};
-use serde_json::error::Category;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use serde_path_to_error::Segment;
 
+pub(crate) use told::{beginning, found, without_place, wrong_value};
 pub use unknown::{Reply, Warnings};
 pub(crate) use values::{
     Count, Described, Integer, List, Text, TextOrList, TokenId, TokenIds, inner, number, one_of,
     whole_number, words, written,
 };
 
+use told::located;
 use walk::{Key, walk};
 
 use crate::ApiError;
-
-/// Most characters of a value, or of a name, that a message repeats.
-const SHOWN_CHARS: usize = 40;
-
-/// Around the path of an [`inner`] value, in front of what is wrong with it.
-const INNER: char = '\u{1}';
 
 /// What becomes of a field that is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -339,92 +335,8 @@ impl<'a> Body<'a> {
     }
 }
 
-/// That a value, at this path, is wrong.
-pub(crate) fn wrong_value(path: &str, expected: impl Display, found: impl Display) -> ApiError {
-    ApiError::invalid(format!("{path}: expected {expected}, found {found}")).with_param(path)
-}
-
-/// The path of a value in a value, and what is wrong with it.
-fn located<'s>(
-    segments: impl Iterator<Item = &'s Segment>,
-    error: &serde_json::Error,
-    mut path: String,
-    mut json: &str,
-) -> (String, String) {
-    for segment in segments {
-        let mut value = "";
-        // What walks over a value that was read before finds nothing wrong.
-        let _ = walk(json, |key, found| match (key, segment) {
-            (Key::Name(name), Segment::Map { key }) if name == key => value = found.get(),
-            (Key::Index(place), Segment::Seq { index }) if place == *index => value = found.get(),
-            _ => {}
-        });
-        match segment {
-            Segment::Map { key } => path = format!("{path}.{}", beginning(key)),
-            Segment::Seq { index } => path = format!("{path}[{index}]"),
-            Segment::Enum { .. } | Segment::Unknown => continue,
-        }
-        json = value;
-    }
-    let message = expected_and_found(error, json);
-    match message.strip_prefix(INNER).and_then(|message| message.split_once(INNER)) {
-        Some((inner, message)) => (path + inner, message.to_owned()),
-        None => (path, message),
-    }
-}
-
-/// What serde found wrong with a value, in the words of messages.
-fn expected_and_found(error: &serde_json::Error, json: &str) -> String {
-    let message = without_place(error);
-    match error.classify() {
-        Category::Data if message.starts_with("invalid ") => {
-            let expected =
-                message.rsplit_once(", expected ").map_or("another value", |(_, expected)| expected);
-            let expected = if expected == "a boolean" { "true or false" } else { expected };
-            format!("expected {expected}, found {}", found(json))
-        }
-        Category::Data if message.starts_with("expected ") && !message.contains(", found ") => {
-            format!("{message}, found {}", found(json))
-        }
-        Category::Data => message,
-        // All that can be wrong with a string by now is a `\u` of half a character.
-        _ if json.starts_with('"') => format!("expected a string of Unicode characters, found {message}"),
-        _ => format!("expected another value, found {}", found(json)),
-    }
-}
-
-/// What serde says, without the place, which is one of the value and not of the body.
-pub(crate) fn without_place(error: &serde_json::Error) -> String {
-    let mut message = error.to_string();
-    if let Some(end) = message.rfind(" at line ").filter(|_| error.line() > 0) {
-        message.truncate(end);
-    }
-    message
-}
-
 /// Whether a value asks for nothing.
 fn is_empty(json: &str) -> bool {
     let written: String = json.chars().take(16).filter(|c| !c.is_ascii_whitespace()).collect();
     json == "\"\"" || ["null", "false", "[]", "{}"].contains(&written.as_str())
-}
-
-/// A value as a message repeats it: as it is written if that is short, otherwise what it is.
-pub(crate) fn found(json: &str) -> String {
-    if json.chars().count() <= SHOWN_CHARS && !json.is_empty() {
-        return json.to_owned();
-    }
-    match json.chars().next() {
-        Some('"') => "a long string".into(),
-        Some('[') => "a list".into(),
-        Some('{') => "an object".into(),
-        None => "nothing".into(),
-        Some(_) => beginning(json),
-    }
-}
-
-pub(crate) fn beginning(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_CHARS) {
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text.to_owned(),
-    }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde_json::Value;
 
-use super::beginning;
+use super::told::beginning;
 use super::walk::{Key, walk};
 use crate::ApiError;
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{INNER, located};
+use super::told::{INNER, located};
 
 /// A type of values that the OpenAPI description describes.
 pub(crate) trait Described {

@@ -213,7 +213,8 @@ impl ChatRequest {
             let bytes = self.messages.iter().map(|message| message.content.len()).sum();
             check_length(bytes, "messages", served)?;
         }
-        let text = template.render(&self.messages, self.add_generation_prompt, served)?;
+        let (eos, bos) = (served.eos_token(), served.bos_token());
+        let text = template.render(&self.messages, self.add_generation_prompt, eos, bos)?;
         let read = to_read(&text, kept, "messages", served)?;
         let mut ids = encode_piece(read, "messages", served)?;
         truncate(&mut ids, kept);

@@ -6,9 +6,9 @@ use std::io::{self, Write};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Serde, Value};
 use minijinja::{Environment, Error, ErrorKind, State, context};
+use serde::Serialize;
 
-use super::Message;
-use crate::{ApiError, ServedModel};
+use crate::ApiError;
 
 /// Most steps of a template and bytes that it makes, together: a conversation that fills a context takes some tens of thousands.
 const FUEL: u64 = 2_000_000;
@@ -45,16 +45,20 @@ impl Template {
         self.0.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default()
     }
 
-    /// The text of a conversation.
+    /// The text of a conversation, with the names of the tokens that end and begin texts.
     pub(super) fn render(
         &self,
-        messages: &[Message],
+        messages: &impl Serialize,
         add_generation_prompt: bool,
-        served: &ServedModel,
+        eos_token: Option<String>,
+        bos_token: Option<String>,
     ) -> Result<String, ApiError> {
-        let eos_token = served.eos_token().unwrap_or_default();
-        let bos_token = served.bos_token().unwrap_or_default();
-        let context = context! { messages => Serde(messages), add_generation_prompt, eos_token, bos_token };
+        let context = context! {
+            messages => Serde(messages),
+            add_generation_prompt,
+            eos_token => eos_token.unwrap_or_default(),
+            bos_token => bos_token.unwrap_or_default(),
+        };
         run(&self.0, context).map_err(|error| {
             let message = format!("messages: the chat template does not take them: {}", told(&error));
             ApiError::invalid(message).with_param("messages")

@@ -1,7 +1,10 @@
 //! `/v1/classify` against transformers: `scripts/reference/heads.py` made the checkpoints and what is expected of them.
 
-use candle_gpt2_api::{ApiError, ClassifyCall, ServedModel};
-use candle_gpt2_engine::{Classifier, ModelOptions, Silent};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use candle_gpt2_api::{ApiError, Endpoint, ServedModel, Session};
+use candle_gpt2_engine::{ModelOptions, Silent, Vocabulary};
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
 use serde_json::{Value, json};
 
@@ -11,8 +14,9 @@ use crate::common::{options, tiny};
 const TOLERANCE: f64 = 1e-4;
 
 struct Served {
-    classifier: Classifier,
-    served: ServedModel,
+    session: RefCell<Session>,
+    served: Arc<ServedModel>,
+    vocabulary: Arc<Vocabulary>,
 }
 
 impl Served {
@@ -23,25 +27,19 @@ impl Served {
     fn folder(folder: &std::path::Path) -> Self {
         let model = ModelOptions { model: folder.into(), ..ModelOptions::default() };
         let classifier = model.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
-        let served = ServedModel::of_classifier(&classifier, options());
-        Self { classifier, served }
-    }
-
-    fn call(&self, body: &Value) -> Result<ClassifyCall, ApiError> {
-        ClassifyCall::read(body.to_string().as_bytes(), &self.served)
+        let served = Arc::new(ServedModel::of_classifier(&classifier, options()));
+        let vocabulary = Arc::clone(classifier.vocabulary());
+        Self { session: Session::of_classifier(classifier, Arc::clone(&served)).into(), served, vocabulary }
     }
 
     fn answer(&self, body: &Value) -> Value {
-        let ClassifyCall { questions, answer } = self.call(body).unwrap();
-        let response = answer.into_response(&self.classifier.classify(&questions).unwrap());
-        serde_json::from_str(&response.json).unwrap()
+        let work = self.served.read(Endpoint::Classify, body.to_string().as_bytes(), None).unwrap();
+        let reply = self.session.borrow_mut().answer(work, || true).unwrap().unwrap();
+        serde_json::from_str(&reply.json).unwrap()
     }
 
     fn error(&self, body: &Value) -> ApiError {
-        match self.call(body) {
-            Ok(_) => panic!("{body} was not refused"),
-            Err(error) => error,
-        }
+        self.served.read(Endpoint::Classify, body.to_string().as_bytes(), None).unwrap_err()
     }
 }
 
@@ -74,7 +72,7 @@ fn texts_have_the_labels_of_transformers() {
         assert_eq!(data.len(), texts.as_array().unwrap().len());
         for (index, entry) in data.iter().enumerate() {
             let pipeline = expected["pipeline"][index].as_array().unwrap();
-            let names = &served.classifier.config().id2label;
+            let names = &served.vocabulary.config().id2label;
             assert_eq!((&entry["index"], &entry["num_classes"]), (&json!(index), &json!(names.len())));
             assert_eq!(entry["label"], pipeline[0]["label"]);
             // `probs` are in the order of the labels' numbers, `labels` in that of their probabilities.
@@ -178,8 +176,7 @@ fn of_a_text_of_any_length_the_last_tokens_are_labelled_at_their_places() {
     let answer = served.answer(&json!({"input": text, "truncate_prompt_tokens": 7}));
     let tokens = answer["data"][0]["tokens"].as_array().unwrap();
     assert_eq!(tokens.len(), 7);
-    let vocabulary = served.classifier.vocabulary();
-    let ids = vocabulary.encode(&text[text.len() - 100..]).unwrap();
+    let ids = served.vocabulary.encode(&text[text.len() - 100..]).unwrap();
     let found: Vec<u64> = tokens.iter().map(|token| token["id"].as_u64().unwrap()).collect();
     assert_eq!(found, ids[ids.len() - 7..].iter().map(|id| u64::from(*id)).collect::<Vec<_>>());
     assert_eq!(tokens[6]["end"], text.chars().count());
@@ -216,19 +213,21 @@ fn wrong_bodies_are_refused_with_their_field() {
     assert_eq!(served.answer(&json!({"input": "a", "rid": "7"}))["id"], "classify-7");
     // Without text there is still the token that texts begin with.
     assert_eq!(served.answer(&json!({"input": ""}))["usage"]["prompt_tokens"], 1);
-    assert!(ClassifyCall::read(b"no json", &served.served).is_err());
-    assert!(ClassifyCall::read(b"{\"input\": \"\\ud800\"}", &served.served).is_err());
+    for body in [&b"no json"[..], b"{\"input\": \"\\ud800\"}"] {
+        assert!(served.served.read(Endpoint::Classify, body, None).is_err());
+    }
 }
 
 #[test]
-fn a_language_model_has_no_labels() {
-    let error = ClassifyCall::read(b"{\"input\": \"a\"}", &tiny().served).unwrap_err();
+fn each_kind_of_model_is_asked_for_what_it_has() {
+    let error = tiny().served.read(Endpoint::Classify, b"{\"input\": \"a\"}", None).unwrap_err();
     assert_eq!(error.status(), 400);
-    assert!(
-        error.to_json().contains("GPT2LMHeadModel, a language model, which has no labels"),
-        "{}",
-        error.to_json()
-    );
-    let error = Served::fixture("sequence").served.makes_no_texts().to_json();
-    assert!(error.contains("GPT2ForSequenceClassification, a classifier"), "{error}");
+    assert!(error.to_string().contains("GPT2LMHeadModel, a language model, which has no labels"), "{error}");
+    let classifier = Served::fixture("sequence").served;
+    for endpoint in
+        [Endpoint::Completions, Endpoint::ChatCompletions, Endpoint::Embeddings, Endpoint::LookHead]
+    {
+        let error = classifier.read(endpoint, b"{\"prompt\": \"a\"}", None).unwrap_err();
+        assert!(error.to_string().contains("GPT2ForSequenceClassification, a classifier"), "{error}");
+    }
 }

@@ -3,9 +3,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use candle_gpt2_api::{
-    ApiError, ApiOptions, Call, ChatRequest, ClassifyCall, Endpoint, ServedModel, Session, Warnings, Work,
-};
+use candle_gpt2_api::{ApiError, ApiOptions, Call, ChatRequest, Endpoint, ServedModel, Session, Warnings};
 use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_generation::SchedulerOptions;
 use candle_gpt2_testing::fixture_path;
@@ -142,22 +140,19 @@ fn every_route_that_reads_a_body_warns_or_refuses() {
     let of_texts = |strict| Arc::new(ServedModel::new(model, ApiOptions { strict, ..options() }).unwrap());
     let folder = fixture_path("heads/sequence");
     let labels = ModelOptions { model: folder, ..ModelOptions::default() };
-    let classifier = labels.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
+    let classifier = || labels.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
     let of_labels =
-        |strict| Arc::new(ServedModel::of_classifier(&classifier, ApiOptions { strict, ..options() }));
+        |strict| Arc::new(ServedModel::of_classifier(&classifier(), ApiOptions { strict, ..options() }));
     let read = |endpoint: Endpoint, body: &str, is_strict: bool| -> Result<Warnings, ApiError> {
         let is_of_labels = endpoint == Endpoint::Classify;
         let served = if is_of_labels { of_labels(is_strict) } else { of_texts(is_strict) };
-        match served.read(endpoint, body.as_bytes(), None)? {
-            Work::Labels(ClassifyCall { questions, answer }) => {
-                Ok(answer.into_response(&classifier.classify(&questions).unwrap()).warnings)
-            }
-            work => {
-                let options = SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 };
-                let mut session = Session::new(model.clone(), served, model.scheduler(options).unwrap());
-                Ok(session.answer(work, || true)?.unwrap().warnings)
-            }
-        }
+        let work = served.read(endpoint, body.as_bytes(), None)?;
+        let options = SchedulerOptions { max_texts: 1, kv_tokens: 64, chunk_tokens: 16 };
+        let mut session = match is_of_labels {
+            true => Session::of_classifier(classifier(), served),
+            false => Session::new(model.clone(), served, model.scheduler(options).unwrap()),
+        };
+        Ok(session.answer(work, || true)?.unwrap().warnings)
     };
     for (endpoint, given) in [
         (Endpoint::Completions, r#""prompt": "a""#),

@@ -12,9 +12,9 @@ use candle_gpt2_engine::{CallId, Happened, LoadedModel, Texts};
 use candle_gpt2_generation::{Event, GenerationError, Request, Scheduler, SchedulerOptions};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::{Command, Life, Place, Shared, Submitted, Update};
+use super::calls::{Command, Life, Place, Shared, Submitted, Update};
 use crate::busy::{draining, queue_timeout};
-use crate::fault::{internal, logged};
+use crate::fault::internal;
 use crate::log::log_failure;
 use crate::metrics::Metrics;
 
@@ -187,22 +187,15 @@ impl Worker {
                 caller.prompts[prompt].place = None;
             }
             // The call as a whole is refused: what others of its prompts gave would not be looked at.
-            taken.unwrap_or_else(|error| self.fail(call, prompt, &error));
+            taken.unwrap_or_else(|error| self.refuse(call, prompt, error));
         }
     }
 
     /// Ends a call of which a prompt is refused or cannot be continued.
-    fn fail(&mut self, call: CallId, prompt: usize, error: &GenerationError) {
-        let Some(caller) = self.texts.end(call) else { return };
-        let refusal = ApiError::from(error);
-        // The message names the grammar's kind; of the inside nothing is told.
-        let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
-        // What the request is at fault for is told to its client alone.
-        let refusal = logged(&caller.id, refusal);
-        caller.tell(Update::Failed(match is_of_prompt {
-            true => refusal.with_param(format!("prompt[{prompt}]")),
-            false => refusal,
-        }));
+    fn refuse(&mut self, call: CallId, prompt: usize, error: GenerationError) {
+        if let Some(caller) = self.texts.end(call) {
+            caller.tell(Update::Refused { prompt, error });
+        }
     }
 
     /// Drops calls whose callers are gone.
@@ -308,7 +301,7 @@ impl Worker {
             _ => {}
         }
         if let Event::Failed { error, .. } = event {
-            self.fail(call, prompt, &error);
+            self.refuse(call, prompt, error);
             return computed;
         }
         caller.tell(Update::Event { prompt, event });

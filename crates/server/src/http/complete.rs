@@ -17,6 +17,7 @@ use super::receive::Received;
 use super::record::{Accepted, CLIENT_GONE, Numbers};
 use super::reply;
 use super::{Caller, Shared};
+use crate::backend::Backend;
 use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
 
@@ -42,7 +43,6 @@ pub(crate) async fn answer(
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
-    let engine = shared.engine()?;
     let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
     let work = match served.read_now(endpoint, received.bytes(), reuse)? {
         Some(work) => work,
@@ -56,6 +56,9 @@ pub(crate) async fn answer(
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
     let is_long = answer_tokens(&requests) > LONG_ANSWER;
+    let Backend::Texts(engine) = &shared.backend else {
+        return Err(ApiError::failed("texts, of a classifier"));
+    };
     let ticket = engine.submit(&caller.id, requests)?;
     let numbers = Arc::clone(&caller.numbers);
     let id = Arc::clone(&caller.id);
@@ -93,6 +96,7 @@ impl Running {
                 self.numbers.count(&event);
                 Ok(Some(self.answer.take(prompt, event)?))
             }
+            Some(Update::Refused { prompt, error }) => Err(self.answer.refused(prompt, &error)),
             Some(Update::Failed(error)) => Err(error),
         }
     }
@@ -130,24 +134,21 @@ impl Running {
     }
 
     async fn send(mut self, first: First, out: mpsc::Sender<Bytes>, peer: Arc<Peer>, ping: Duration) {
-        let end = End { numbers: Arc::clone(&self.numbers), is_told: false };
+        // A stream that is given up before its end keeps this code.
+        self.numbers.set_code(CLIENT_GONE);
         let id = Arc::clone(&self.id);
         let told = tokio::select! {
             biased;
             told = caught(&id, self.tell(first, &out, ping)) => told,
             () = peer.closed() => Err(gone()),
         };
-        let mut last = String::new();
-        match told {
-            Ok(()) => self.answer.last_chunks().iter().for_each(|chunk| last.push_str(&event(chunk))),
-            Err(error) => {
-                // The head has gone out as a success, but for the log.
-                self.numbers.set_code(error.status());
-                last.push_str(&event(&error.to_json()));
-            }
-        }
-        last.push_str("data: [DONE]\n\n");
-        end.told();
+        // The head has gone out as a success; the log tells what became of it.
+        let (code, last) = match told {
+            Ok(()) => (200, self.answer.last_chunks()),
+            Err(error) => (error.status(), vec![error.to_json()]),
+        };
+        let last = last.iter().map(|chunk| event(chunk)).collect::<String>() + "data: [DONE]\n\n";
+        self.numbers.set_code(code);
         // An error says that nobody reads any more.
         _ = out.send(last.into()).await;
     }
@@ -185,26 +186,6 @@ enum First {
     Happened(Option<Vec<String>>),
     /// Nothing, for a long time.
     Waits,
-}
-
-/// Notes, when it is dropped, that a stream was given up before its end.
-struct End {
-    numbers: Arc<Numbers>,
-    is_told: bool,
-}
-
-impl End {
-    fn told(mut self) {
-        self.is_told = true;
-    }
-}
-
-impl Drop for End {
-    fn drop(&mut self) {
-        if !self.is_told {
-            self.numbers.set_code(CLIENT_GONE);
-        }
-    }
 }
 
 fn event(json: &str) -> String {

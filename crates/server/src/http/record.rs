@@ -8,11 +8,12 @@ use std::time::Instant;
 use candle_gpt2_generation::Event;
 use tokio::sync::watch;
 
-use super::Shared;
+use crate::metrics::Metrics;
 
 /// A request from its head to the end of its answer. Dropping it counts the request.
 pub(crate) struct Record {
-    shared: Arc<Shared>,
+    metrics: Arc<Metrics>,
+    is_logged: bool,
     id: Arc<str>,
     method: &'static str,
     route: &'static str,
@@ -49,15 +50,22 @@ impl Numbers {
 pub(crate) const CLIENT_GONE: u16 = 499;
 
 impl Record {
-    pub(crate) fn new(shared: &Arc<Shared>, id: Arc<str>, method: &'static str, route: &'static str) -> Self {
+    /// `is_logged`: whether it gets a line of the log.
+    pub(crate) fn new(
+        metrics: &Arc<Metrics>,
+        is_logged: bool,
+        id: Arc<str>,
+        method: &'static str,
+        route: &'static str,
+    ) -> Self {
         let numbers = Numbers {
             // Until it has another one: an answer that is given up before it begins has none.
             code: AtomicU16::new(CLIENT_GONE),
             prompt_tokens: AtomicUsize::new(0),
             new_tokens: AtomicUsize::new(0),
         };
-        let shared = Arc::clone(shared);
-        Self { shared, id, method, route, begun: Instant::now(), numbers: Arc::new(numbers) }
+        let metrics = Arc::clone(metrics);
+        Self { metrics, is_logged, id, method, route, begun: Instant::now(), numbers: Arc::new(numbers) }
     }
 
     pub(crate) fn id(&self) -> &Arc<str> {
@@ -73,8 +81,8 @@ impl Drop for Record {
     fn drop(&mut self) {
         let time = self.begun.elapsed();
         let code = self.numbers.code.load(Ordering::Relaxed);
-        self.shared.metrics.count_request(self.route, code, time);
-        if self.shared.options.log_requests {
+        self.metrics.count_request(self.route, code, time);
+        if self.is_logged {
             tracing::info!(
                 request_id = %self.id,
                 method = %self.method,

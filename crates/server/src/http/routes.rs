@@ -15,9 +15,9 @@ use super::receive::{self, Received};
 use super::record::{Accepted, Record};
 use super::seats::State;
 use super::{Caller, Connection, Shared, complete, reply};
+use crate::analyses::Analyses;
 use crate::busy::{connections_full, draining};
 use crate::fault::{blocking, caught};
-use crate::look::Analyses;
 use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -41,7 +41,13 @@ pub(crate) async fn answer(
     connection.activity.enter(State::Answering);
     let (head, body) = request.into_parts();
     let id = request_id(&head.headers, &shared);
-    let record = Record::new(&shared, id, method_name(&head.method), route_name(&head, &shared));
+    let record = Record::new(
+        &shared.metrics,
+        shared.options.log_requests,
+        id,
+        method_name(&head.method),
+        route_name(&head, &shared),
+    );
     // A body that nobody reads stands in the way of the next request.
     let mut body = Some(body).filter(|body| !body.is_end_stream());
     let origin = shared.gate.check_origin(&head.headers);
@@ -157,21 +163,15 @@ async fn post(
         Endpoint::Tokenize | Endpoint::Detokenize => {
             replied(blocking(id, move || served.read(endpoint, received.bytes(), None)).await?)?
         }
-        Endpoint::Classify => {
-            let _accepted = Accepted::new(&shared.calls);
-            let numbers = Arc::clone(&caller.numbers);
-            let count = move |tokens| numbers.add_prompt_tokens(tokens);
-            let answer = shared.classifying()?.answer(received, &shared.served, id, count);
-            while_wanted(answer, caller).await?
-        }
-        Endpoint::Embeddings
+        Endpoint::Classify
+        | Endpoint::Embeddings
         | Endpoint::LookAttention
         | Endpoint::LookLens
         | Endpoint::LookHead
         | Endpoint::LookNext => {
             let _accepted = Accepted::new(&shared.calls);
-            let (engine, served) = (shared.engine()?, &shared.served);
-            let analyses = Analyses { engine, served, turns: &shared.looks, metrics: &shared.metrics };
+            let (backend, served) = (&shared.backend, &shared.served);
+            let analyses = Analyses { backend, served, turns: &shared.looks, metrics: &shared.metrics };
             let count = |tokens| {
                 caller.numbers.add_prompt_tokens(tokens);
                 shared.metrics.prompt_tokens.inc_by(tokens as u64);

@@ -40,7 +40,7 @@ pub(crate) async fn run(
     if ended.is_ok() {
         ended = drain(&shared, &stops).await;
     }
-    shared.work.stop();
+    shared.backend.stop();
     shared.phase.send_replace(Phase::Ending);
     // Those that are left are closed as they are.
     _ = timeout(LAST_BYTES, seats.empty()).await;
@@ -48,7 +48,7 @@ pub(crate) async fn run(
 }
 
 async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), ServerError> {
-    shared.work.drain();
+    shared.backend.drain();
     let after = shared.options.timeouts.drain;
     let calls = || *shared.calls.borrow();
     tokio::select! {
@@ -61,7 +61,7 @@ async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), Serv
 }
 
 async fn died(shared: &Shared) -> Result<(), ServerError> {
-    Err(ServerError::EngineDied { what: shared.work.died().await })
+    Err(ServerError::EngineDied { what: shared.backend.died().await })
 }
 
 async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
@@ -96,7 +96,7 @@ async fn accept(shared: &Arc<Shared>, listener: &Listener, seats: &Arc<Seats>) {
 
 /// Returns when the engine has nothing left to do and all that it has made is handed over.
 async fn drained(shared: &Shared) {
-    shared.work.drained().await;
+    shared.backend.drained().await;
     // The sender is here, so this does not fail.
     _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
 }

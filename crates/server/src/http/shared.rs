@@ -1,0 +1,121 @@
+//! What requests share: all of a server, those of a connection, and what a route knows of who asks.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_gpt2_api::{ServedModel, Warnings};
+use tokio::sync::watch;
+
+use super::gate::Gate;
+use super::listener::Listener;
+use super::peer::Peer;
+use super::record::Numbers;
+use super::rooms::Rooms;
+use super::seats::Activity;
+use crate::ServerOptions;
+use crate::backend::Backend;
+use crate::metrics::Metrics;
+use crate::turns::Turns;
+
+/// Analyses that wait or are made.
+const MOST_LOOKS: usize = 9;
+
+/// What all connections share.
+pub(crate) struct Shared {
+    pub(super) options: ServerOptions,
+    pub(super) backend: Backend,
+    pub(super) served: Arc<ServedModel>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) gate: Gate,
+    pub(super) phase: watch::Sender<Phase>,
+    /// Calls that the engine has accepted and that are not answered.
+    pub(super) calls: watch::Sender<usize>,
+    pub(super) rooms: Arc<Rooms>,
+    /// Analyses, of which one is made at a time, so that memory stays bounded.
+    pub(super) looks: Turns,
+    pub(super) ids: AtomicU64,
+}
+
+/// Where a server stands between its start and its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Serving,
+    /// What runs is served to its end.
+    Draining,
+    /// Connections close.
+    Ending,
+}
+
+/// What the requests of a connection share.
+pub(super) struct Connection {
+    pub(super) peer: Arc<Peer>,
+    pub(super) activity: Arc<Activity>,
+    /// Whether all places of connections were taken when it came, so that it hears of the server's health and little else.
+    pub(super) is_surplus: bool,
+}
+
+/// Who asks, as far as a route needs to know.
+pub(super) struct Caller {
+    /// That of the request.
+    pub(super) id: Arc<str>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) peer: Arc<Peer>,
+    pub(super) numbers: Arc<Numbers>,
+    /// The number of its key. Callers with the same one share what was computed of equal beginnings.
+    pub(super) key: u64,
+}
+
+impl Caller {
+    /// Writes what is wrong with a request that is answered all the same: names of fields, never a text.
+    pub(super) fn log_warnings(&self, warnings: &Warnings) {
+        if !warnings.is_empty() {
+            tracing::warn!(request_id = %self.id, %warnings);
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: ServerOptions,
+        listener: &Listener,
+        backend: Backend,
+        served: ServedModel,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            gate: Gate::new(&options, listener.loopback()),
+            rooms: Arc::new(Rooms::new(options.max_body)),
+            looks: Turns::new(MOST_LOOKS, options.timeouts.queue),
+            options,
+            backend,
+            served: Arc::new(served),
+            metrics,
+            phase: watch::Sender::new(Phase::Serving),
+            calls: watch::Sender::new(0),
+            ids: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        *self.phase.borrow() != Phase::Serving
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
+        *self.phase.borrow() == Phase::Ending
+    }
+
+    /// Returns when connections close.
+    pub(super) async fn ending(&self) {
+        // The sender is here, so this does not fail.
+        _ = self.phase.subscribe().wait_for(|phase| *phase == Phase::Ending).await;
+    }
+
+    /// A number for a request that has none: not to be guessed, and another one for each.
+    pub(super) fn fresh_id(&self) -> Arc<str> {
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u64(self.ids.fetch_add(1, Ordering::Relaxed));
+        format!("req-{:016x}", hasher.finish()).into()
+    }
+}
