@@ -1,9 +1,10 @@
 //! Whole responses.
 
+use candle_gpt2_api::{Call, ChatTemplateChoice};
 use candle_gpt2_generation::{Event, GenerationError, RequestId, StopReason, score};
 use serde_json::{Value, json};
 
-use crate::common::{SCORE_TOLERANCE, call, logprobs, tiny, token_of};
+use crate::common::{SCORE_TOLERANCE, call, logprobs, tiny, tiny_with, token_of};
 
 #[test]
 fn a_response_has_openais_shape() {
@@ -221,4 +222,18 @@ fn what_fails_on_the_way_is_told_without_the_inside() {
     assert_eq!(error.to_string(), "the server failed to serve this request; its log says why");
     assert_eq!(fail(GenerationError::NoTokenLeft).status(), 400);
     assert_eq!(fail(GenerationError::Constraint { what: "no".into() }).to_string(), "no");
+}
+
+#[test]
+fn a_prompt_that_cannot_be_continued_is_named_as_the_request_has_it() {
+    let named = |call: Call, prompt| {
+        let refusal = call.answer.refused(prompt, &GenerationError::NoTokenLeft);
+        refusal.param().map(str::to_owned)
+    };
+    for (prompt, place, path) in [(json!("a"), 0, "prompt"), (json!(["a", "b"]), 1, "prompt[1]")] {
+        assert_eq!(named(call(&json!({ "prompt": prompt })).unwrap(), place).as_deref(), Some(path));
+    }
+    let chat = tiny_with("notes.txt", "", ChatTemplateChoice::EosJoin);
+    let call = chat.chat(&json!({ "messages": [{ "role": "user", "content": "a" }] })).unwrap();
+    assert_eq!(named(call, 0).as_deref(), Some("messages"));
 }

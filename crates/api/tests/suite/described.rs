@@ -1,19 +1,29 @@
 //! The OpenAPI description, which is made of the routes and the fields, beside what is served.
 
-use candle_gpt2_api::{CompletionRequest, Endpoint, OPENAPI, ROUTES, find_route};
+use std::collections::BTreeSet;
+use std::sync::{Arc, LazyLock};
+
+use candle_gpt2_api::{
+    ApiOptions, ChatTemplateChoice, CompletionRequest, Endpoint, OPENAPI, ROUTES, ServedModel, Session, Work,
+    find_route, model,
+};
+use candle_gpt2_engine::{ModelOptions, Silent};
+use candle_gpt2_generation::SchedulerOptions;
+use candle_gpt2_testing::fixture_path;
 use serde_json::{Value, json};
 
-use crate::common::tiny;
+use crate::common::{call, options as options_of_api, tiny};
 
-fn description() -> Value {
-    serde_json::from_str(OPENAPI).unwrap()
+fn description() -> &'static Value {
+    static DESCRIPTION: LazyLock<Value> = LazyLock::new(|| serde_json::from_str(OPENAPI).unwrap());
+    &DESCRIPTION
 }
 
 #[test]
 fn all_that_is_referred_to_is_there() {
     let description = description();
     let mut referred = 0;
-    let mut open = vec![&description];
+    let mut open = vec![description];
     while let Some(value) = open.pop() {
         if let Some(path) = value["$ref"].as_str() {
             let pointer = path.strip_prefix('#').unwrap();
@@ -53,24 +63,182 @@ fn numbers_of_the_description_are_those_of_the_parser() {
     }
 }
 
-#[test]
-fn responses_have_the_fields_that_are_described() {
-    let description = description();
-    let schemas = &description["components"]["schemas"];
-    let response =
-        tiny().complete(&json!({ "max_tokens": 2, "logprobs": 1, "echo": true, "return_token_ids": true }));
-    let check = |value: &Value, schema: &Value| {
-        for name in value.as_object().unwrap().keys() {
-            assert!(schema["properties"].get(name).is_some(), "{name} is not described");
-        }
-        for name in schema["required"].as_array().unwrap() {
-            assert!(value.get(name.as_str().unwrap()).is_some(), "{name} is missing");
-        }
+/// What is wrong with a value by its schema. Keys that are not described are wrong too; those that are described and there go into `seen`.
+fn wrong(value: &Value, schema: &Value, at: &str, seen: &mut BTreeSet<String>) -> Option<String> {
+    let found = |what: &str| Some(format!("{at}: {what}, found {value}"));
+    if let Some(path) = schema["$ref"].as_str() {
+        let pointer = path.strip_prefix('#').unwrap();
+        return wrong(value, description().pointer(pointer).unwrap(), path, seen);
+    }
+    if let Some(alternatives) = schema["oneOf"].as_array() {
+        let right = alternatives.iter().filter(|schema| wrong(value, schema, at, seen).is_none());
+        return if right.count() == 1 { None } else { found("one of several") };
+    }
+    let kind = match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     };
-    check(&response, &schemas["Completion"]);
-    check(&response["choices"][0], &schemas["Completion"]["properties"]["choices"]["items"]);
-    check(&response["choices"][0]["logprobs"], &schemas["Logprobs"]);
-    check(&response["usage"], &schemas["Usage"]);
+    let is_kind = |name: &Value| *name == kind || (*name == "number" && kind == "integer");
+    let is_of_type = match &schema["type"] {
+        Value::Null => true,
+        Value::Array(kinds) => kinds.iter().any(is_kind),
+        name => is_kind(name),
+    };
+    let is_among = schema["enum"].as_array().is_none_or(|values| values.contains(value));
+    let is_constant = schema.get("const").is_none_or(|constant| constant == value);
+    let is_within = value.as_f64().is_none_or(|number| {
+        schema["minimum"].as_f64().is_none_or(|least| number >= least)
+            && schema["maximum"].as_f64().is_none_or(|most| number <= most)
+    });
+    if !(is_of_type && is_among && is_constant && is_within) {
+        return found(&format!("expected {schema}"));
+    }
+    let items = value.as_array().into_iter().flatten();
+    if let Some(what) =
+        items.filter_map(|item| wrong(item, &schema["items"], &format!("{at}[]"), seen)).next()
+    {
+        return Some(what);
+    }
+    let entries = value.as_object()?;
+    for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        if !entries.contains_key(name) {
+            return found(&format!("expected {name}"));
+        }
+    }
+    for (name, value) in entries {
+        let of_entry = match (schema["properties"].get(name), schema.get("additionalProperties")) {
+            (Some(schema), _) | (None, Some(schema)) => schema,
+            (None, None) if schema.get("properties").is_none() => continue,
+            (None, None) => return found(&format!("{name} is not described")),
+        };
+        let path = format!("{at}.{name}");
+        if let Some(what) = wrong(value, of_entry, &path, seen) {
+            return Some(what);
+        }
+        seen.insert(path);
+    }
+    None
+}
+
+/// The paths of all entries that a schema describes.
+fn described(schema: &Value, at: &str, paths: &mut BTreeSet<String>) {
+    for alternative in schema["oneOf"].as_array().into_iter().flatten() {
+        described(alternative, at, paths);
+    }
+    for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{at}.{name}");
+        described(schema, &path, paths);
+        paths.insert(path);
+    }
+    if let Some(items) = schema.get("items") {
+        described(items, &format!("{at}[]"), paths);
+    }
+}
+
+/// All answers of an endpoint to bodies that ask for all there is.
+fn answers(endpoint: Endpoint) -> Vec<Value> {
+    let answer = |mut session: Session, body: &Value| -> Value {
+        let work = session.served().read(endpoint, body.to_string().as_bytes(), None).unwrap();
+        serde_json::from_str(&session.answer(work, || true).unwrap().unwrap().json).unwrap()
+    };
+    let of_labels = |name: &str| {
+        let options = ModelOptions { model: fixture_path("heads").join(name), ..ModelOptions::default() };
+        let classifier = options.open_classifier(&Silent).unwrap().load_classifier(&Silent).unwrap();
+        let served = Arc::new(ServedModel::of_classifier(&classifier, options_of_api()));
+        Session::of_classifier(classifier, served)
+    };
+    let template = ChatTemplateChoice::EosJoin;
+    let session = || {
+        let options = ApiOptions { chat_template: template.clone(), ..options_of_api() };
+        let served = Arc::new(ServedModel::new(&tiny().model, options).unwrap());
+        let scheduler = SchedulerOptions { max_texts: 2, kv_tokens: 96, chunk_tokens: 16 };
+        Session::new(tiny().model.clone(), served, tiny().model.scheduler(scheduler).unwrap())
+    };
+    let ask = |mut body: Value| {
+        body["modle"] = json!(1);
+        answer(session(), &body)
+    };
+    let streamed = |mut body: Value| {
+        (body["stream"], body["stream_options"]) = (json!(true), json!({ "include_usage": true }));
+        let mut session = session();
+        let Work::Texts(call) = session.served().read(endpoint, body.to_string().as_bytes(), None).unwrap()
+        else {
+            panic!("texts")
+        };
+        let call = session.begin(call).unwrap();
+        let chunks = std::iter::from_fn(|| session.step(call).unwrap()).flatten();
+        chunks.map(|chunk| serde_json::from_str(&chunk).unwrap()).collect::<Vec<Value>>()
+    };
+    let texts = |body: &Value| [vec![ask(body.clone())], streamed(body.clone())].concat();
+    let text = json!({
+        "max_tokens": 3, "n": 2, "seed": 5, "return_token_ids": true, "ignore_eos": true,
+        "logit_bias": { "0": -100 }
+    });
+    let with = |more: Value| {
+        let mut body = text.clone();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let prompt = json!([5, 6, 7]);
+    match endpoint {
+        Endpoint::Completions => texts(&with(json!({ "prompt": prompt, "logprobs": 2, "echo": true }))),
+        Endpoint::ChatCompletions => texts(&with(json!({
+            "messages": [{ "role": "user", "content": "a" }], "logprobs": true, "top_logprobs": 2
+        }))),
+        Endpoint::Classify => ["sequence", "token"]
+            .map(|name| answer(of_labels(name), &json!({ "input": ["a", "b"], "modle": 1 })))
+            .to_vec(),
+        Endpoint::Embeddings => ["float", "base64"]
+            .map(|format| ask(json!({ "input": prompt, "encoding_format": format })))
+            .to_vec(),
+        Endpoint::Tokenize => vec![
+            ask(json!({ "content": "the word", "with_pieces": true })),
+            ask(json!({ "content": "the word", "return_token_strs": true })),
+        ],
+        Endpoint::Detokenize => vec![ask(json!({ "tokens": prompt }))],
+        Endpoint::LookAttention | Endpoint::LookLens | Endpoint::LookNext => {
+            vec![ask(json!({ "prompt": prompt }))]
+        }
+        Endpoint::LookHead => vec![ask(json!({ "prompt": prompt, "layer": 1, "head": 0 }))],
+        Endpoint::Model => vec![serde_json::from_str(&model("tiny", &tiny().served).unwrap()).unwrap()],
+        Endpoint::OpenApi => vec![description().clone()],
+        _ => vec![answer(session(), &json!({}))],
+    }
+}
+
+#[test]
+fn answers_are_what_is_described_and_all_of_it() {
+    let description = description();
+    let (mut seen, mut failures) = (BTreeSet::new(), Vec::new());
+    for route in ROUTES {
+        let operation = &description["paths"][route.path][route.method.to_lowercase()];
+        let schema = &operation["responses"]["200"]["content"]["application/json"]["schema"];
+        if schema.is_null() {
+            continue;
+        }
+        for answer in answers(route.endpoint) {
+            failures.extend(wrong(&answer, schema, route.path, &mut seen));
+        }
+    }
+    let error = call(&json!({ "prompt": vec![5; 60] })).unwrap_err().to_json();
+    let error_schema = json!({ "$ref": "#/components/schemas/Error" });
+    failures.extend(wrong(&serde_json::from_str(&error).unwrap(), &error_schema, "", &mut seen));
+    assert_eq!(failures, [""; 0]);
+    let mut all = BTreeSet::new();
+    for (name, schema) in description["components"]["schemas"].as_object().unwrap() {
+        if !name.ends_with("Request") {
+            described(schema, &format!("#/components/schemas/{name}"), &mut all);
+        }
+    }
+    let untold: Vec<&String> = all.difference(&seen).collect();
+    // Where the operator wants it.
+    let details = "#/components/schemas/Usage.prompt_tokens_details";
+    assert_eq!(untold, [details, &format!("{details}.cached_tokens")]);
 }
 
 #[test]

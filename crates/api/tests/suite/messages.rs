@@ -72,6 +72,12 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         ("n", json!(0), "n: expected a whole number from 1 to 128, found 0", "n"),
         ("n", json!(129), "n: expected a whole number from 1 to 128, found 129", "n"),
         ("n", json!(17), "n: this server takes at most 16 texts of a prompt (n, best_of), found 17", "n"),
+        (
+            "best_of",
+            json!(17),
+            "best_of: this server takes at most 16 texts of a prompt (n, best_of), found 17",
+            "best_of",
+        ),
         ("best_of", json!(21), "best_of: expected a whole number from 0 to 20, found 21", "best_of"),
         ("stop", json!(""), "stop: expected a string of 1 to 1024 bytes, found an empty one", "stop"),
         (
