@@ -216,6 +216,7 @@ def soak(arguments, _):
     with start_ours(arguments) as server:
         left, statuses, samples = itertools.count(), collections.Counter(), {}
         share = max(1, arguments.soak // 10)
+        print(json.dumps({"requests": 0, "resident": server.memory()[0]}), flush=True)
 
         def loop(number):
             client, chance = Client(server.address), random.Random(number)
