@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 use candle_gpt2_generation::{
-    Clock, Drafts, Event, Events, Found, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor,
-    Request, Scheduler, SchedulerOptions, SearchMode, StopReason,
+    Clock, Drafts, Event, Found, GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, Request,
+    Scheduler, SchedulerOptions, SearchMode, StopReason,
 };
 use candle_gpt2_kernels::is_interrupted;
 use serde::{Serialize, Serializer};
@@ -224,49 +224,12 @@ impl LoadedModel {
         Ok(scheduler)
     }
 
-    /// The texts of these requests, `batch_size` at a time, event by event: what drives a [`Job`] itself is here the caller's. The
-    /// [place](candle_gpt2_generation::RequestId::place) of a request is that in the list. `clock` is for texts with a
-    /// [`max_time`](GenerationConfig::max_time); without one the system's counts.
+    /// A scheduler with room for these requests and no others, `batch_size` texts at a time, which it does not have yet. `clock` is for
+    /// texts with a [`max_time`](GenerationConfig::max_time); without one the system's counts.
     ///
     /// # Errors
-    /// When a request is refused, or the memory that is free has no room for the keys and values of the texts that are made at
-    /// once.
-    ///
-    /// ```
-    /// use candle_gpt2_engine::{ModelOptions, Silent};
-    /// use candle_gpt2_generation::{Event, GenerationConfig, Request};
-    ///
-    /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-    /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
-    /// let request = |prompt| Ok(Request::new(model.vocabulary().encode(prompt)?, config.clone()));
-    /// let requests = ["ROMEO:", "JULIET:"].map(request).into_iter().collect::<Result<_, candle_gpt2_engine::EngineError>>()?;
-    /// let mut texts = [String::new(), String::new()];
-    /// for event in model.batch(requests, 2, None)? {
-    ///     if let Event::Token { request, text, .. } = event? {
-    ///         texts[request.place()].push_str(&text);
-    ///     }
-    /// }
-    /// assert!(texts.iter().all(|text| !text.is_empty()));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn batch(
-        &self,
-        requests: Vec<Request>,
-        batch_size: usize,
-        clock: Option<Clock>,
-    ) -> Result<Events, EngineError> {
-        let mut scheduler = self.scheduler_for(&requests, batch_size, clock)?;
-        for request in requests {
-            scheduler.submit(request)?;
-        }
-        Ok(scheduler.into_events())
-    }
-
-    /// A scheduler with room for these requests and no others, `batch_size` texts at a time, which it does not have yet; `clock` as in
-    /// [`LoadedModel::batch`].
-    ///
-    /// # Errors
-    /// As [`LoadedModel::batch`].
+    /// When a request does not fit the model, or the memory that is free has no room for the keys and values of the texts that are made
+    /// at once.
     pub fn scheduler_for(
         &self,
         requests: &[Request],

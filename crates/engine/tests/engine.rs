@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use candle_gpt2_engine::{
-    DeviceChoice, EngineError, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Text, Unit,
-    banned_tokens,
+    DeviceChoice, EngineError, Happened, Job, LoadedModel, ModelOptions, Progress, Reporter, Silent, Text,
+    Texts, Unit, banned_tokens,
 };
 use candle_gpt2_generation::{Event, GenerationConfig, GenerationError, GenerationOptions, Request};
 use candle_gpt2_kernels::interruptible;
@@ -182,15 +183,10 @@ fn the_max_time_of_a_checkpoint_works() {
         let mut text = model.text_generator(&[1, 2], &config).unwrap();
         text.by_ref().collect::<Result<String, _>>().unwrap();
         assert_eq!(text.ids().len(), pieces, "{max_time} seconds");
-        let mut tokens = 0;
-        for event in model.batch(vec![Request::new(vec![1, 2], config)], 1, None).unwrap() {
-            match event.unwrap() {
-                Event::Token { .. } => tokens += 1,
-                Event::Failed { error, .. } => panic!("{error}"),
-                _ => {}
-            }
-        }
-        assert_eq!(tokens, pieces, "{max_time} seconds, in a batch");
+        let mut job = Prompts { waiting: vec![vec![1, 2]], ..Prompts::default() };
+        model.generate(&mut job, 2, &config, &Silent).unwrap();
+        let (_, texts) = &job.made[0];
+        assert_eq!(texts.as_ref().unwrap()[0].ids.len(), pieces, "{max_time} seconds, in a batch");
     }
 }
 
@@ -200,23 +196,34 @@ fn a_batch_is_driven_by_its_caller() {
     let model = load(&CheckpointFolder::tiny());
     let config = Arc::new(greedy(&model, 5));
     let request = |id: u32| Request::new(vec![id, 2], Arc::clone(&config));
-    let mut batch = model.batch((1..6).map(request).collect(), 2, None).unwrap();
-    let mut texts = vec![String::new(); 5];
-    for event in batch.by_ref() {
-        if let Event::Token { request, text, .. } = event.unwrap() {
-            texts[request.place()].push_str(&text);
+    let begun = |requests: Vec<Request>| {
+        let mut texts = Texts::new(model.scheduler_for(&requests, 2, None)?);
+        texts.begin(requests, ());
+        while let Some((_, _, taken)) = texts.feed(usize::MAX) {
+            taken?;
+        }
+        Ok::<_, EngineError>(texts)
+    };
+    let mut texts = begun((1..6).map(request).collect()).unwrap();
+    let mut made = vec![String::new(); 5];
+    while !texts.is_idle() {
+        let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+        assert!(failure.is_none());
+        for Happened { prompt, event, .. } in happened {
+            if let Event::Token { text, .. } = event {
+                made[prompt].push_str(&text);
+            }
         }
     }
-    for (id, text) in (1..6).zip(&texts) {
+    for (id, text) in (1..6).zip(&made) {
         let alone = model.text_generator(&[id, 2], &config).unwrap();
         assert_eq!(alone.map(Result::unwrap).collect::<String>(), *text);
     }
-    assert!(batch.next().is_none());
-    let refused = model.batch(vec![request(1), request(999)], 2, None).err().unwrap();
+    let refused = begun(vec![request(1), request(999)]).err().unwrap();
     assert!(matches!(refused, EngineError::Generation(GenerationError::IdBeyondVocabulary { id: 999, .. })));
-    let mut batch = model.batch(vec![request(1)], 2, None).unwrap();
-    let ended = interruptible(Arc::new(|| true), || batch.next());
-    assert!(ended.is_some_and(|event| event.is_err()) && batch.next().is_none());
+    let mut texts = begun(vec![request(1)]).unwrap();
+    let (happened, failure) = interruptible(Arc::new(|| true), || texts.step(&|| ControlFlow::Continue(())));
+    assert!(happened.is_empty() && failure.is_some() && texts.is_idle());
 }
 
 /// A model that is interrupted within a pass hands on what there was before it, however the texts are made.

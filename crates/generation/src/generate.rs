@@ -1,5 +1,6 @@
 //! Texts as iterators, of ids or of pieces of text: one text or many, by a [`Scheduler`].
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -9,8 +10,8 @@ use tokenizers::Tokenizer;
 
 use crate::logits::rows_of;
 use crate::{
-    Clock, Drafts, Event, Events, GenerationConfig, GenerationError, Request, Scheduler, SchedulerOptions,
-    SearchMode, StopReason,
+    Clock, Drafts, Event, GenerationConfig, GenerationError, Request, Scheduler, SchedulerOptions,
+    SearchMode, Step, StopReason,
 };
 
 /// A token of one of the texts. The items of a [`BatchGenerator`].
@@ -62,7 +63,11 @@ pub struct FailedPrompt {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct BatchGenerator<T = Arc<Tokenizer>> {
-    events: Events<T>,
+    scheduler: Scheduler<T>,
+    /// Of the last step.
+    ready: VecDeque<Event>,
+    /// Of the device, told after what is ready.
+    failure: Option<GenerationError>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
@@ -85,7 +90,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
         for request in requests {
             scheduler.submit(request)?;
         }
-        Ok(Self { events: scheduler.into_events() })
+        Ok(Self { scheduler, ready: VecDeque::new(), failure: None })
     }
 
     /// The same generator with an assistant, see [`Scheduler::set_assistant`].
@@ -93,13 +98,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> BatchGenerator<T> {
     /// # Errors
     /// As [`Scheduler::set_assistant`].
     pub fn with_assistant(mut self, assistant: &Gpt2LMHeadModel) -> Result<Self, GenerationError> {
-        self.events.scheduler().set_assistant(assistant)?;
+        self.scheduler.set_assistant(assistant)?;
         Ok(self)
     }
 
     /// The same generator with a clock, for texts with a [`GenerationConfig::max_time`]; without one they fail.
     pub fn with_clock(mut self, clock: Clock) -> Self {
-        self.events.scheduler().set_clock(clock);
+        self.scheduler.set_clock(clock);
         self
     }
 }
@@ -109,16 +114,27 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for BatchGenerator<T> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            return Some(match self.events.next()? {
-                Ok(Event::Token { request, sequence, id, text, stop_reason, drafts, .. }) => {
-                    Ok(GeneratedToken { prompt: request.place(), sequence, id, text, stop_reason, drafts })
+            match self.ready.pop_front() {
+                Some(Event::Token { request, sequence, id, text, stop_reason, drafts, .. }) => {
+                    let prompt = request.place();
+                    return Some(Ok(GeneratedToken { prompt, sequence, id, text, stop_reason, drafts }));
                 }
-                Ok(Event::Begun { .. } | Event::Empty { .. } | Event::Found { .. }) => continue,
-                Ok(Event::Failed { request, error }) => {
-                    Err(FailedPrompt { prompt: Some(request.place()), error })
+                Some(Event::Failed { request, error }) => {
+                    return Some(Err(FailedPrompt { prompt: Some(request.place()), error }));
                 }
-                Err(error) => Err(FailedPrompt { prompt: None, error }),
-            });
+                Some(Event::Begun { .. } | Event::Empty { .. } | Event::Found { .. }) => {}
+                None => {
+                    if let Some(error) = self.failure.take() {
+                        return Some(Err(FailedPrompt { prompt: None, error }));
+                    }
+                    if self.scheduler.is_idle() {
+                        return None;
+                    }
+                    let Step { events, failure } = self.scheduler.step();
+                    self.ready.extend(events);
+                    self.failure = failure;
+                }
+            }
         }
     }
 }

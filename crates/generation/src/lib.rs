@@ -41,9 +41,7 @@ pub use history::History;
 pub use logprobs::{TokenAlternatives, TokenLogprobs};
 pub use processors::{AllowedTokens, Constraint, LogitsFunction, LogitsProcessor};
 pub use sampler::Sampler;
-pub use scheduler::{
-    Event, Events, Found, Request, RequestId, Scheduler, SchedulerOptions, Step, StopReason,
-};
+pub use scheduler::{Event, Found, Request, RequestId, Scheduler, SchedulerOptions, Step, StopReason};
 pub use score::{
     Continuation, Score, check_continuations, check_text, default_stride, first_best, score,
     score_continuations,

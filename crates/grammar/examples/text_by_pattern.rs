@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
-use candle_gpt2_generation::{Event, GenerationConfig, Request};
+use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request};
 use candle_gpt2_grammar::{Compiler, Grammar};
 use serde_json::{Value, json};
 
@@ -15,13 +15,10 @@ fn write(model: &LoadedModel, prompt: &str, grammar: &Grammar) -> Result<String,
     let constraint = Compiler::new(model.vocabulary())?.compile(grammar, &config.eos_token_id)?;
     let mut request = Request::new(model.vocabulary().encode(prompt)?, config);
     request.processors.push(constraint);
-    let mut written = String::new();
-    for event in model.batch(vec![request], 1, None)? {
-        if let Event::Token { text, .. } = event? {
-            written.push_str(&text);
-        }
-    }
-    Ok(written)
+    let tokenizer = model.vocabulary().tokenizer().cloned();
+    let tokens = BatchGenerator::new(model.model(), vec![request], 1, tokenizer)?;
+    let pieces = tokens.map(|token| token.map(|token| token.text).map_err(|failed| failed.error));
+    Ok(pieces.collect::<Result<_, _>>()?)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,10 +1,10 @@
 //! Texts as they are made: iterators of pieces.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::ops::ControlFlow;
 
-use candle_gpt2_engine::LoadedModel;
-use candle_gpt2_generation::{Event, Events, Request, SearchMode, StopReason};
+use candle_gpt2_engine::{EngineError, Happened, LoadedModel, Texts};
+use candle_gpt2_generation::{Event, GenerationError, Request, SearchMode, StopReason};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -18,7 +18,7 @@ use crate::signals::is_raised;
 use crate::values::{self, number};
 
 /// Texts in the making.
-struct Texts {
+struct Streamed {
     loaded: LoadedModel,
     raised: Raised,
     state: Lent<State>,
@@ -26,14 +26,18 @@ struct Texts {
 
 struct State {
     /// Until the last text has ended.
-    events: Option<Events>,
+    texts: Option<Texts<()>>,
+    /// What the last step brought.
+    happened: VecDeque<Happened>,
+    /// Why the device failed in it.
+    failure: Option<GenerationError>,
     /// Pieces that were made when an exception came.
     pieces: VecDeque<(usize, String)>,
     ids: Vec<Vec<u32>>,
     stop_reasons: Vec<Option<StopReason>>,
 }
 
-impl Texts {
+impl Streamed {
     fn new(
         py: Python<'_>,
         loaded: LoadedModel,
@@ -58,9 +62,18 @@ impl Texts {
             ..Request::new(prompt, asked.config_of(place))
         });
         let requests: Vec<Request> = requests.collect();
-        let events = computing(py, &loaded, || loaded.batch(requests, batch_size, Some(clock())))?;
+        let texts = computing(py, &loaded, || {
+            let mut texts = Texts::new(loaded.scheduler_for(&requests, batch_size, Some(clock()))?);
+            texts.begin(requests, ());
+            while let Some((_, _, taken)) = texts.feed(usize::MAX) {
+                taken?;
+            }
+            Ok::<_, EngineError>(texts)
+        })?;
         let state = State {
-            events: Some(events),
+            texts: Some(texts),
+            happened: VecDeque::new(),
+            failure: None,
             pieces: VecDeque::new(),
             ids: vec![Vec::new(); count],
             stop_reasons: vec![None; count],
@@ -77,7 +90,7 @@ impl Texts {
                     let next = state.next();
                     // After an error there is no text.
                     if !matches!(next, Ok(Some(_))) && !is_raised() {
-                        state.events = None;
+                        state.texts = None;
                     }
                     next
                 })?
@@ -98,10 +111,17 @@ impl State {
             return Ok(Some(piece));
         }
         loop {
-            let Some(event) = self.events.as_mut().and_then(Iterator::next) else { return Ok(None) };
-            if let Some(piece) = self.take(event?)? {
-                return Ok(Some(piece));
+            while let Some(happened) = self.happened.pop_front() {
+                if let Some(piece) = self.take(happened)? {
+                    return Ok(Some(piece));
+                }
             }
+            if let Some(error) = self.failure.take() {
+                return Err(error.into());
+            }
+            let Some(texts) = self.texts.as_mut().filter(|texts| !texts.is_idle()) else { return Ok(None) };
+            let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+            (self.happened, self.failure) = (happened.into(), failure);
             if is_raised() {
                 // Whoever waits raises the exception.
                 return Ok(None);
@@ -110,22 +130,21 @@ impl State {
     }
 
     /// The piece that an event brings, if any.
-    fn take(&mut self, event: Event) -> Result<Option<(usize, String)>> {
-        let place = event.request().place();
+    fn take(&mut self, Happened { prompt, event, .. }: Happened) -> Result<Option<(usize, String)>> {
         match event {
             Event::Token { id, text, stop_reason, .. } => {
-                self.ids[place].push(id);
-                self.stop_reasons[place] = stop_reason;
-                Ok(Some((place, text)).filter(|(_, text)| !text.is_empty()))
+                self.ids[prompt].push(id);
+                self.stop_reasons[prompt] = stop_reason;
+                Ok(Some((prompt, text)).filter(|(_, text)| !text.is_empty()))
             }
             Event::Empty { .. } => {
-                self.stop_reasons[place] = Some(StopReason::MaxNewTokens);
+                self.stop_reasons[prompt] = Some(StopReason::MaxNewTokens);
                 Ok(None)
             }
             Event::Failed { error, .. } => {
                 let error = Failure::from(error);
                 Err(match self.ids.len() > 1 {
-                    true => Python::attach(|py| error.with_note(py, &format!("prompt {place}"))),
+                    true => Python::attach(|py| error.with_note(py, &format!("prompt {prompt}"))),
                     false => error,
                 })
             }
@@ -135,14 +154,13 @@ impl State {
 
     /// Ends all texts. Pieces that were made come still.
     fn interrupt(&mut self) {
-        let Some(events) = self.events.take() else { return };
-        // What would compute fails, after what was there before.
-        candle_gpt2_kernels::interruptible(Arc::new(|| true), || {
-            for event in events.map_while(std::result::Result::ok) {
-                let piece = self.take(event);
-                self.pieces.extend(piece.ok().flatten());
-            }
-        });
+        if self.texts.take().is_none() {
+            return;
+        }
+        while let Some(happened) = self.happened.pop_front() {
+            let piece = self.take(happened);
+            self.pieces.extend(piece.ok().flatten());
+        }
         for reason in &mut self.stop_reasons {
             reason.get_or_insert(StopReason::Interrupted);
         }
@@ -153,7 +171,7 @@ const NO_PICKLE: &str = "a text in the making cannot be pickled; pickle the mode
 
 /// The pieces of a text, an iterator. No piece ends within a character or holds a part of a stop string.
 #[pyclass(frozen, module = "candle_gpt2")]
-pub(crate) struct TextStream(Texts);
+pub(crate) struct TextStream(Streamed);
 
 impl TextStream {
     pub(crate) fn new(
@@ -163,7 +181,7 @@ impl TextStream {
         prompt: Vec<u32>,
         raised: Raised,
     ) -> Result<Self> {
-        Texts::new(py, loaded, asked, vec![prompt], 1, raised).map(Self)
+        Streamed::new(py, loaded, asked, vec![prompt], 1, raised).map(Self)
     }
 }
 
@@ -196,7 +214,7 @@ impl TextStream {
 
 /// The pieces of many texts, an iterator of pairs: which prompt, and the piece.
 #[pyclass(frozen, module = "candle_gpt2")]
-pub(crate) struct BatchStream(Texts);
+pub(crate) struct BatchStream(Streamed);
 
 impl BatchStream {
     pub(crate) fn new(
@@ -207,7 +225,7 @@ impl BatchStream {
         batch_size: usize,
         raised: Raised,
     ) -> Result<Self> {
-        Texts::new(py, loaded, asked, prompts, batch_size, raised).map(Self)
+        Streamed::new(py, loaded, asked, prompts, batch_size, raised).map(Self)
     }
 }
 

@@ -79,10 +79,11 @@ impl Tested {
         let ids: Vec<RequestId> =
             call.requests.into_iter().map(|request| scheduler.submit(request).unwrap()).collect();
         let (mut answer, mut said) = (call.answer, Vec::new());
-        for event in scheduler.into_events() {
-            let event = event.unwrap();
-            let prompt = ids.iter().position(|id| *id == event.request()).unwrap();
-            said.extend(answer.take(prompt, event)?);
+        while !scheduler.is_idle() {
+            for event in scheduler.step().into_result().unwrap() {
+                let prompt = ids.iter().position(|id| *id == event.request()).unwrap();
+                said.extend(answer.take(prompt, event)?);
+            }
         }
         said.extend(answer.last_chunks());
         Ok((answer, said))

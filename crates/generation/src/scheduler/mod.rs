@@ -250,11 +250,6 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.texts() + self.ready.len() < before
     }
 
-    /// What happens in step after step, until there is nothing to do.
-    pub fn into_events(self) -> Events<T> {
-        Events { scheduler: self, ready: VecDeque::new(), failure: None }
-    }
-
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.texts() + self.ready.len() == 0
@@ -313,38 +308,6 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     fn texts(&self) -> usize {
         self.waiting() + self.running()
-    }
-}
-
-/// The events of a [`Scheduler`] as they come; ends when all requests have, and after an error of the device.
-/// [`Scheduler::into_events`] gives them.
-pub struct Events<T = Arc<Tokenizer>> {
-    scheduler: Scheduler<T>,
-    ready: VecDeque<Event>,
-    /// Told after what is ready.
-    failure: Option<GenerationError>,
-}
-
-impl<T> Events<T> {
-    /// The scheduler, which takes further requests.
-    pub fn scheduler(&mut self) -> &mut Scheduler<T> {
-        &mut self.scheduler
-    }
-}
-
-impl<T: Deref<Target = Tokenizer> + Clone> Iterator for Events<T> {
-    type Item = Result<Event, GenerationError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        while self.ready.is_empty() && self.failure.is_none() && !self.scheduler.is_idle() {
-            let Step { events, failure } = self.scheduler.step();
-            self.ready.extend(events);
-            if failure.is_some() {
-                self.failure = failure;
-                break;
-            }
-        }
-        self.ready.pop_front().map(Ok).or_else(|| self.failure.take().map(Err))
     }
 }
 

@@ -486,10 +486,12 @@ fn a_scheduler_is_owned_and_gives_text() {
     let made = std::thread::spawn(move || {
         scheduler.submit(Request::new(prompt(4, 1), config)).unwrap();
         let (mut whole, mut ids) = (String::new(), Vec::new());
-        for event in scheduler.into_events() {
-            if let Event::Token { id, text, .. } = event.unwrap() {
-                whole.push_str(&text);
-                ids.push(id);
+        while !scheduler.is_idle() {
+            for event in scheduler.step().into_result().unwrap() {
+                if let Event::Token { id, text, .. } = event {
+                    whole.push_str(&text);
+                    ids.push(id);
+                }
             }
         }
         (whole, ids)

@@ -48,17 +48,19 @@ fn texts(model: &LoadedModel, requests: Vec<Request>, max_texts: usize) -> BTree
     let mut scheduler = model.scheduler(SchedulerOptions { max_texts, kv_tokens, chunk_tokens: 16 }).unwrap();
     requests.into_iter().for_each(|request| _ = scheduler.submit(request).unwrap());
     let mut texts: BTreeMap<(u64, usize), Text> = BTreeMap::new();
-    for event in scheduler.into_events() {
-        match event.unwrap() {
-            Event::Token { request, sequence, id, text, stop_reason, .. } => {
-                let made = texts.entry((request.0, sequence));
-                let made = made.or_insert((Vec::new(), String::new(), StopReason::MaxNewTokens));
-                made.0.push(id);
-                made.1.push_str(&text);
-                made.2 = stop_reason.unwrap_or(made.2);
+    while !scheduler.is_idle() {
+        for event in scheduler.step().into_result().unwrap() {
+            match event {
+                Event::Token { request, sequence, id, text, stop_reason, .. } => {
+                    let made = texts.entry((request.0, sequence));
+                    let made = made.or_insert((Vec::new(), String::new(), StopReason::MaxNewTokens));
+                    made.0.push(id);
+                    made.1.push_str(&text);
+                    made.2 = stop_reason.unwrap_or(made.2);
+                }
+                Event::Failed { error, .. } => panic!("{error}"),
+                _ => {}
             }
-            Event::Failed { error, .. } => panic!("{error}"),
-            _ => {}
         }
     }
     texts
