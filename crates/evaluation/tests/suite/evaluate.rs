@@ -1,10 +1,14 @@
 //! Asking the model: what it says to items is what it says to each alone, in their order, whatever was done before.
 
+use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Progress, Silent};
-use candle_gpt2_evaluation::{Choice, EvaluationError, Item, ItemResult, Predicted, Prepared, Work};
+use candle_gpt2_evaluation::{
+    Choice, EvaluationError, EvaluationOptions, Item, ItemResult, ModelFacts, Predicted, Prepared, Work,
+};
 use candle_gpt2_generation::{GenerationConfig, Sequence, score_continuations};
+use serde_json::Value;
 
 /// Sums of a few f32 log-probabilities, computed with other numbers of rows at a time.
 const TOLERANCE: f64 = 1e-4;
@@ -223,4 +227,39 @@ fn a_log_of_other_weights_or_other_data_is_not_gone_on_with() {
     // Other tokens in the same places are asked about by another name.
     assert_eq!(of(8).items[0].asked(), of(8).items[1].asked());
     assert_ne!(of(8).items[0].asked(), of(9).items[0].asked());
+}
+
+/// The other run is this one with every word two nats less probable, and the first one no longer right.
+#[test]
+fn a_comparison_is_of_this_run_less_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let [data, log] = ["data.jsonl", "log.jsonl"].map(|name| folder.path().join(name));
+    let model = built_in();
+    let prompt = model.vocabulary().encode("KING HENRY").unwrap();
+    let config = GenerationConfig { max_new_tokens: 20, ..GenerationConfig::default() };
+    let written: String = model.text_generator(&prompt, &config).unwrap().map(Result::unwrap).collect();
+    let row = |text: &str| format!("{}\n", serde_json::json!({"text": text}));
+    let (first, _) = written.rsplit_once(' ').unwrap();
+    fs::write(&data, row(&format!("KING HENRY{first}")) + &row("Speak, my good zebra")).unwrap();
+    let report = |options: EvaluationOptions| {
+        let plan = EvaluationOptions { data: vec![data.clone()], ..options }.check().unwrap();
+        let facts = ModelFacts::of_loaded(&ModelOptions::default(), &model);
+        let evaluation = plan.prepare(&facts, None, &Silent).unwrap();
+        evaluation.run(&model, None, &Silent).next().unwrap().unwrap()
+    };
+    let options = || EvaluationOptions::new(["lambada:lm-eval"]);
+    report(EvaluationOptions { items: Some(log.clone()), ..options() });
+    let lines = fs::read_to_string(&log).unwrap();
+    let mut others: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!([&others[0]["correct"], &others[1]["correct"]], [true, false]);
+    for other in &mut others {
+        other["correct"] = false.into();
+        let logprob = &mut other["choices"][0]["logprob"];
+        *logprob = (logprob.as_f64().unwrap() - 2.0).into();
+    }
+    fs::write(&log, others.iter().map(|other| format!("{other}\n")).collect::<String>()).unwrap();
+    let compared = report(EvaluationOptions { against: Some(log), ..options() }).against.unwrap();
+    let flips = &compared.answers[0];
+    assert_eq!([flips.n11, flips.n10, flips.n01, flips.n00], [0, 1, 0, 1]);
+    assert!((compared.logprob.unwrap().difference - 2.0).abs() < TOLERANCE);
 }

@@ -284,6 +284,26 @@ fn features_are_the_sums_of_their_dictionary() {
     assert!(shown.windows(2).all(|pair| largest[pair[0] as usize] >= largest[pair[1] as usize]));
 }
 
+/// The loss of a token is its log-probability with the sign turned, which the metric is before and after.
+#[test]
+fn the_loss_of_a_token_rises_as_its_probability_falls() {
+    let case = Case::open("untied");
+    let ids: Vec<u32> = serde_json::from_value(case.recorded["clean_ids"].clone()).unwrap();
+    let (last, answer) = (ids.len() - 1, TokenChoice::Id(ids[ids.len() - 1]));
+    let metric =
+        MetricOptions { answer: Some(answer), against: None, position: -2, measure: Measure::LogProbability };
+    let heads = Some("0.1".parse().unwrap());
+    let found = look(&case.loaded, &Ablate { metric, heads, ..Ablate::new(Text::Ids(ids)) }).unwrap();
+    let metric = found.report.metric.as_ref().unwrap();
+    let expected = metric.before - metric.after.unwrap();
+    assert!(expected.abs() > 0.01, "{expected}");
+    assert!(
+        (f64::from(found.report.values[last].unwrap()) - expected).abs() < GRIDS,
+        "{:?}",
+        found.report.values
+    );
+}
+
 /// Logits so far apart that probabilities are 0 in f32.
 #[test]
 fn losses_of_very_unlikely_tokens_are_numbers() {
