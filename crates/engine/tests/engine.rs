@@ -471,6 +471,28 @@ fn a_banned_word_is_banned_with_a_space_and_without() {
     }
 }
 
+/// Rows of the vocabulary without a token are never drawn (karpathy/nanoGPT#169).
+#[test]
+fn padding_rows_are_never_drawn() {
+    // The tokenizer knows 300 tokens; the next 20 rows are padding with the largest logits there are.
+    let folder = CheckpointFolder::tiny().with_config(json!({"vocab_size": 320})).with_tensors(|tensors| {
+        let wte = tensors["transformer.wte.weight"].clone();
+        let padding = (wte.narrow(0, 0, 20).unwrap() * 50.0).unwrap();
+        let padded = candle_core::Tensor::cat(&[&wte, &padding], 0).unwrap();
+        tensors.insert("transformer.wte.weight".into(), padded);
+    });
+    let model = load(&folder);
+    let drawn = GenerationConfig { do_sample: true, temperature: 3.0, top_k: 320, ..greedy(&model, 40) };
+    for config in [drawn, GenerationConfig { num_beams: 3, ..greedy(&model, 9) }] {
+        let mut job = Prompts { waiting: vec![vec![1, 2], vec![3], vec![4, 5]], ..Prompts::default() };
+        model.generate(&mut job, 3, &config, &Silent).unwrap();
+        for (_, texts) in job.made {
+            let ids = &texts.unwrap()[0].ids;
+            assert!(!ids.is_empty() && ids.iter().all(|id| *id < 300), "{ids:?}");
+        }
+    }
+}
+
 #[test]
 fn a_temperature_of_0_writes_the_greedy_text() {
     let folder = CheckpointFolder::tiny();

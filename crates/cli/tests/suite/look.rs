@@ -11,13 +11,6 @@ use tempfile::TempDir;
 
 use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, run};
 
-/// The attention page has its values as whole numbers of this size.
-const PACKED: f64 = 1.0 / 65535.0;
-
-fn joined(ids: &[u32]) -> String {
-    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
 /// The values of a report, nothing as NaN.
 fn numbers(values: &Value) -> Vec<f64> {
     values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap_or(f64::NAN)).collect()
@@ -303,40 +296,27 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
     let files = ["--html", &page, "--svg", &picture];
     let two = ["--clean", "The dog", "--corrupt", "My dog", "--answer", "#300"];
     for (arguments, told) in [
-        (
-            &["attention", "The dog", "--heads", "9.9"][..],
-            "the model has 4 layers of 8 heads, counted from 0",
-        ),
-        (&["attention", "The dog", "--heads", "abc"], "`abc` is no head; write LAYER.HEAD, such as 9.6"),
+        (&["attention", "The dog", "--heads", "abc"][..], "`abc` is no head; write LAYER.HEAD, such as 9.6"),
         (&["attention", "The dog", "--heads", "0.1", "--layers", "0"], "cannot be used with"),
         (&["attention", "The dog", "--layers", "9-12"], "--layers: 9-12 is not among 0 to 3"),
-        (&["attention", "The dog", "--layers", "all"], "nor a range such as 0-5"),
         (&["attention", "--ids", "1,x"], "`x` is no token id"),
         (&["attention", "The dog", "--columns", "3"], "--columns"),
-        (&["neurons", "The dog", "--neuron", "x"], "write LAYER.NEURON, such as 11.611"),
         (&["lens", "The dog", "--show", "rank"], "--watch TEXT"),
-        (&["lens", "The dog", "--watch", " supercalifragilistic"], "give one token"),
-        (&["ablate", "The dog", "--answer", " supercalifragilistic"], "give one token"),
         (
             &["ablate", "The dog", "--answer", "#99999"],
             "--answer: token 99999 is outside the vocabulary of 1024",
         ),
-        (&["ablate", "The dog", "--answer", "#1", "--against", "#99999"], "--against: token 99999"),
         (&["ablate", "The dog", "--against", "#1"], "--answer"),
         (&["ablate", "The dog", "--position", "99"], "--position 99: the text has 3 tokens, counted from 0"),
-        (&["ablate", "The dog", "--heads", "0.0", "--at", "99"], "--at 99: the text has 3 tokens"),
         (&["ablate", "The dog", "--at", "0"], "--heads"),
         (
             &["ablate", "The dog", "--with", "nothing"],
             "expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE",
         ),
         (&["attribute", "The dog", "--measure", "probability"], "--measure logit"),
-        (&["heads", "--length", "129"], "1 to 128 tokens can be read twice by this model"),
-        (&["heads", "--from", "20", "--below", "20"], "expected a range within the vocabulary of 1024"),
         (&["heads", "--exclude-bos"], "are for a text; give one"),
         (&["saliency", "The dog", "--baseline", "two words"], "--baseline"),
         (&["saliency", "The dog", "--steps", "0"], "--steps"),
-        (&["patch", "--clean", "The dog", "--corrupt", "The", "--answer", "#3"], "make them as long"),
         (
             &["patch", "--clean", "The dog", "--answer", "#3"],
             "--corrupt TEXT or --corrupt-ids ID,ID,… is missing",
@@ -345,11 +325,7 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
             &["patch", "--clean", "The dog", "--corrupt", "The dog", "--answer", "#3"],
             "both texts give the same value",
         ),
-        (&[&["patch"], &two[..], &["--site", "resid_prr"]].concat(), "the nearest name is `resid_pre`"),
-        (&[&["patch"], &two[..], &["--site", "logits"]].concat(), "such as resid_pre or z"),
         (&[&["patch"], &two[..], &["--by", "head"]].concat(), "resid_pre has no heads; q, k, v, z"),
-        (&[&["patch"], &two[..], &["--position", "3"]].concat(), "--position 3: the text has 3 tokens"),
-        (&[&["path"], &two[..], &["--to", "0.0.q"]].concat(), "no head is before layer 0"),
         (
             &[&["path"], &two[..], &["--from", "2.0", "--to", "1.0.q"]].concat(),
             "--from 2.0: it is not before --to 1.0.q",
@@ -368,13 +344,10 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
     for (arguments, told) in [
         (&["--sites", "z", "--out", &text][..], ".safetensors or .npz"),
         (&["--sites", "z", "--out", path(folder.path())], ".safetensors or .npz"),
-        (&["--sites", "resid_prr", "--out", &cache], "the nearest name is `resid_pre`"),
-        (&["--sites", "blocks.1.attn.hook_zz", "--out", &cache], "`blocks.1.attn.hook_z`"),
         (&["--sites", "", "--out", &cache], "--sites"),
         (&["--sites", "z", "--layers", "9-12", "--out", &cache], "--layers: 9-12 is not among 0 to 3"),
         (&["--sites", "1.z", "--layers", "0", "--out", &cache], "--layers"),
         (&["--sites", "z", "--positions", "3", "--out", &cache], "--positions: 3 is not among 0 to 2"),
-        (&["--sites", "z", "--positions", "-1", "--out", &cache], "--positions"),
         (&["--sites", "z", "--out", &cache, "--html", &page], "--html"),
         (&["--sites", "z", "--out", &cache, "--svg", &picture], "--svg"),
         (&["--sites", "z"], "--out"),
@@ -393,7 +366,6 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
         ),
         (&["--steer", "\" a\"-\" b", "--layer", "1"], "expected '\"TEXT\"-\"TEXT\"'"),
         (&["--steer", "\"\"", "--layer", "1"], "0 tokens"),
-        (&["--steer", "\"a\"-\"b\"-\"c\"", "--layer", "1"], "expected '\"TEXT\"-\"TEXT\"'"),
         (&["--steer", "\" a\""], "--layer"),
         (&["--layer", "1"], "--steer"),
         (&["--everywhere"], "--steer"),
@@ -614,100 +586,6 @@ fn an_unwritable_path_ends_with_code_1_and_leaves_nothing() {
     assert_told(&run(&["look", "attention", "The dog", "--html", path(&taken)]), FAILURE, "taken.html");
     assert_eq!(names_in(&folder), ["taken.html"]);
     assert!(std::fs::read_dir(&taken).unwrap().next().is_none());
-}
-
-/// The rows of the page's table of values, each with its first cell, the label.
-fn rows(dom: &str) -> Vec<(String, Vec<String>)> {
-    let (_, table) = dom.split_once("<table>").unwrap();
-    let (table, _) = table.split_once("</table>").unwrap();
-    let text = |cell: &str| cell.split('<').next().unwrap().to_owned();
-    table
-        .split("<tr>")
-        .skip(2)
-        .map(|row| {
-            let label = row.split("<th").nth(1).unwrap_or_default().split_once('>').unwrap_or_default().1;
-            (text(label), row.split("<td>").skip(1).map(text).collect())
-        })
-        .collect()
-}
-
-/// Compares what the page draws of a head with the report's values, and returns how many it compared.
-#[track_caller]
-fn compare_with_page(report: &Value, html: &str, (layer, head): (usize, usize), row: usize) -> Option<usize> {
-    let dom = page_in_browser(html, &format!("layer={layer}&head={head}&row={row}&column=0"), "")?;
-    let tokens = labels(report, 2);
-    let start = (layer * labels(report, 1).len() + head) * tokens.len() * tokens.len();
-    let values = numbers(&report["values"]);
-    let found = rows(&dom);
-    let mut compared = 0;
-    for (number, (label, cells)) in found.iter().enumerate() {
-        // Of long texts the table has the chosen row alone.
-        let query = if found.len() == 1 { row } else { number };
-        let escaped =
-            label.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").replace('\u{200e}', "");
-        assert_eq!(escaped, tokens[query], "layer {layer}, head {head}");
-        assert_eq!(cells.len(), tokens.len());
-        for (key, cell) in cells.iter().enumerate() {
-            let expected = values[start + query * tokens.len() + key];
-            if expected.is_nan() {
-                assert_eq!(cell, "none", "{query}, {key}");
-                continue;
-            }
-            let shown: f64 = cell.parse().unwrap();
-            assert!((shown - expected).abs() <= PACKED, "{query}, {key}: {shown} for {expected}");
-            compared += 1;
-        }
-    }
-    Some(compared)
-}
-
-#[test]
-fn the_attention_page_draws_the_values_of_the_json() {
-    let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("page.html");
-    let tokens = |text: &str| run(&["look", "attention", text, "--json"]).json()["tokens"].clone();
-    let lone = tokens("😀")[1].clone();
-    assert!(lone["text"].as_str().unwrap().starts_with("\\x"), "a byte that is no text by itself: {lone}");
-    let text = tokens("a </script><script>alert(1)</script> &lt;b&gt; 😀");
-    let mut ids: Vec<String> = text.as_array().unwrap().iter().map(|token| token["id"].to_string()).collect();
-    ids.insert(1, lone["id"].to_string());
-    let ids = ids.join(",");
-    let flags = ["look", "attention", "--ids", &ids, "--html", path(&page), "--json"];
-    let report = run(&flags).json();
-    assert_eq!(report["tokens"][1]["text"], lone["text"]);
-    let html = std::fs::read_to_string(&page).unwrap();
-    assert!(!html.contains("alert(1)</script>"));
-    let count = report["tokens"].as_array().unwrap().len();
-    for head in [(0, 0), (3, 7)] {
-        let Some(compared) = compare_with_page(&report, &html, head, 2) else { return };
-        assert_eq!(compared, count * (count + 1) / 2);
-    }
-}
-
-#[test]
-fn the_attention_page_of_300_tokens_draws_the_values_of_the_json() {
-    const TOKENS: usize = 300;
-    let model = CheckpointFolder::tiny().with_config(json!({"n_positions": 320, "n_ctx": 320})).with_tensors(
-        |tensors| {
-            let key = tensors.keys().find(|key| key.ends_with("wpe.weight")).unwrap().clone();
-            let (_, width) = tensors[&key].dims2().unwrap();
-            tensors.insert(key, candle_gpt2_testing::pattern(&[320, width], 0.5, 7));
-        },
-    );
-    let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("page.html");
-    let ids: Vec<u32> = (0..TOKENS).map(|index| u32::try_from(index * 7 % 290).unwrap()).collect();
-    let ids = joined(&ids);
-    let flags =
-        ["look", "attention", "--ids", &ids, "--model", path(model.path()), "--html", path(&page), "--json"];
-    let report = run(&flags).json();
-    check(&report, "attention", &ids.split(',').map(|id| id.parse().unwrap()).collect::<Vec<_>>(), false);
-    let html = std::fs::read_to_string(&page).unwrap();
-    assert!(html.len() < 3_000_000, "{} bytes", html.len());
-    for row in [0, 299] {
-        let Some(compared) = compare_with_page(&report, &html, (2, 1), row) else { return };
-        assert!(compared > row, "{compared}");
-    }
 }
 
 fn text(more: &[&str]) -> String {
