@@ -376,15 +376,6 @@ class Model:
         exclude_current: bool = False,
         bos: bool = False,
     ) -> Picture: ...
-    # Other methods.
-    def steering(
-        self,
-        steer: str | tuple[_Text, _Text] | npt.ArrayLike,
-        *,
-        layer: int,
-        scale: float = 1.0,
-        everywhere: bool = False,
-    ) -> Steering: ...
     @overload
     def evaluate(
         self,
@@ -417,6 +408,15 @@ class Model:
         against: _Path | None = None,
         base: Model | None = None,
     ) -> list[dict[str, Any]]: ...
+    # Other methods.
+    def steering(
+        self,
+        steer: str | tuple[_Text, _Text] | npt.ArrayLike,
+        *,
+        layer: int,
+        scale: float = 1.0,
+        everywhere: bool = False,
+    ) -> Steering: ...
     def train(
         self,
         data: _Path | Sequence[_Path],
@@ -514,13 +514,13 @@ def tokenize(
     data: _Path | Sequence[_Path],
     out: _Path,
     *,
-    model: _Path | None = None,
-    tokenizer: _Path | None = None,
-    format: str = "nanogpt",
-    dtype: str | None = None,
+    format: Literal["nanogpt", "llm.c"] = "nanogpt",
+    dtype: Literal["u16", "u32"] | None = None,
     shard_tokens: int | None = None,
     held_out: float = 0.01,
     resume: bool = False,
+    model: _Path | None = None,
+    tokenizer: _Path | None = None,
     n_head: int | None = None,
     offline: bool = False,
 ) -> dict[str, Any]: ...

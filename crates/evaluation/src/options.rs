@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::{HubOptions, WeightDType};
+use serde::Deserialize;
 
 use crate::asked::{AskedProtocol, Kind};
 use crate::{EvaluationError, protocols};
 
-/// What is to be measured, of a model that is opened elsewhere.
+/// What is to be measured, of a model that is opened elsewhere. As JSON it is an object with the names of the fields, of which any may
+/// be left out; `protocols` and `base` are no part of it, which a caller has as arguments.
 ///
 /// ```
 /// use candle_gpt2_evaluation::EvaluationOptions;
@@ -21,10 +23,12 @@ use crate::{EvaluationError, protocols};
 /// assert!(!options.check()?.compares(), "only `kl` needs a second model");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct EvaluationOptions {
     /// What to measure, see --list: protocols, or YAML files of tasks of lm-evaluation-harness; several share one loaded model
+    #[serde(skip)]
     #[cfg_attr(
         feature = "clap",
         arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")
@@ -58,12 +62,15 @@ pub struct EvaluationOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub against: Option<PathBuf>,
     /// For kl: the model to compare with, named like --model [default: the same model]
+    #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub base: Option<PathBuf>,
     /// For kl: precision of the base's weights, as for --dtype [default: f32]
+    #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
     /// Where data of the hub come from.
+    #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
 }
@@ -71,21 +78,7 @@ pub struct EvaluationOptions {
 impl EvaluationOptions {
     /// These protocols, on all of their published data; `hub` is still to say where these are, or `data` which others to take.
     pub fn new<S: Into<String>>(protocols: impl IntoIterator<Item = S>) -> Self {
-        Self {
-            protocols: protocols.into_iter().map(Into::into).collect(),
-            data: Vec::new(),
-            num_fewshot: None,
-            fewshot_data: Vec::new(),
-            fewshot_seed: None,
-            limit: None,
-            context: None,
-            items: None,
-            resume: false,
-            against: None,
-            base: None,
-            base_dtype: None,
-            hub: HubOptions::default(),
-        }
+        Self { protocols: protocols.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
     pub(crate) fn check_protocols(&self, asked: &[AskedProtocol]) -> Result<(), EvaluationError> {

@@ -7,13 +7,15 @@ use std::sync::Arc;
 use candle_gpt2_engine::{LoadedModel, ModelOptions};
 use candle_gpt2_evaluation::{EvaluationError, EvaluationOptions, ModelFacts, Plan, Report, listing};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
+use serde_json::Map;
 
 use crate::errors::{Failure, Result, failed, wrong_type};
+use crate::keywords::read;
 use crate::model::Model;
 use crate::process::{computing_partly, start};
 use crate::reporting::Listener;
-use crate::values::{dict_of, number, paths, type_name};
+use crate::values::{dict_of, paths, type_name};
 
 /// A model and what it was opened with.
 struct Side {
@@ -53,45 +55,27 @@ impl Model {
     /// with, by default the same one in f32.
     ///
     /// Of a list of protocols that ends early, the exception has the reports until then as `partial`.
-    #[pyo3(signature = (
-        protocol, data = None, *, num_fewshot = None, fewshot_data = None, fewshot_seed = None, limit = None, context = None, items = None, resume = false, against = None, base = None
-    ))]
-    #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
+    #[pyo3(signature = (protocol, data = None, *, fewshot_data = None, base = None, **options), text_signature = "($self, protocol, data=None, *, num_fewshot=None, fewshot_data=None, fewshot_seed=None, limit=None, context=None, items=None, resume=False, against=None, base=None)")]
     fn evaluate<'py>(
         &self,
         py: Python<'py>,
         protocol: &Bound<'py, PyAny>,
         data: Option<&Bound<'py, PyAny>>,
-        #[pyo3(from_py_with = number)] num_fewshot: Option<usize>,
         fewshot_data: Option<&Bound<'py, PyAny>>,
-        #[pyo3(from_py_with = number)] fewshot_seed: Option<u64>,
-        #[pyo3(from_py_with = number)] limit: Option<usize>,
-        #[pyo3(from_py_with = number)] context: Option<usize>,
-        items: Option<PathBuf>,
-        resume: bool,
-        against: Option<PathBuf>,
         base: Option<&Bound<'py, Self>>,
+        options: Option<&Bound<'py, PyDict>>,
     ) -> Result<Bound<'py, PyAny>> {
         start()?;
         let is_list = !protocol.is_instance_of::<PyString>();
         let model = Side::of(self)?;
         let base = base.map(|base| Side::of(base.get())).transpose()?;
         let plan = EvaluationOptions {
-            data: data.map(|data| paths("data", data)).transpose()?.unwrap_or_default(),
-            num_fewshot,
-            fewshot_data: fewshot_data
-                .map(|data| paths("fewshot_data", data))
-                .transpose()?
-                .unwrap_or_default(),
-            fewshot_seed,
-            limit,
-            context,
-            items,
-            resume,
-            against,
+            protocols: names(protocol)?,
+            data: files("data", data)?,
+            fewshot_data: files("fewshot_data", fewshot_data)?,
             base: base.as_ref().map(|base| base.options.model.clone()),
             hub: model.options.hub.clone(),
-            ..EvaluationOptions::new(names(protocol)?)
+            ..read(Map::new(), options, &["data", "fewshot_data", "base"])?
         };
         let plan = plan.check()?;
         // On a GPU both take turns with others that compute there.
@@ -135,6 +119,11 @@ fn measure(
         reports.push(report?);
     }
     Ok(())
+}
+
+/// The files of an option.
+fn files(option: &str, given: Option<&Bound<'_, PyAny>>) -> Result<Vec<PathBuf>> {
+    Ok(given.map(|given| paths(option, given)).transpose()?.unwrap_or_default())
 }
 
 /// The name of a protocol, or those of a list.

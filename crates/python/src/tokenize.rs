@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
-use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeJob, TokenizeOptions};
+use candle_gpt2_jobs::TokenizeJob;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::Map;
 
-use crate::errors::{Result, wrong_value};
+use crate::errors::Result;
+use crate::keywords::read;
 use crate::model::hub;
 use crate::process::start;
 use crate::reporting::reporting;
@@ -22,10 +25,7 @@ use crate::values::{dict_of, number};
 /// default as narrow as the vocabulary allows. shard_tokens: tokens in a file, by default all, or 100 million for llm.c. held_out: the
 /// share at the end of each file that is not trained on. resume: go on with what an interrupted call has made.
 #[pyfunction]
-#[pyo3(signature = (
-    data, out, *, model = None, tokenizer = None, format = "nanogpt", dtype = None, shard_tokens = None, held_out = 0.01,
-    resume = false, n_head = None, offline = false
-))]
+#[pyo3(signature = (data, out, *, model = None, tokenizer = None, n_head = None, offline = false, **options), text_signature = "(data, out, *, format='nanogpt', dtype=None, shard_tokens=None, held_out=0.01, resume=False, model=None, tokenizer=None, n_head=None, offline=False)")]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn tokenize<'py>(
     py: Python<'py>,
@@ -33,19 +33,12 @@ pub(crate) fn tokenize<'py>(
     out: PathBuf,
     model: Option<PathBuf>,
     tokenizer: Option<PathBuf>,
-    format: &str,
-    dtype: Option<&str>,
-    #[pyo3(from_py_with = number)] shard_tokens: Option<usize>,
-    held_out: f64,
-    resume: bool,
     #[pyo3(from_py_with = number)] n_head: Option<usize>,
     offline: bool,
+    options: Option<&Bound<'py, PyDict>>,
 ) -> Result<Bound<'py, PyAny>> {
     start()?;
-    let format: ShardFormat = format.parse().map_err(|error| wrong_value(format!("format: {error}")))?;
-    let dtype = dtype.map(str::parse::<TokenWidth>).transpose();
-    let dtype = dtype.map_err(|error| wrong_value(format!("dtype: {error}")))?;
-    let options = TokenizeOptions { format, dtype, shard_tokens, held_out, resume };
+    let options = read(Map::new(), options, &["model", "tokenizer", "n_head", "offline"])?;
     let (data, hub) = (files(data)?, hub(offline));
     let job = TokenizeJob { data, model, tokenizer, out, options, n_head, hub };
     dict_of(py, &reporting(py, |listener| job.run(listener))?)

@@ -1,5 +1,5 @@
 //! What is written from the structs that hold the options of models, looks, evaluation and training, as clap describes their fields: the
-//! signatures and stubs of Python's looks, and a page of the book. The test fails if a file is stale, see `options.rs`.
+//! signatures and stubs of Python's looks, `evaluate` and `tokenize`, and a page of the book. The test fails if a file is stale, see `options.rs`.
 
 use std::any::TypeId;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
-use candle_gpt2_jobs::{TokenizeOptions, TrainOptions};
+use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
     Ablate, Activations, Attention, Attribute, Estimate, Features, HeadKinds, Heads, Instead, Lens, Neuron,
     Neurons, Patch, PathPatching, Ranges, Saliency, TokenChoice,
@@ -18,6 +18,8 @@ use super::options::{expect_file, with_between};
 
 /// The lines of the stub between which the looks are.
 const STUB: [&str; 2] = ["    # From the options of looks.\n", "    # Other methods.\n"];
+/// Options of an evaluation that Python has in another place, and of a base that Python has as a model.
+const NOT_OF_EVALUATE: [&str; 4] = ["protocols", "data", "base", "base_dtype"];
 /// Names that Python keeps for itself.
 const RESERVED: [&str; 3] = ["as", "from", "with"];
 
@@ -79,6 +81,10 @@ fn python_type(option: &Arg) -> String {
         (TypeId::of::<usize>(), "int"),
         (TypeId::of::<u32>(), "int"),
         (TypeId::of::<i64>(), "int"),
+        (TypeId::of::<u64>(), "int"),
+        (TypeId::of::<f64>(), "float"),
+        (TypeId::of::<ShardFormat>(), "Literal[\"nanogpt\", \"llm.c\"]"),
+        (TypeId::of::<TokenWidth>(), "Literal[\"u16\", \"u32\"]"),
         (TypeId::of::<Heads>(), "_Heads"),
         (TypeId::of::<Ranges>(), "_Numbers"),
         (TypeId::of::<Neuron>(), "str | tuple[int, int]"),
@@ -88,6 +94,8 @@ fn python_type(option: &Arg) -> String {
     let known = types.iter().find(|(id, _)| option.get_value_parser().type_id() == *id);
     let (_, known) = known.unwrap_or_else(|| panic!("{}: how does Python write its type?", option.get_id()));
     match option.get_action() {
+        // Files are many or one.
+        ArgAction::Append if *known == "_Path" => "_Path | Sequence[_Path]".into(),
         ArgAction::Append => format!("Sequence[{known}]"),
         _ => (*known).to_owned(),
     }
@@ -113,10 +121,10 @@ fn options<'a>(command: &'a Command, without: &'a [&str]) -> impl Iterator<Item 
 fn signature(named: &str, command: &Command, without: &[&str], last: &str) -> String {
     let keywords = options(command, without)
         .map(|option| format!("{}={}, ", keyword(option), python_default(option).replace('"', "'")));
-    format!("($self, {named}, *, {}{last})", keywords.collect::<String>()).replace(", )", ")")
+    format!("({named}, *, {}{last})", keywords.collect::<String>()).replace(", )", ")")
 }
 
-/// Each option as a line of the stub.
+/// Each option as a line of the stub of a method.
 fn stub(command: &Command, without: &[&str]) -> String {
     let line = |option: &Arg| {
         let (name, kind, default) = (keyword(option), python_type(option), python_default(option));
@@ -141,15 +149,41 @@ fn signatures_of_looks_have_their_options() {
             let (before, row) = text.split_once(&start).unwrap();
             let (look, rest) = row.split_at(if *name == "heads" { 0 } else { row.find('"').unwrap() + 1 });
             let (_, after) = rest.split_once('"').unwrap();
-            let signature = signature(&names, options, &without, "bos=False");
+            let signature = signature(&format!("$self, {names}"), options, &without, "bos=False");
             format!("{before}{start}{look}{signature}\"{after}")
         })
     });
-    expect_file("crates/python/src/inside.rs", |found| {
-        let ends = ["**options), text_signature = \"", "\")]\n    fn run_with_cache"];
-        let named = "text, names=None, hooks=None, bos=False";
-        with_between(found, ends, &signature(named, &command::<Activations>(), &[], ""))
-    });
+    for (file, function, own, options, without, last) in [
+        (
+            "inside",
+            "    fn run_with_cache",
+            "$self, text, names=None, hooks=None, bos=False",
+            command::<Activations>(),
+            &[][..],
+            "",
+        ),
+        (
+            "evaluate",
+            "    fn evaluate",
+            "$self, protocol, data=None",
+            command::<EvaluationOptions>(),
+            &NOT_OF_EVALUATE,
+            "base=None",
+        ),
+        (
+            "tokenize",
+            "#[expect",
+            "data, out",
+            command::<TokenizeOptions>(),
+            &[],
+            "model=None, tokenizer=None, n_head=None, offline=False",
+        ),
+    ] {
+        expect_file(&format!("crates/python/src/{file}.rs"), |found| {
+            let ends = ["**options), text_signature = \"", &format!("\")]\n{function}")];
+            with_between(found, ends, &signature(own, &options, without, last))
+        });
+    }
 }
 
 #[test]
@@ -167,7 +201,26 @@ fn stubs_of_looks_have_their_options() {
         let options = stub(&options, &names);
         write!(lines, "        *,\n{options}        bos: bool = False,\n    ) -> Picture: ...\n").unwrap();
     }
+    let options = stub(&command::<EvaluationOptions>(), &NOT_OF_EVALUATE);
+    for (protocol, report) in
+        [("str", "dict[str, Any]"), ("list[str] | tuple[str, ...]", "list[dict[str, Any]]")]
+    {
+        write!(
+            lines,
+            "    @overload\n    def evaluate(\n        self,\n        protocol: {protocol},\n        data: _Path | Sequence[_Path] | None = \
+             None,\n        *,\n{options}        base: Model | None = None,\n    ) -> {report}: ...\n"
+        )
+        .unwrap();
+    }
     expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, STUB, &lines));
+}
+
+#[test]
+fn the_stub_of_tokenize_has_its_options() {
+    let ends =
+        ["def tokenize(\n    data: _Path | Sequence[_Path],\n    out: _Path,\n    *,\n", "    model: _Path"];
+    let options = stub(&command::<TokenizeOptions>(), &[]).replace("        ", "    ");
+    expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, ends, &options));
 }
 
 /// Its types are written by hand: clap does not list what a text may be.

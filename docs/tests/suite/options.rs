@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use candle_gpt2_generation::{OPTIONS, OptionRow};
 
@@ -39,7 +40,11 @@ fn default_of(option: &OptionRow) -> String {
     }
 }
 
+/// Several tests have a part of the same file.
+static FILES: Mutex<()> = Mutex::new(());
+
 pub(crate) fn expect_file(path: &str, change: impl Fn(&str) -> String) {
+    let _one_at_a_time = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
     let found = std::fs::read_to_string(&path).unwrap_or_default();
     let expected = change(&found);
