@@ -14,7 +14,7 @@ use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_token
 use serde::Serialize;
 use tempfile::TempDir;
 
-use crate::job_folder::JobFolder;
+use crate::job_folder::{JobFolder, Resume};
 use crate::journal::is_log;
 use crate::run::{LOG, RESULTS, RunOptions, has_state, interrupted};
 use crate::source::{Source, class_weights};
@@ -298,24 +298,10 @@ impl TrainJob {
 
     /// A folder that holds something is only used to resume.
     fn check_folder(&self) -> Result<(), TrainingError> {
-        let refuse = |what: &str| {
-            let what = format!("`out` {}: {what}", self.out.display());
-            Err(TrainingError::Call { what })
-        };
-        if self.out.exists() && !self.out.is_dir() {
-            return refuse("it is no folder; choose another name");
-        }
         // The log of a training that failed before it saved a state is begun anew.
         let begun = is_log(&self.out.join(LOG)).then_some(LOG);
-        let is_free = JobFolder::is_free(&self.out, &RESULTS, begun)?;
-        match (is_free || self.options.resume, has_state(&self.out)) {
-            (true, _) => Ok(()),
-            (false, false) => refuse("the folder is not empty; choose another name"),
-            (false, true) => refuse(&format!(
-                "the folder is not empty; add {} to go on with the training in it, or choose another name",
-                "`resume`"
-            )),
-        }
+        let resume = Resume { goes_on: self.options.resume, can_go_on: has_state(&self.out) };
+        JobFolder::check(&self.out, &RESULTS, begun, resume)
     }
 
     /// The configuration, the tokenizer and, where there is one, the checkpoint.

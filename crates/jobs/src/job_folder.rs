@@ -22,6 +22,15 @@ pub(crate) struct JobFolder {
     leftovers: Vec<PathBuf>,
 }
 
+/// What is in the folder of a job, and what becomes of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Resume {
+    /// Whether the job goes on with it.
+    pub(crate) goes_on: bool,
+    /// Whether a job could.
+    pub(crate) can_go_on: bool,
+}
+
 impl JobFolder {
     /// Locks a folder, which is made if there is none. `results` are the files that the job replaces as a whole.
     ///
@@ -58,7 +67,7 @@ impl JobFolder {
     ///
     /// # Errors
     /// When it cannot be listed.
-    pub(crate) fn is_free(path: &Path, results: &[&str], begun: Option<&str>) -> Result<bool, TrainingError> {
+    fn is_free(path: &Path, results: &[&str], begun: Option<&str>) -> Result<bool, TrainingError> {
         if !path.exists() {
             return Ok(true);
         }
@@ -72,6 +81,29 @@ impl JobFolder {
             }
         }
         Ok(true)
+    }
+
+    /// Refuses a folder that a job may neither begin nor go on in. `begun` is as for [`JobFolder::is_free`]; `goes_on` says whether what
+    /// is there is gone on with, and `can_go_on` whether `resume` would do that.
+    ///
+    /// # Errors
+    /// When it is no folder, or has something in it.
+    pub(crate) fn check(
+        path: &Path,
+        results: &[&str],
+        begun: Option<&str>,
+        Resume { goes_on, can_go_on }: Resume,
+    ) -> Result<(), TrainingError> {
+        let what = if path.exists() && !path.is_dir() {
+            "it is no folder; choose another name"
+        } else if goes_on || Self::is_free(path, results, begun)? {
+            return Ok(());
+        } else if can_go_on {
+            "the folder is not empty; add `resume` to go on with what is in it, or choose another name"
+        } else {
+            "the folder is not empty; choose another name"
+        };
+        Err(TrainingError::Call { what: format!("`out` {}: {what}", path.display()) })
     }
 
     /// Removes what killed processes left.

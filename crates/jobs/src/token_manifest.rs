@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_training::StateDifference;
 use candle_gpt2_weights::{Tokenizer, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -194,35 +195,29 @@ impl Manifest {
 
     /// Refuses to go on with other texts or options.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
-        let refuse = |what: String| {
-            let what =
-                format!("the tokens in it are of {what}; give the same ones, or choose another folder");
-            Err(TrainingError::Call { what: format!("{}: {what}", folder.display()) })
+        let data = |manifest: &Self| -> Vec<_> {
+            manifest.sources.iter().map(|source| (source.file.clone(), source.bytes)).collect()
         };
-        for (name, there, here) in [
+        let vocabulary =
+            |manifest: &Self| (manifest.vocab_size, manifest.vocabulary_crc32, manifest.end_of_text);
+        let is_same = (data(self), vocabulary(self)) == (data(wanted), vocabulary(wanted));
+        let held_out = |manifest: &Self| -> Vec<_> {
+            manifest.sources.iter().map(|source| source.held_out_from).collect()
+        };
+        let numbers = [
             ("format", json!(self.format), json!(wanted.format)),
             ("dtype", json!(self.dtype), json!(wanted.dtype)),
             ("shard_tokens", json!(self.shard_tokens), json!(wanted.shard_tokens)),
-        ] {
-            if there != here {
-                return refuse(format!("other options: {name} is {there} there and {here} here"));
-            }
-        }
-        if (self.vocab_size, self.vocabulary_crc32, self.end_of_text)
-            != (wanted.vocab_size, wanted.vocabulary_crc32, wanted.end_of_text)
-        {
-            return refuse("another tokenizer".to_owned());
-        }
-        let sizes = |manifest: &Self| -> Vec<(PathBuf, u64, u64)> {
-            let size = |source: &SourceFile| (source.file.clone(), source.bytes, source.held_out_from);
-            manifest.sources.iter().map(size).collect()
+            ("held_out_from", json!(held_out(self)), json!(held_out(wanted))),
+        ];
+        let differing = numbers.into_iter().filter(|(_, there, here)| there != here);
+        let differing: Vec<_> = differing.map(|(name, there, here)| (name.to_owned(), there, here)).collect();
+        let difference = match (is_same, differing.is_empty()) {
+            (true, true) => return Ok(()),
+            (true, false) => StateDifference::Numbers(differing),
+            (false, _) => StateDifference::Data,
         };
-        if sizes(self) != sizes(wanted) {
-            return refuse(
-                "other texts, or of files that were changed, or with another part held out".to_owned(),
-            );
-        }
-        Ok(())
+        Err(TrainingError::OtherState { path: Self::path(folder), difference })
     }
 }
 

@@ -17,7 +17,7 @@ use candle_gpt2_weights::{
 use serde::{Deserialize, Serialize};
 
 use crate::corpus::{Cuts, Piece, TextFile};
-use crate::job_folder::JobFolder;
+use crate::job_folder::{JobFolder, Resume};
 use crate::shard_writer::{Encoded, ShardWriter};
 use crate::shards::MOST_LLM_C_TOKENS;
 use crate::token_manifest::{FILE_NAME, Manifest, Part, SourceFile, vocabulary_checksum};
@@ -175,13 +175,19 @@ impl TokenizeJob {
         let (tokenizer, size, end) = self.vocabulary(reporter)?;
         let vocabulary = Vocabulary { tokenizer: &tokenizer, size, end };
         let manifest = self.manifest(&corpus, &vocabulary)?;
-        if self.out.exists() && !self.out.is_dir() {
-            return Err(self.refusal("it is no folder; choose another name").into());
-        }
+        self.found()?;
         let folder = JobFolder::take(&self.out, &RESULTS)?;
-        let found = Manifest::read(&self.out)?;
+        // Another process may have used it since it was looked at.
+        let found = self.found()?;
         let is_begun = found.is_some();
-        let manifest = self.begun(manifest, found)?;
+        let manifest = match found {
+            Some(found) => {
+                found.check_same(&self.out, &manifest)?;
+                found.sources.iter().try_for_each(check_unchanged)?;
+                found
+            }
+            None => manifest,
+        };
         folder.remove_leftovers();
         let done = |manifest: &Manifest| manifest.sources.iter().map(|source| source.read).sum::<u64>();
         let before = done(&manifest);
@@ -246,9 +252,13 @@ impl TokenizeJob {
         }
     }
 
-    fn refusal(&self, what: &str) -> TrainingError {
-        let what = format!("`out` {}: {what}", self.out.display());
-        TrainingError::Call { what }
+    /// What an earlier run left in the folder; refused if it holds something else, or is not to be gone on with.
+    fn found(&self) -> Result<Option<Manifest>, TrainingError> {
+        let found = if self.out.is_dir() { Manifest::read(&self.out)? } else { None };
+        let can_go_on = found.is_some();
+        let resume = Resume { goes_on: can_go_on && self.options.resume, can_go_on };
+        JobFolder::check(&self.out, &RESULTS, None, resume)?;
+        Ok(found)
     }
 
     fn check_options(&self) -> Result<(), TrainingError> {
@@ -314,26 +324,6 @@ impl TokenizeJob {
         let shard_tokens = self.options.shard_tokens.or(usual);
         let layout = (self.options.format, dtype, shard_tokens);
         Ok(nothing_written(corpus, vocabulary, layout))
-    }
-
-    /// What an interrupted run has made, if the folder has the manifest of one.
-    fn begun(&self, wanted: Manifest, found: Option<Manifest>) -> Result<Manifest, TrainingError> {
-        let out = &self.out;
-        let Some(found) = found else {
-            return match JobFolder::is_free(out, &RESULTS, None)? {
-                true => Ok(wanted),
-                false => Err(self.refusal("the folder is not empty; choose another name")),
-            };
-        };
-        match (self.options.resume, found.complete) {
-            (true, _) => {
-                found.check_same(out, &wanted)?;
-                found.sources.iter().try_for_each(check_unchanged)?;
-                Ok(found)
-            }
-            (false, true) => Err(self.refusal("it holds tokens already; choose another name")),
-            (false, false) => Err(self.refusal("it holds what an interrupted run has made; give `resume` to go on with it, or choose another name")),
-        }
     }
 }
 

@@ -257,18 +257,13 @@ fn wrong_arguments_end_with_code_2() {
         assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
     };
     refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0, where 0 is greedy");
-    refuse(&["x", "--temperature", "nan"], "--temperature: expected");
     refuse(&["x", "--temperature", "warm"], "--temperature");
     refuse(&["x", "--top-p", "0"], "--top-p: expected a number greater than 0 and at most 1, found 0");
-    refuse(&["x", "--top-p", "1.5"], "--top-p: expected a number greater than 0 and at most 1, found 1.5");
-    refuse(&["x", "--top-p", "-1"], "--top-p: expected");
     refuse(&["x", "--top-k", "-3"], "--top-k");
-    refuse(&["x", "--greedy", "--top-k", "5"], "cannot be used with");
     refuse(&["x", "--max-new-tokens", "-1"], "--max-new-tokens");
     refuse(&["x", "--seed", "a"], "--seed");
     refuse(&["x", "--ids", "1"], "cannot be used with");
     refuse(&["--ids", "1,,2"], "is no token id");
-    refuse(&["--ids", "1,-2"], "is no token id");
     refuse(&["--ids", "5,300"], "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300");
     refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, the model's context 48");
     refuse(&["x", "--device", "tpu"], "expected auto, cpu, cuda, cuda:N or metal");
@@ -303,10 +298,7 @@ fn failed_jobs_end_with_code_1() {
     };
     assert_refused(&run(&["generate", "x", "--model", "/no/such/folder"]), FAILURE, "no such file or folder");
     assert_refused(&run(&["generate", "x", "--model", "typo.gguf"]), FAILURE, "no such file or folder");
-    refuse(&CheckpointFolder::tiny().without("config.json"), "there is no config.json");
     refuse(&CheckpointFolder::tiny().with("model.safetensors", "<html></html>"), "an HTML or XML page");
-    refuse(&CheckpointFolder::tiny().with("model.safetensors", ""), "the file is empty");
-    refuse(&CheckpointFolder::tiny().with("tokenizer.json", "{"), "not a usable tokenizer");
     let nan = CheckpointFolder::tiny().with_tensors(|tensors| {
         let nan = Tensor::from_vec(vec![f32::NAN; 28], 28, &Device::Cpu).unwrap();
         tensors.insert("transformer.ln_f.weight".into(), nan);
@@ -316,12 +308,6 @@ fn failed_jobs_end_with_code_1() {
     let told = "the model's logits are not finite; verify its weights, and keep keys and values in f32 (`gpt2 verify`, \
                 `--kv-dtype f32`)";
     assert!(run_on_nan.stderr.contains(told), "{}", run_on_nan.stderr);
-    let surplus = CheckpointFolder::tiny().with_tensors(|tensors| {
-        tensors.insert("score.weight".into(), Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap());
-    });
-    refuse(&surplus, "tensor `score.weight` is surplus");
-    let small = CheckpointFolder::tiny().with_config(json!({"vocab_size": 200}));
-    refuse(&small, "expected (200, 28), found (300, 28)");
 
     let folder = CheckpointFolder::tiny();
     let invalid = run_with_input(&["generate", "--model", path(folder.path())], b"caf\xe9");

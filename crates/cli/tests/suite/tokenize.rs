@@ -71,7 +71,11 @@ fn texts_become_files_that_a_training_reads() {
     assert_eq!(report["training_tokens"].as_u64(), Some(tokens_of("training_tokens") as u64));
 
     let told = run(&[&["tokenize", path(&text)], &options[..]].concat());
-    assert_refused(&told, USAGE, "it holds tokens already; choose another name");
+    assert_refused(
+        &told,
+        USAGE,
+        "the folder is not empty; add --resume to go on with what is in it, or choose another name",
+    );
     let bytes = fs::read(tokens.join("train_000000.bin")).unwrap();
     fs::write(tokens.join("train_000000.bin"), &bytes[..bytes.len() - 2]).unwrap();
     let arguments = ["train", "--data", path(&tokens), "--init", model, "--out", path(&out), "--resume"];

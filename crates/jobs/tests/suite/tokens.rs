@@ -311,23 +311,23 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
         told(options),
         (
             true,
-            "it holds what an interrupted run has made; give `resume` to go on with it, or choose another name"
+            "the folder is not empty; add `resume` to go on with what is in it, or choose another name"
                 .into()
         )
     );
     let (is_usage, said) = told(TokenizeOptions { dtype: Some(TokenWidth::U32), ..resumed.clone() });
     assert!(
-        is_usage
-            && said.starts_with(
-                "the tokens in it are of other options: dtype is \"u16\" there and \"u32\" here"
-            ),
+        !is_usage
+            && said
+                .starts_with("it is of a run with other options: dtype is \"u16\" there and \"u32\" here;"),
         "{said}"
     );
     let (_, said) = told(TokenizeOptions { held_out: 0.2, ..resumed.clone() });
+    assert!(said.starts_with("it is of a run with other options: held_out_from is ["), "{said}");
+    let other = TokenizeJob { data: vec![work.path("text.txt")], ..work.job("out", resumed.clone()) };
+    let said = other.run(&Silent).unwrap_err().to_string();
     assert!(
-        said.starts_with(
-            "the tokens in it are of other texts, or of files that were changed, or with another part"
-        ),
+        said.contains("it is of a run with other data, or another tokenizer; give the same ones"),
         "{said}"
     );
     // A text of the same size whose first part is another one.
