@@ -130,6 +130,8 @@ job-aarch64() {
     skipped=(--skip attention_equals_the_reference --skip packed::tests::a_row_has_the_same_bits --skip packed::tests::products_equal_the_reference)
   fi
   step "${run[@]}" cargo test --target $target --package candle-gpt2-arithmetic --lib --locked -- "${skipped[@]}"
+  # Logits have the bits of every other machine.
+  step "${run[@]}" cargo test --target $target --package candle-gpt2-engine --no-default-features --features built-in --test fingerprints --locked
 }
 
 # Browsers, and WebAssembly under Node.
@@ -144,6 +146,7 @@ job-wasm32() {
     local in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs" CARGO_TARGET_WASM32_WASIP1_RUSTFLAGS="-C target-feature=+simd128"
       cargo test --target wasm32-wasip1 --locked)
     step "${in_wasm[@]}" --package candle-gpt2-arithmetic --lib
+    step "${in_wasm[@]}" --package candle-gpt2-engine --no-default-features --features built-in --test fingerprints
     step "${in_wasm[@]}" --package candle-gpt2-weights --no-default-features --features pytorch --test suite -- formats:: given::
   else
     leave_out "the tests of kernels and loader as WebAssembly" "a target, and node from 20 on" "rustup target add wasm32-wasip1, apt-get install nodejs"

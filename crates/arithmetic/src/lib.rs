@@ -9,6 +9,7 @@
     clippy::manual_slice_fill,
     reason = "loops over numbers are inlined into their instruction set in every profile; iterators and closures may stay calls"
 )]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod attention;
 mod byte_group;
@@ -27,10 +28,10 @@ mod training;
 
 pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention, text_attention};
 pub use epilogue::{Epilogue, Finish, PanelBias};
-pub use log_softmax::{log_sum_exp, relative_entropy};
+pub use log_softmax::{exponentials, log_sum_exp, relative_entropy};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;
-pub use simd::Number;
+pub use simd::{Number, rounded_to_nearest};
 pub use threads::{map_items, region_count, set_thread_count, thread_count};
 pub use training::{
     AdamWStep, AddedScores, Attention, AttentionDropout, AttentionMask, Float, LayerNormGradients, LowRank,

@@ -1,4 +1,4 @@
-//! Log-probabilities of logits: what is summed over a vocabulary, in f64.
+//! Probabilities and log-probabilities of logits: what is computed over a vocabulary, in f64.
 //!
 //! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2`, so that `|r| ≤ ln 2 / 2`, where eleven terms of the
 //! Taylor series leave less than 3e-13 of the value. Sixteen sums stand side by side, in plain Rust without fused multiply-adds:
@@ -42,7 +42,19 @@ type Doubles = [f64; LANES];
 /// ```
 pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
     let largest = f64::from(largest);
-    largest + InstructionSet::detected().run(ExponentialSum { logits, largest }).ln()
+    largest + libm::log(InstructionSet::detected().run(ExponentialSum { logits, largest }))
+}
+
+/// Replaces each number, of at most 709, by its exponential; NaN for NaN, and 0 below -708.
+///
+/// ```
+/// let mut numbers = [0., f64::NEG_INFINITY, 1.];
+/// candle_gpt2_arithmetic::exponentials(&mut numbers);
+/// assert_eq!(numbers[..2], [1., 0.]);
+/// assert!((numbers[2] - std::f64::consts::E).abs() < 1e-12);
+/// ```
+pub fn exponentials(numbers: &mut [f64]) {
+    InstructionSet::detected().run(Exponentials(numbers));
 }
 
 /// `Σ p (ln p - ln q)` over a vocabulary, in nats, where `ln p` and `ln q` are logits less their [`log_sum_exp`]; a term of
@@ -62,6 +74,26 @@ pub fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
 pub fn relative_entropy(p: (&[f32], f64), q: (&[f32], f64)) -> f64 {
     assert_eq!(p.0.len(), q.0.len(), "logits of one vocabulary");
     InstructionSet::detected().run(RelativeEntropy { p, q })
+}
+
+struct Exponentials<'a>(&'a mut [f64]);
+
+impl Job for Exponentials<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        for numbers in self.0.chunks_mut(LANES) {
+            let mut sixteen = [0.0; LANES];
+            for lane in 0..numbers.len() {
+                sixteen[lane] = numbers[lane];
+            }
+            let exponentials = exp(sixteen);
+            for lane in 0..numbers.len() {
+                numbers[lane] = exponentials[lane];
+            }
+        }
+    }
 }
 
 struct ExponentialSum<'a> {
@@ -201,7 +233,7 @@ mod tests {
             };
             let terms = log(&p, p_sum).into_iter().zip(log(&q, q_sum)).map(|(p, q)| p.exp() * (p - q));
             let expected: f64 = terms.sum();
-            let (mut sums, mut entropies) = (Vec::new(), Vec::new());
+            let (mut sums, mut entropies, mut exponentials) = (Vec::new(), Vec::new(), Vec::new());
             for set in InstructionSet::available() {
                 let sum = set.run(ExponentialSum { logits: &p, largest: largest(&p) });
                 assert!((largest(&p) + sum.ln() - p_sum).abs() < 1e-12, "{set:?} {vocabulary}: {sum}");
@@ -210,9 +242,14 @@ mod tests {
                 assert!((entropy - expected).abs() < 1e-11, "{set:?} {vocabulary}: {entropy} for {expected}");
                 entropies.push(entropy.to_bits());
                 assert_eq!(set.run(RelativeEntropy { p: (&p, p_sum), q: (&p, p_sum) }), 0.0, "{set:?}");
+                let mut numbers = log(&p, p_sum);
+                set.run(Exponentials(&mut numbers));
+                exponentials.push(numbers);
             }
             assert!(sums.iter().all(|sum| *sum == sums[0]), "{sums:?}");
             assert!(entropies.iter().all(|entropy| *entropy == entropies[0]), "{entropies:?}");
+            let each: Vec<f64> = log(&p, p_sum).into_iter().map(|number| exp([number; LANES])[0]).collect();
+            assert!(exponentials.iter().all(|numbers| *numbers == each), "{vocabulary}");
         }
     }
 

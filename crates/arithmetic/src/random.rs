@@ -1,7 +1,7 @@
 //! The project's one source of random numbers: ChaCha with 8 rounds, seeded, the same on every platform.
 //!
 //! Sampling, dropout and initialisation draw from here. The stream is fixed by the ChaCha specification, and a uniform
-//! draw is an exact conversion of it; a normal draw also takes a logarithm and a cosine of the system's library.
+//! draw is an exact conversion of it; a normal draw takes the logarithm and the cosine of `libm`, which are plain Rust.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -60,8 +60,8 @@ impl RandomStream {
     /// A draw from the standard normal distribution (Box-Muller).
     pub fn normal(&mut self) -> f64 {
         // 1 - u lies in (0, 1], so the logarithm is finite.
-        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.uniform()).cos()
+        let radius = (-2.0 * libm::log(1.0 - self.uniform())).sqrt();
+        radius * libm::cos(std::f64::consts::TAU * self.uniform())
     }
 }
 

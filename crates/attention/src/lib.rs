@@ -3,6 +3,7 @@
 //! See [`steps`], [`MultiHeadAttention`] and [`transformer`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod cache;
 mod error;

@@ -35,11 +35,11 @@ impl SinusoidalPositions {
             return Err(AttentionError::ZeroSize { name: "context length and width of the positions" }.into());
         }
         let angle = |position: usize, channel: usize| {
-            position as f64 / BASE.powf((channel - channel % 2) as f64 / width as f64)
+            position as f64 / libm::pow(BASE, (channel - channel % 2) as f64 / width as f64)
         };
         let value = |position, channel| {
             let angle: f64 = angle(position, channel);
-            if channel % 2 == 0 { angle.sin() } else { angle.cos() }
+            if channel % 2 == 0 { libm::sin(angle) } else { libm::cos(angle) }
         };
         let values: Vec<f64> = (0..context_length)
             .flat_map(|position| (0..width).map(move |channel| value(position, channel)))

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2_api::ApiError;
-use candle_gpt2_engine::{DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit};
+use candle_gpt2_engine::{
+    DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit, fingerprint,
+};
 use candle_gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions, WeightsError};
 use js_sys::{Date, Error, Float32Array, Function, Reflect};
 use wasm_bindgen::prelude::*;
@@ -183,6 +185,11 @@ impl Model {
     pub fn logits(&self, ids: &[u32]) -> Result<Float32Array> {
         let logits = self.session.logits(ids).map_err(refused)?;
         Ok(Float32Array::from(logits.as_slice()))
+    }
+
+    /// The SHA-256 of the logits after each token of a fixed prompt, as `gpt2 verify --fingerprint` prints it.
+    pub fn fingerprint(&self) -> Result<String> {
+        fingerprint(self.session.loaded().model(), &Silent).map_err(told)
     }
 
     /// The answer to a request, as the server gives it, in JSON.

@@ -448,7 +448,7 @@ fn ranked(rows: &[Row], logits: &[f32]) -> Vec<RankedChoice> {
 ///
 /// Source: `TextClassificationPipeline.postprocess` and `TokenClassificationPipeline.postprocess`, which has softmax alone.
 fn scores(config: &Gpt2Config, logits: &[f32]) -> Vec<f64> {
-    let sigmoid = |logit: &f32| 1.0 / (1.0 + (-f64::from(*logit)).exp());
+    let sigmoid = |logit: &f32| 1.0 / (1.0 + libm::exp(-f64::from(*logit)));
     match config.problem_type {
         _ if config.head == HeadKind::TokenClassification => softmax(logits),
         Some(ProblemType::Regression) => logits.iter().map(|logit| f64::from(*logit)).collect(),
@@ -461,7 +461,7 @@ fn scores(config: &Gpt2Config, logits: &[f32]) -> Vec<f64> {
 fn softmax(logits: &[f32]) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f64> =
-        logits.iter().map(|logit| (f64::from(*logit) - f64::from(largest)).exp()).collect();
+        logits.iter().map(|logit| libm::exp(f64::from(*logit) - f64::from(largest))).collect();
     let sum: f64 = powers.iter().sum();
     powers.into_iter().map(|power| power / sum).collect()
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod bad_words;
 mod built_in;
@@ -12,6 +13,7 @@ mod device;
 mod doctor;
 mod encoder_states;
 mod error;
+mod fingerprint;
 mod hub;
 mod inspect;
 mod job;
@@ -48,6 +50,7 @@ pub use doctor::{
 };
 pub use encoder_states::EncoderStates;
 pub use error::EngineError;
+pub use fingerprint::fingerprint;
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
 pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,

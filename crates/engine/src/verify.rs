@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, HeadKind, KvDType, LogitsFor, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, HeadKind, KvDType, LogitsFor, Pass};
 use candle_gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
-use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched};
+use crate::fingerprint::fixed_prompt;
+use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched, fingerprint};
 
 /// Tokens of the fixed prompt, where the context holds as many.
 const PROMPT_TOKENS: usize = 16;
@@ -34,6 +35,8 @@ pub struct VerifyOptions {
     pub against: Option<PathBuf>,
     /// The largest difference of logits that is allowed there.
     pub tolerance: f64,
+    /// Whether the [`fingerprint`] is wanted too.
+    pub fingerprint: bool,
 }
 
 impl VerifyOptions {
@@ -48,7 +51,7 @@ impl VerifyOptions {
 
 impl Default for VerifyOptions {
     fn default() -> Self {
-        Self { against: None, tolerance: Self::TOLERANCE }
+        Self { against: None, tolerance: Self::TOLERANCE, fingerprint: false }
     }
 }
 
@@ -77,6 +80,9 @@ pub struct Verification {
     pub batch_difference: Option<f64>,
     /// Largest difference to the logits of the other checkpoint.
     pub against_difference: Option<f64>,
+    /// The [`fingerprint`] of the model in the types of the options, if it was asked for and the checkpoint is sound.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
 }
 
 impl Verification {
@@ -89,6 +95,7 @@ impl Verification {
             cache_difference: None,
             batch_difference: None,
             against_difference: None,
+            fingerprint: None,
         }
     }
 
@@ -114,7 +121,7 @@ impl ModelOptions {
     /// Checks that the checkpoint holds every tensor with its shape and finite values, that tokenizer and special tokens go with its
     /// vocabulary, and that the logits of a fixed prompt are the same with a cache and without, or, of a classifier, beside another
     /// text and alone. All is computed on the CPU, in the
-    /// numbers that are stored; `device` and the types are not looked at.
+    /// numbers that are stored, but for the fingerprint, whose model has the types of these options; `device` is not looked at.
     ///
     /// # Errors
     /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` wants no more of it.
@@ -128,12 +135,12 @@ impl ModelOptions {
         let problems = checkpoint.verify(&progress)?;
         drop(progress);
         let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        let notes = check_tokens(&checkpoint, &mut problems);
+        let mut notes = check_tokens(&checkpoint, &mut problems);
         let (mut cache_difference, mut batch_difference, mut against_difference) = (None, None, None);
         // Numbers are compared only where there are numbers.
         if problems.is_empty() {
             let models = Models::load(&checkpoint, reporter)?;
-            let prompt = fixed_prompt(checkpoint.config());
+            let prompt = fixed_prompt(checkpoint.config(), PROMPT_TOKENS);
             let mut check = |difference: f64, largest: f64, how: &str| {
                 if !difference.is_finite() || difference > CACHE_TOLERANCE * largest.max(1.0) {
                     problems
@@ -173,7 +180,23 @@ impl ModelOptions {
             }
         }
         let sound = problems.is_empty();
-        Ok(Verification { sound, problems, notes, cache_difference, batch_difference, against_difference })
+        let has_tokens = checkpoint.config().head.has_language_model();
+        if options.fingerprint && !has_tokens {
+            notes.push("no fingerprint: a classifier has no logits of tokens".into());
+        }
+        let fingerprint = match options.fingerprint && sound && has_tokens {
+            true => Some(fingerprint(&self.load(&checkpoint, &Device::Cpu, reporter)?, reporter)?),
+            false => None,
+        };
+        Ok(Verification {
+            sound,
+            problems,
+            notes,
+            cache_difference,
+            batch_difference,
+            against_difference,
+            fingerprint,
+        })
     }
 }
 
@@ -276,12 +299,6 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
             notes
         }
     }
-}
-
-/// Token ids spread over the vocabulary, the same for every model of that size.
-fn fixed_prompt(config: &Gpt2Config) -> Vec<u32> {
-    let step = |index: usize| (index * 7919 + 3) % config.vocab_size;
-    (0..PROMPT_TOKENS.min(config.n_positions)).filter_map(|index| u32::try_from(step(index)).ok()).collect()
 }
 
 fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {

@@ -214,7 +214,7 @@ impl Kl {
         let of = |list: fn(&KlWindow) -> &[f64]| windows.iter().flat_map(list).copied().collect::<Vec<f64>>();
         let [losses, base_losses] = [of(|window| &window.logprob), of(|window| &window.base_logprob)]
             .map(|logprobs| logprobs.into_iter().map(|logprob| -logprob).collect::<Vec<f64>>());
-        let changes = paired(&losses, &base_losses, |loss, base| (-loss).exp() - (-base).exp());
+        let changes = paired(&losses, &base_losses, |loss, base| libm::exp(-loss) - libm::exp(-base));
         let same_top = windows.iter().flat_map(|window| &window.same_top).copied();
         let figures = [
             perplexities(&losses, &base_losses),
@@ -267,7 +267,7 @@ impl KlWindow {
 /// Both perplexities and what lies between them.
 fn perplexities(losses: &[f64], base_losses: &[f64]) -> Option<Vec<Metric>> {
     let [loss, base_loss] = [mean_of(losses)?, mean_of(base_losses)?];
-    let [perplexity, base_perplexity] = [loss.value.exp(), base_loss.value.exp()];
+    let [perplexity, base_perplexity] = [loss, base_loss].map(|nats| libm::exp(nats.value));
     // The variance of a difference is both variances less twice the covariance; this way equal models have exactly 0.
     let log_ratio = mean_of(&paired(losses, base_losses, |loss, base| loss - base))?;
     // To first order in both losses: d(e^q - e^b) = e^q dq - e^b db.

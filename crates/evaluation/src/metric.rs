@@ -53,7 +53,7 @@ impl Metric {
 
     /// `exp` of nats per unit.
     pub(crate) fn perplexity(name: &'static str, nats: &Ratio) -> Self {
-        let value = nats.value.exp();
+        let value = libm::exp(nats.value);
         let stderr = nats.stderr.map(|stderr| value * stderr);
         nats.metric(name, value, stderr)
     }

@@ -290,7 +290,7 @@ impl Search<'_> {
             EarlyStopping::Never if length_penalty > 0.0 => self.config.new_tokens(self.prompt_len),
             EarlyStopping::Never | EarlyStopping::Heuristic => step,
         };
-        let attainable = f64::from(best) / (length as f64).powf(length_penalty);
+        let attainable = f64::from(best) / libm::pow(length as f64, length_penalty);
         finished.last().is_none_or(|worst| attainable > worst.score)
     }
 
@@ -309,7 +309,7 @@ impl Search<'_> {
         length: usize,
         reason: StopReason,
     ) {
-        let score = f64::from(sum) / (length as f64).powf(self.config.length_penalty);
+        let score = f64::from(sum) / libm::pow(length as f64, self.config.length_penalty);
         let ids = ids[self.prompt_len..].to_vec();
         finished.push(Hypothesis { ids, score, stop_reason: reason });
         finished.sort_by(|a, b| b.score.total_cmp(&a.score));

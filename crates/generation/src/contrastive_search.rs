@@ -75,7 +75,7 @@ pub fn contrastive_search(
             let normalizer = log_sum_exp(&logits);
             let candidates: Vec<(u32, f64)> = most_probable(&logits, config.top_k)
                 .into_iter()
-                .map(|(token, logit)| (token, (f64::from(logit) - normalizer).exp()))
+                .map(|(token, logit)| (token, libm::exp(f64::from(logit) - normalizer)))
                 .collect();
             let rows = candidates.len();
             // The rows differ by the last candidates only.

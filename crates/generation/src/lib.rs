@@ -3,6 +3,7 @@
 //! Start with [`TextGenerator`], or with [`Scheduler`] where many texts are made.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod beam_search;
 mod clock;

@@ -19,20 +19,22 @@ pub(crate) struct Probabilities {
 impl Probabilities {
     /// The softmax of the logits, in f64.
     pub(crate) fn of(logits: &[f32]) -> Self {
-        let mut candidates = Vec::new();
+        let (mut tokens, mut powers) = (Vec::new(), Vec::new());
         let maximum = largest(logits);
         for (index, chunk) in logits.chunks(CHUNK).enumerate() {
             if largest(chunk) == f32::NEG_INFINITY {
                 continue;
             }
-            let remaining = chunk.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-            candidates.extend(remaining.map(|(offset, logit)| Candidate {
-                token: index * CHUNK + offset,
-                probability: f64::from(logit - maximum).exp(),
-            }));
+            for (offset, logit) in chunk.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY) {
+                tokens.push(index * CHUNK + offset);
+                powers.push(f64::from(logit - maximum));
+            }
         }
-        let sum: f64 = candidates.iter().map(|candidate| candidate.probability).sum();
-        candidates.iter_mut().for_each(|candidate| candidate.probability /= sum);
+        candle_gpt2_kernels::exponentials(&mut powers);
+        let sum: f64 = powers.iter().sum();
+        let candidates = tokens.into_iter().zip(powers);
+        let candidates =
+            candidates.map(|(token, power)| Candidate { token, probability: power / sum }).collect();
         Self { candidates }
     }
 
@@ -60,7 +62,7 @@ impl Probabilities {
 
     pub(crate) fn entropy(&self) -> f64 {
         let possible = self.candidates.iter().map(|candidate| candidate.probability).filter(|p| *p > 0.0);
-        -possible.map(|probability| probability * probability.ln()).sum::<f64>()
+        -possible.map(|probability| probability * libm::log(probability)).sum::<f64>()
     }
 
     pub(crate) fn keep(&self, logits: &mut [f32], is_kept: impl Fn(&Candidate) -> bool) {

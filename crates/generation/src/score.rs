@@ -29,7 +29,7 @@ pub struct Score {
 impl Score {
     /// `exp(loss)`.
     pub fn perplexity(&self) -> f64 {
-        self.loss.exp()
+        libm::exp(self.loss)
     }
 }
 

@@ -19,7 +19,7 @@ use candle_core::{Result, Tensor};
 use candle_gpt2_attention::{
     FeedForward, KvCache, KvDType, MultiHeadAttention, Pass, QkvProjection, SiteKind,
 };
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, check_interrupted, using};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, check_interrupted, rounded_to_nearest, using};
 use candle_nn::Init;
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
@@ -213,9 +213,8 @@ impl Gpt2Model {
         pass: &mut Pass,
         compute: impl FnOnce(Option<&mut Gpt2Cache>, &mut Pass) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        using(self.device(), || {
-            Gpt2Cache::restoring(cache, |cache| self.watched(pass, |pass| compute(cache, pass)))
-        })
+        let compute = || Gpt2Cache::restoring(cache, |cache| self.watched(pass, |pass| compute(cache, pass)));
+        using(self.device(), || rounded_to_nearest(compute))
     }
 }
 

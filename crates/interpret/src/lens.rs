@@ -65,12 +65,12 @@ impl LensValue {
     /// That number of a cell.
     pub fn of(self, cell: &LensCell) -> Option<f32> {
         match self {
-            Self::Probability => cell.top.first().map(|(_, logprob)| logprob.exp()),
+            Self::Probability => cell.top.first().map(|(_, logprob)| libm::expf(*logprob)),
             Self::Entropy => Some(cell.entropy),
             Self::Divergence => Some(cell.divergence),
             Self::Next => cell.next,
             Self::Rank => cell.watched.first().map(|(rank, _)| *rank as f32),
-            Self::WatchedProbability => cell.watched.first().map(|(_, logprob)| logprob.exp()),
+            Self::WatchedProbability => cell.watched.first().map(|(_, logprob)| libm::expf(*logprob)),
         }
     }
 
@@ -208,8 +208,9 @@ fn cell(predicted: &[f32], last: &[f32], options: &LensOptions, next: Option<u32
         predicted.iter().zip(last).map(|(p, q)| of(f64::from(*p), f64::from(*q))).sum::<f64>()
     };
     // A token of no probability adds nothing.
-    let share =
-        |logarithm: f64, of: f64| if logarithm == f64::NEG_INFINITY { 0.0 } else { logarithm.exp() * of };
+    let share = |logarithm: f64, of: f64| {
+        if logarithm == f64::NEG_INFINITY { 0.0 } else { libm::exp(logarithm) * of }
+    };
     LensCell {
         top: order[..top].iter().map(|id| (*id, of(id))).collect(),
         entropy: rounded(-weighted(&|p, _| share(p, p))),

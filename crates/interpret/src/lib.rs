@@ -2,6 +2,8 @@
 //!
 //! Start with [`Run`]; places are [`Site`](candle_gpt2::Site)s, and [`Processing`] leads to TransformerLens' numbers.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod dictionary;
 mod error;
 mod gradients;

@@ -3,6 +3,7 @@
 //! Start with [`TrainJob`], or with [`TokenizeJob`]. A [`Run`] is a training in its folder.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod confusion_picture;
 mod corpus;

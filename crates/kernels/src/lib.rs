@@ -4,6 +4,7 @@
 //! has operations with a way back; they are tested against compositions of candle's operations.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
@@ -26,8 +27,8 @@ mod widths;
 pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
     AdamWStep, AttentionDropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream,
-    StoredFloat, StoredOrder, Strided, WeightFormat, large_pages, limits, log_sum_exp, map_items,
-    region_count, relative_entropy, set_thread_count, thread_count,
+    StoredFloat, StoredOrder, Strided, WeightFormat, exponentials, large_pages, limits, log_sum_exp,
+    map_items, region_count, relative_entropy, rounded_to_nearest, set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};

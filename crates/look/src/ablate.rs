@@ -301,8 +301,8 @@ fn losses(logits: &Tensor, ids: &[u32]) -> Result<Vec<f64>> {
     let loss = |(id, row): (&u32, &Vec<f32>)| {
         // Not through probabilities: those of very unlikely tokens are 0 in f32.
         let largest = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-        let sum: f64 = row.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
-        largest + sum.ln() - f64::from(row[*id as usize])
+        let sum: f64 = row.iter().map(|logit| libm::exp(f64::from(*logit) - largest)).sum();
+        largest + libm::log(sum) - f64::from(row[*id as usize])
     };
     Ok(ids.iter().skip(1).zip(&rows).map(loss).collect())
 }

@@ -140,7 +140,7 @@ fn verified<'py>(
     if !VerifyOptions::allows(tolerance) {
         return Err(wrong_value(format!("tolerance: expected a number of at least 0, found {tolerance}")));
     }
-    let options = VerifyOptions { against, tolerance };
+    let options = VerifyOptions { against, tolerance, ..VerifyOptions::default() };
     let verify = |listener: &dyn Reporter| model.verify(&options, listener).or_else(Verification::of_damage);
     dict_of(py, &reporting(py, |listener| verify(listener))?)
 }

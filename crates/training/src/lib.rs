@@ -4,6 +4,8 @@
 //! differ in what it learns from ([`Data`], [`Examples`]). The model is run with a training [`Pass`](candle_gpt2::Pass); the parameters
 //! are [`Parameters`] in place of a file.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 mod compute_dtype;
 mod confusion;
 mod error;

@@ -42,7 +42,7 @@ impl Schedule {
         let left = match self {
             Self::Constant => return 1.0,
             Self::Linear => 1.0 - progress,
-            Self::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+            Self::Cosine => 0.5 * (1.0 + libm::cos(std::f64::consts::PI * progress)),
         };
         final_share + (1.0 - final_share) * left
     }

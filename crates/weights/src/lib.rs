@@ -3,6 +3,7 @@
 //! Start with [`Checkpoint`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod byte_pairs;
 mod chat_template;

@@ -207,7 +207,6 @@ struct Piece<'a, 'b, F: Format> {
 impl<F: Format> Job for Piece<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = F::MULTIPLIES_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
@@ -278,7 +277,6 @@ struct PieceOfKeys<'a, 'b, F: Format> {
 impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = F::MULTIPLIES_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -302,7 +300,6 @@ struct MergeAll<'a, 'b, F: Format> {
 
 impl<F: Format> Job for MergeAll<'_, '_, F> {
     type Output = ();
-    const MULTIPLIES_FLOATS: bool = F::MULTIPLIES_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

@@ -105,7 +105,6 @@ struct Chosen<B>(PhantomData<B>);
 impl<B: Block> Job for Chosen<B> {
     type Output = (usize, bool);
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> (usize, bool) {
@@ -205,7 +204,6 @@ struct Walk<'a, 'b, B: Block> {
 impl<B: Block> Job for Walk<'_, '_, B> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -229,7 +227,6 @@ struct Expand<'a, 'b, B: Block> {
 impl<B: Block> Job for Expand<'_, '_, B> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -304,7 +301,6 @@ struct Tile<'a, 'b, 'c, P: Block> {
 impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !P::MULTIPLIES_BYTES;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

@@ -1,9 +1,12 @@
 //! Vectors as arrays, in plain Rust: what is the same for all numbers.
 
-/// The functions of [`Vectors`](super::Vectors) whose vectors are arrays of this number, but for `sum` and `exp`.
+/// Rows of the highest tile.
+pub(super) const TILE_ROWS: usize = 4;
+
+/// The functions of [`Vectors`](super::Vectors) whose vectors are arrays of this number, but for `mul_add`, `sum` and `exp`.
 macro_rules! arrays {
     ($real:ident) => {
-        const TILE_ROWS: usize = 4;
+        const TILE_ROWS: usize = $crate::simd::arrays::TILE_ROWS;
         const TILE_PANELS: usize = 1;
 
         #[inline(always)]
@@ -23,43 +26,65 @@ macro_rules! arrays {
 
         #[inline(always)]
         fn add(self, a: [$real; LANES], b: [$real; LANES]) -> [$real; LANES] {
-            std::array::from_fn(|lane| a[lane] + b[lane])
+            let mut results = a;
+            for lane in 0..LANES {
+                results[lane] = a[lane] + b[lane];
+            }
+            results
         }
 
         #[inline(always)]
         fn sub(self, a: [$real; LANES], b: [$real; LANES]) -> [$real; LANES] {
-            std::array::from_fn(|lane| a[lane] - b[lane])
+            let mut results = a;
+            for lane in 0..LANES {
+                results[lane] = a[lane] - b[lane];
+            }
+            results
         }
 
         #[inline(always)]
         fn mul(self, a: [$real; LANES], b: [$real; LANES]) -> [$real; LANES] {
-            std::array::from_fn(|lane| a[lane] * b[lane])
+            let mut results = a;
+            for lane in 0..LANES {
+                results[lane] = a[lane] * b[lane];
+            }
+            results
         }
 
         #[inline(always)]
         fn div(self, a: [$real; LANES], b: [$real; LANES]) -> [$real; LANES] {
-            std::array::from_fn(|lane| a[lane] / b[lane])
-        }
-
-        #[inline(always)]
-        fn mul_add(self, a: [$real; LANES], b: [$real; LANES], c: [$real; LANES]) -> [$real; LANES] {
-            // The `mul_add` of numbers is a library call on processors without the instruction.
-            std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+            let mut results = a;
+            for lane in 0..LANES {
+                results[lane] = a[lane] / b[lane];
+            }
+            results
         }
 
         #[inline(always)]
         fn max(self, a: [$real; LANES], b: [$real; LANES]) -> [$real; LANES] {
-            std::array::from_fn(|lane| if a[lane] > b[lane] { a[lane] } else { b[lane] })
+            let mut results = b;
+            for lane in 0..LANES {
+                results[lane] = if a[lane] > b[lane] { a[lane] } else { b[lane] };
+            }
+            results
         }
 
         #[inline(always)]
         fn root(self, a: [$real; LANES]) -> [$real; LANES] {
-            a.map($real::sqrt)
+            let mut results = a;
+            for lane in 0..LANES {
+                results[lane] = a[lane].sqrt();
+            }
+            results
         }
 
         #[inline(always)]
         fn largest(self, a: [$real; LANES]) -> $real {
-            a.into_iter().fold($real::NEG_INFINITY, $real::max)
+            let mut largest = $real::NEG_INFINITY;
+            for lane in 0..LANES {
+                largest = largest.max(a[lane]);
+            }
+            largest
         }
 
         #[inline(never)]
@@ -69,7 +94,7 @@ macro_rules! arrays {
 
         #[inline(always)]
         fn in_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-            tiles!(self, height, job: 1 => 1, 2 => 1; else Self::TILE_ROWS => 1)
+            tiles!(self, height, job: 1 => 1, 2 => 1; else $crate::simd::arrays::TILE_ROWS => 1)
         }
     };
 }

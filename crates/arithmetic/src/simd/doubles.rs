@@ -13,8 +13,13 @@ impl Vectors for Doubles {
     arrays!(f64);
 
     #[inline(always)]
+    fn mul_add(self, a: [f64; LANES], b: [f64; LANES], c: [f64; LANES]) -> [f64; LANES] {
+        std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
+    }
+
+    #[inline(always)]
     fn exp(self, a: [f64; LANES]) -> [f64; LANES] {
-        a.map(f64::exp)
+        a.map(libm::exp)
     }
 
     #[inline(always)]

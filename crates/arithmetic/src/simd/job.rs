@@ -137,10 +137,6 @@ pub(crate) trait Job {
     /// Whether it multiplies bytes. Other jobs are compiled once for processors that differ in these products only.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether it multiplies floats that are held as they are computed with. How often these products are rounded is not seen in
-    /// texts; what is rounded to integers or halves in between has to be the same number everywhere.
-    #[allow(dead_code, reason = "only instruction sets without fused products ask")]
-    const MULTIPLIES_FLOATS: bool = false;
 
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }

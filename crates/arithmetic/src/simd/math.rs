@@ -1,4 +1,4 @@
-//! Exponential function and tanh-GELU of sixteen values at once.
+//! Exponential function and activations of sixteen values at once.
 //!
 //! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2` in two parts (Cody and Waite), so that
 //! `|r| ≤ ln 2 / 2`, where seven terms of the Taylor series leave less than 2e-9 of the value. The result is within two
@@ -6,7 +6,7 @@
 //! denormals.
 
 use super::job::Simd;
-use super::vectors::{Number, Vectors};
+use super::vectors::{LANES, Number, Vectors};
 
 /// Above this `exp` is infinite in f32.
 const EXP_LARGEST: f32 = 88.8;
@@ -21,6 +21,8 @@ const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0
 const GELU_LINEAR: f64 = -1.595_769_121_605_731;
 /// `-2 sqrt(2/π) · 0.044715`.
 const GELU_CUBIC: f64 = GELU_LINEAR * 0.044_715;
+/// `1 / sqrt(2π)`.
+const NORMAL_DENSITY: f64 = 0.398_942_280_401_432_7;
 
 /// `exp(x)` in each lane; NaN for NaN.
 #[inline(always)]
@@ -63,10 +65,75 @@ fn gelu_denominator<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
     v.add(constant(1.0), v.exp(v.mul(x, factor)))
 }
 
+/// `x sigmoid(factor x)`.
+#[inline(always)]
+pub(crate) fn swish<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
+    v.div(x, swish_denominator(v, x, factor))
+}
+
+/// The derivative of [`swish`]: `s + factor x s (1 - s)` with `s = sigmoid(factor x)`.
+#[inline(always)]
+pub(crate) fn swish_slope<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
+    let one = v.splat(V::Real::ONE);
+    let s = v.div(one, swish_denominator(v, x, factor));
+    let scaled = v.mul(x, v.splat(V::Real::of(factor)));
+    v.mul_add(v.mul(scaled, s), v.sub(one, s), s)
+}
+
+/// `1 + exp(-factor x)`.
+#[inline(always)]
+fn swish_denominator<V: Vectors>(v: V, x: V::Vector, factor: f64) -> V::Vector {
+    v.add(v.splat(V::Real::ONE), v.exp(v.mul(x, v.splat(V::Real::of(-factor)))))
+}
+
+/// `0.5 x (1 + erf(x / sqrt 2))`.
+#[inline(always)]
+pub(crate) fn gelu_erf<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    v.mul(x, normal_distribution(v, x))
+}
+
+/// The derivative of [`gelu_erf`]: the share of a normal distribution below `x`, and `x` times its density there.
+#[inline(always)]
+pub(crate) fn gelu_erf_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    let constant = |value: f64| v.splat(V::Real::of(value));
+    let density = v.mul(constant(NORMAL_DENSITY), v.exp(v.mul(v.mul(x, x), constant(-0.5))));
+    v.mul_add(x, density, normal_distribution(v, x))
+}
+
+/// `0.5 (1 + erf(x / sqrt 2))`.
+#[inline(always)]
+fn normal_distribution<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    let constant = |value: f64| v.splat(V::Real::of(value));
+    let mut lanes = [V::Real::ZERO; LANES];
+    v.store(v.mul(x, constant(std::f64::consts::FRAC_1_SQRT_2)), &mut lanes);
+    for lane in 0..LANES {
+        lanes[lane] = lanes[lane].error_function();
+    }
+    v.mul(constant(0.5), v.add(constant(1.0), v.load(&lanes)))
+}
+
+/// `tanh(x)`.
+#[inline(always)]
+pub(crate) fn tanh<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    let mut lanes = [V::Real::ZERO; LANES];
+    v.store(x, &mut lanes);
+    for lane in 0..LANES {
+        lanes[lane] = lanes[lane].hyperbolic_tangent();
+    }
+    v.load(&lanes)
+}
+
+/// The derivative of [`tanh`]: `1 - tanh² x`.
+#[inline(always)]
+pub(crate) fn tanh_slope<V: Vectors>(v: V, x: V::Vector) -> V::Vector {
+    let y = tanh(v, x);
+    v.sub(v.splat(V::Real::ONE), v.mul(y, y))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{InstructionSet, Job, LANES};
+    use crate::simd::{InstructionSet, Job};
 
     /// The exponential function of all values, or GELU.
     struct Map<'a>(&'a mut [f32], bool);

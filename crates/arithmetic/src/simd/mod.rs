@@ -22,10 +22,12 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod doubles;
+mod fused;
 #[cfg(test)]
 mod inlined;
 mod job;
 mod math;
+mod mode;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
@@ -41,7 +43,10 @@ mod wasm128;
 #[cfg(test)]
 pub(crate) use job::OfFloats;
 pub(crate) use job::{Job, Simd};
-pub(crate) use math::{gelu_tanh, gelu_tanh_slope};
+pub(crate) use math::{
+    gelu_erf, gelu_erf_slope, gelu_tanh, gelu_tanh_slope, swish, swish_slope, tanh, tanh_slope,
+};
+pub use mode::rounded_to_nearest;
 pub(crate) use real::Real;
 pub(crate) use sums::{Apart, Interleaved, PanelLine, Sums, add_products, stored, sum_products};
 pub use vectors::Number;
@@ -78,11 +83,11 @@ macro_rules! instruction_sets {
                 }
             }
 
-            /// Runs `job` with these instructions.
+            /// Runs `job` with these instructions, in the mode in which they are the same everywhere.
             pub(crate) fn run<J: Job>(self, job: J) -> J::Output {
-                match self {
+                rounded_to_nearest(|| match self {
                     $($(#[$compiled])? Self::$variant(simd) => simd.run(job),)+
-                }
+                })
             }
         }
     };
@@ -90,7 +95,9 @@ macro_rules! instruction_sets {
 
 instruction_sets! {
     #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    Portable(portable::Portable), "portable", "Plain Rust, on every processor.";
+    PortableSoft(portable::Portable<false>), "portable-soft", "Plain Rust, on every processor.";
+    #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
+    Portable(portable::Portable<true>), "portable", "Plain Rust, on processors with fused multiply-adds.";
     #[cfg(target_arch = "x86_64")]
     Avx2(avx2::Avx2<false>), "avx2", "AVX2 with FMA and F16C.";
     #[cfg(target_arch = "x86_64")]
@@ -104,7 +111,7 @@ instruction_sets! {
     #[cfg(target_arch = "aarch64")]
     NeonDot(neon::Neon<true>), "neon-dot", "NEON with dot products of bytes.";
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    Wasm128(wasm128::Wasm128<true>), "simd128", "simd128 of WebAssembly.";
+    Wasm128(wasm128::Wasm128), "simd128", "simd128 of WebAssembly.";
 }
 
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
@@ -112,7 +119,7 @@ static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
 impl InstructionSet {
     /// The one that needs no more than the program itself does.
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
-    const COMPILED_FOR: Self = Self::Portable(portable::Portable);
+    const COMPILED_FOR: Self = Self::PortableSoft(portable::Portable::EVERYWHERE);
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     const COMPILED_FOR: Self = Self::Wasm128(wasm128::Wasm128(()));
 

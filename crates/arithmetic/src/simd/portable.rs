@@ -3,27 +3,45 @@
 use half::f16;
 
 use super::arrays::arrays;
+use super::fused;
 use super::job::{Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Four, LANES, TileJob, Vectors, Work, each_of};
 
-/// Plain Rust.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Portable;
+/// Whether everything is compiled for processors with an instruction for `a · b + c`. Without one the `mul_add` of f32 is a library call.
+const COMPILED_FUSED: bool = cfg!(any(
+    target_feature = "fma",
+    target_arch = "aarch64",
+    target_arch = "loongarch64",
+    target_arch = "powerpc64",
+    target_arch = "riscv64",
+    target_arch = "s390x"
+));
 
-impl Portable {
+/// Plain Rust; with `FUSED` for processors with an instruction for `a · b + c`: only [`Portable::detect`] makes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Portable<const FUSED: bool>(());
+
+impl Portable<false> {
+    /// That of any processor.
+    pub(super) const EVERYWHERE: Self = Self(());
+}
+
+impl<const FUSED: bool> Portable<FUSED> {
     pub(super) fn detect() -> Option<Self> {
-        Some(Self)
+        #[cfg(target_arch = "x86_64")]
+        let is_found = std::arch::is_x86_feature_detected!("fma");
+        #[cfg(not(target_arch = "x86_64"))]
+        let is_found = false;
+        (!FUSED || COMPILED_FUSED || is_found).then_some(Self(()))
     }
 }
 
+/// Rows of the highest tile of integers.
+const INTEGER_TILE_ROWS: usize = 2;
+
 type Floats = [f32; LANES];
 type Integers = [i32; LANES];
-
-#[inline(always)]
-fn zip(a: Floats, b: Floats, f: impl Fn(f32, f32) -> f32) -> Floats {
-    std::array::from_fn(|lane| f(a[lane], b[lane]))
-}
 
 /// Adds the products of four activations, a byte each, with four bytes of every lane.
 #[inline(always)]
@@ -36,10 +54,22 @@ fn add_products(weights: &[u8; 4 * LANES], quants: Four, sums: &mut Integers) {
     }
 }
 
-impl Vectors for Portable {
+impl<const FUSED: bool> Vectors for Portable<FUSED> {
     type Real = f32;
     type Vector = Floats;
     arrays!(f32);
+
+    #[inline(always)]
+    fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
+        if !FUSED {
+            return fused::multiply_add(&a, &b, &c);
+        }
+        let mut sums = c;
+        for lane in 0..LANES {
+            sums[lane] = a[lane].mul_add(b[lane], c[lane]);
+        }
+        sums
+    }
 
     #[inline(always)]
     fn sum(self, mut a: Floats) -> f32 {
@@ -57,22 +87,36 @@ impl Vectors for Portable {
     }
 }
 
-impl Simd for Portable {
+impl<const FUSED: bool> Simd for Portable<FUSED> {
     type Integers = Integers;
-    const INTEGER_TILE_ROWS: usize = 2;
+    const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     fn run<J: Job>(self, job: J) -> J::Output {
+        #[cfg(target_arch = "x86_64")]
+        if FUSED {
+            #[target_feature(enable = "fma")]
+            fn compiled<J: Job>(job: J, simd: Portable<true>) -> J::Output {
+                job.run(simd)
+            }
+            #[expect(unsafe_code, reason = "instructions that not every processor has are unsafe to call")]
+            // SAFETY: `self` exists, so the processor has the instructions that the function is compiled for.
+            return unsafe { compiled(job, Portable(())) };
+        }
         job.run(self)
     }
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        tiles!(self, height, job: 1 => 1; else Self::INTEGER_TILE_ROWS => 1)
+        tiles!(self, height, job: 1 => 1; else INTEGER_TILE_ROWS => 1)
     }
 
     #[inline(always)]
     fn load_f16(self, bits: &[u16; LANES]) -> Floats {
-        bits.map(|bits| f16::from_bits(bits).to_f32())
+        let mut results = [0.0; LANES];
+        for lane in 0..LANES {
+            results[lane] = f16::from_bits(bits[lane]).to_f32();
+        }
+        results
     }
 
     #[inline(always)]
@@ -82,23 +126,40 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn min(self, a: Floats, b: Floats) -> Floats {
-        zip(a, b, |a, b| if a < b { a } else { b })
+        let mut results = b;
+        for lane in 0..LANES {
+            results[lane] = if a[lane] < b[lane] { a[lane] } else { b[lane] };
+        }
+        results
     }
 
     #[inline(always)]
     fn add_where_greater(self, sum: Floats, a: Floats, b: Floats, addend: Floats) -> Floats {
-        std::array::from_fn(|lane| if a[lane] > b[lane] { sum[lane] + addend[lane] } else { sum[lane] })
+        let mut results = sum;
+        for lane in 0..LANES {
+            results[lane] = if a[lane] > b[lane] { sum[lane] + addend[lane] } else { sum[lane] };
+        }
+        results
     }
 
     #[inline(always)]
     fn round(self, a: Floats) -> Floats {
-        a.map(f32::round_ties_even)
+        let mut results = a;
+        for lane in 0..LANES {
+            results[lane] = a[lane].round_ties_even();
+        }
+        results
     }
 
     #[inline(always)]
     fn power_of_two(self, n: Floats) -> Floats {
-        #[expect(clippy::cast_possible_truncation, reason = "n is an integer of this range by contract")]
-        n.map(|n| f32::from_bits(((n as i32).wrapping_add(127) as u32) << 23))
+        let mut results = n;
+        for lane in 0..LANES {
+            #[expect(clippy::cast_possible_truncation, reason = "n is an integer of this range by contract")]
+            let integer = n[lane] as i32;
+            results[lane] = f32::from_bits((integer.wrapping_add(127) as u32) << 23);
+        }
+        results
     }
 
     #[inline(always)]
@@ -131,13 +192,21 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn load_signed_bytes(self, bytes: &[u8; LANES]) -> Floats {
-        bytes.map(|byte| f32::from(byte.cast_signed()))
+        let mut results = [0.0; LANES];
+        for lane in 0..LANES {
+            results[lane] = f32::from(bytes[lane].cast_signed());
+        }
+        results
     }
 
     #[inline(always)]
     #[expect(clippy::cast_precision_loss, reason = "sums of products of bytes are below 2^24")]
     fn to_floats(self, values: Integers) -> Floats {
-        values.map(|value| value as f32)
+        let mut results = [0.0; LANES];
+        for lane in 0..LANES {
+            results[lane] = values[lane] as f32;
+        }
+        results
     }
 
     #[inline(always)]

@@ -5,8 +5,9 @@ use half::f16;
 use super::portable::Portable;
 use super::vectors::*;
 use super::*;
+use crate::RandomStream;
 
-const PORTABLE: InstructionSet = InstructionSet::Portable(Portable);
+const PORTABLE: InstructionSet = InstructionSet::PortableSoft(Portable::EVERYWHERE);
 
 /// What floats can be: ordinary, ties of rounding, not finite, denormal, at the edges of f32 and of f16.
 const SPECIAL: [f32; 2 * LANES] = [
@@ -108,11 +109,10 @@ fn lanewise_operations_are_those_of_the_portable_set() {
 }
 
 #[derive(Clone, Copy)]
-struct MulAdd<const OF_FLOATS: bool>([f32; LANES], [f32; LANES], [f32; LANES]);
+struct MulAdd([f32; LANES], [f32; LANES], [f32; LANES]);
 
-impl<const OF_FLOATS: bool> Job for MulAdd<OF_FLOATS> {
+impl Job for MulAdd {
     type Output = [f32; LANES];
-    const MULTIPLIES_FLOATS: bool = OF_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> [f32; LANES] {
@@ -120,25 +120,148 @@ impl<const OF_FLOATS: bool> Job for MulAdd<OF_FLOATS> {
     }
 }
 
+/// Compares with the C library of Rust, in which `fmaf` is integers.
+fn assert_rounded_once(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) {
+    for instructions in InstructionSet::available() {
+        for (lane, found) in instructions.run(MulAdd(a, b, c)).into_iter().enumerate() {
+            let (a, b, c) = (a[lane], b[lane], c[lane]);
+            let expected = libm::fmaf(a, b, c);
+            assert!(
+                is_same(found, expected),
+                "{instructions:?}: {a:e} · {b:e} + {c:e} = {found:e}, not {expected:e}"
+            );
+        }
+    }
+}
+
 #[test]
-fn a_product_and_a_sum_are_rounded_once_or_each() {
+fn a_product_and_a_sum_are_rounded_once() {
     for ((a, b), c) in pairs().flat_map(|pair| [1.0, -1e30, f32::INFINITY].map(|c| (pair, [c; LANES]))) {
-        for instructions in InstructionSet::available() {
-            let found =
-                [instructions.run(MulAdd::<false>(a, b, c)), instructions.run(MulAdd::<true>(a, b, c))];
-            for (of_floats, found) in [false, true].into_iter().zip(found) {
-                for (lane, found) in found.into_iter().enumerate() {
-                    let (a, b, c) = (a[lane], b[lane], c[lane]);
-                    let rounds_each =
-                        instructions == PORTABLE || (instructions.name() == "simd128" && of_floats);
-                    let expected = if rounds_each { a * b + c } else { a.mul_add(b, c) };
-                    assert!(
-                        is_same(found, expected),
-                        "{instructions:?}: {a:e} · {b:e} + {c:e} = {found:e}, not {expected:e}"
-                    );
-                }
+        assert_rounded_once(a, b, c);
+    }
+    for (a, b) in pairs() {
+        assert_rounded_once(a, b, pairs().nth(7).unwrap().0);
+        assert_rounded_once(a, b, b);
+    }
+    // Any bits, and exponents so near that products and addends meet.
+    let mut random = RandomStream::new(1);
+    let any = |random: &mut RandomStream| f32::from_bits(random.seed() as u32);
+    let near = |random: &mut RandomStream, exponent: u32| {
+        let bits = random.seed() as u32;
+        let exponent = (exponent + bits % 61).min(254);
+        // Few digits make ties.
+        let digits = [0x7f_ffff, 0x7f_f000, 0x7f_0000][(bits >> 8) as usize % 3];
+        f32::from_bits(exponent << 23 | bits & digits | bits & 1 << 31)
+    };
+    for round in 0..1 << 15 {
+        assert_rounded_once(
+            std::array::from_fn(|_| any(&mut random)),
+            std::array::from_fn(|_| any(&mut random)),
+            std::array::from_fn(|_| any(&mut random)),
+        );
+        // The last ones are around the smallest numbers, 2^-149 to 2^-89.
+        let (of_factors, of_addends) = [(97, 67), (127, 127), (64, 1), (40, 0)][round % 4];
+        assert_rounded_once(
+            std::array::from_fn(|_| near(&mut random, of_factors)),
+            std::array::from_fn(|_| near(&mut random, of_factors)),
+            std::array::from_fn(|_| near(&mut random, of_addends)),
+        );
+    }
+}
+
+/// Sums that are rounded to the middle between two f32 first, and then to the wrong side: `c` is an f32 and half of its last place
+/// comes from a product, which has a little more or less.
+#[test]
+fn what_the_first_rounding_takes_away_decides_a_tie() {
+    let ulp = |exponent: i32| libm::ldexpf(1.0, exponent);
+    for exponent in (-126..=120).step_by(3) {
+        // (1 + 2^-23)(1 - 2^-23) = 1 - 2^-46, and (1 + 2^-23)^2 = 1 + 2^-22 + 2^-46: a half of a last place, and a bit of 2^-46 of it.
+        for (x, y) in [
+            (1.0 + ulp(-23), 1.0 - ulp(-23)),
+            (1.0 + ulp(-12), 1.0 + ulp(-12)),
+            (1.0 - ulp(-24), 1.0 + ulp(-23)),
+        ] {
+            for digits in [0, 1, 2, 3, 0x7f_fffe, 0x7f_ffff] {
+                let c = f32::from_bits(((exponent + 127) as u32) << 23 | digits);
+                let half = exponent - 24;
+                let (left, right) = (half / 2, half - half / 2);
+                let (a, b) = (x * ulp(left), y * ulp(right));
+                let signs = [(a, c), (-a, c), (a, -c), (-a, -c)];
+                let of = |lane: usize| signs[lane % 4];
+                assert_rounded_once(
+                    std::array::from_fn(|lane| of(lane).0),
+                    [b; LANES],
+                    std::array::from_fn(|lane| of(lane).1),
+                );
             }
         }
+    }
+    // Below the smallest normal number the middles are elsewhere.
+    for digits in [1, 2, 3, 4, 0x40_0000, 0x7f_fffe, 0x7f_ffff] {
+        for extra in [0, 1, 2, 3, 5, 0x3f_ffff] {
+            let c = f32::from_bits(digits);
+            let (a, b) = (f32::from_bits(0x3f80_0000 | extra) * ulp(-75), (1.0 + ulp(-23)) * ulp(-75));
+            assert_rounded_once([a; LANES], [b; LANES], [c; LANES]);
+            assert_rounded_once([-a; LANES], [b; LANES], [c; LANES]);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Activations([f32; LANES]);
+
+impl Job for Activations {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) -> Vec<f32> {
+        let x = simd.load(&self.0);
+        let results = [
+            gelu_tanh(simd, x),
+            gelu_tanh_slope(simd, x),
+            gelu_erf(simd, x),
+            gelu_erf_slope(simd, x),
+            swish(simd, x, 1.702),
+            swish_slope(simd, x, 1.702),
+            tanh(simd, x),
+            tanh_slope(simd, x),
+            simd.exp(x),
+        ];
+        results.map(|values| stored(simd, values)).as_flattened().to_vec()
+    }
+}
+
+#[test]
+fn exponentials_and_activations_are_those_of_the_portable_set() {
+    SPECIAL.as_chunks().0.iter().for_each(|x| compare(Activations(*x)));
+    for first in (-4000..4000).step_by(LANES) {
+        compare(Activations(std::array::from_fn(|lane| (first + lane as i32) as f32 * 0.0237)));
+    }
+}
+
+/// A thread that takes denormal numbers as zeros, or rounds downwards, gets the bits of any other, and stays as it is.
+#[test]
+fn the_mode_of_a_thread_changes_nothing() {
+    let small = 3e-39; // a denormal number
+    let values = std::array::from_fn(|lane| (lane as f32 + 0.1) / 3.0);
+    let (a, b, c) = ([1e-20; LANES], [7e-20; LANES], [small; LANES]);
+    for instructions in InstructionSet::available() {
+        let compute = || {
+            let sums = instructions.run(MulAdd(a, b, c)).into_iter();
+            let quotients = instructions.run(Lanewise(values, [small; LANES])).into_iter();
+            let all = sums.chain(quotients).chain(instructions.run(Activations(values)));
+            let around = rounded_to_nearest(|| std::hint::black_box(small) * std::hint::black_box(0.7));
+            all.chain([around]).map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let expected = compute();
+        let own = mode::control();
+        mode::set_control(own | mode::CHANGED);
+        let found = compute();
+        let after = mode::control();
+        mode::set_control(own);
+        assert_eq!(found, expected, "{instructions:?}");
+        // The bits of exceptions come and go.
+        assert_eq!(after & mode::CHANGED, (own | mode::CHANGED) & mode::CHANGED, "{instructions:?}");
     }
 }
 

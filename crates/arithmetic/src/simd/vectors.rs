@@ -131,6 +131,10 @@ pub trait Number:
     fn to_f64(self) -> f64;
     /// The square root.
     fn root(self) -> Self;
+    /// The error function.
+    fn error_function(self) -> Self;
+    /// The hyperbolic tangent.
+    fn hyperbolic_tangent(self) -> Self;
 }
 
 impl Number for f32 {
@@ -153,6 +157,14 @@ impl Number for f32 {
     fn root(self) -> Self {
         self.sqrt()
     }
+
+    fn error_function(self) -> Self {
+        libm::erff(self)
+    }
+
+    fn hyperbolic_tangent(self) -> Self {
+        libm::tanhf(self)
+    }
 }
 
 impl Number for f64 {
@@ -173,6 +185,14 @@ impl Number for f64 {
     #[inline(always)]
     fn root(self) -> Self {
         self.sqrt()
+    }
+
+    fn error_function(self) -> Self {
+        libm::erf(self)
+    }
+
+    fn hyperbolic_tangent(self) -> Self {
+        libm::tanh(self)
     }
 }
 

@@ -9,35 +9,31 @@
 use std::arch::wasm32::*;
 use std::hint::black_box;
 
+use super::fused;
 use super::job::{Job, OfFloats, Simd};
 use super::math;
-use super::vectors::{
-    BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, Lanes, Line, TileJob, Vectors, WordGroup, Work,
-};
+use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, GROUP, LANES, TileJob, Vectors, WordGroup, Work};
 use crate::simd::Sums;
 
 /// Rows and panels of a tile: of the 15 registers that engines on x86-64 have to give, eight accumulate.
 const TILE_ROWS: usize = 4;
 const TILE_PANELS: usize = 1;
 const INTEGER_TILE_ROWS: usize = 4;
-/// Rows of the highest tile of a product with packed weights in f32, in whose loop ten registers accumulate.
-const PRODUCT_ROWS: usize = 5;
-
 /// Bytes of a register.
 const REGISTER_BYTES: usize = 16;
 
 /// 1.5 · 2^23, in whose last place is a one: added to small integers in f32, it leaves them in the low bits, in two's complement.
 const INTEGERS_IN_LOW_BITS: f32 = 12_582_912.0;
 
-/// That these instructions are compiled says that they are there. With `ONCE` a product and a sum are rounded once.
+/// That these instructions are compiled says that they are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wasm128<const ONCE: bool>(pub(super) ());
+pub(crate) struct Wasm128(pub(super) ());
 
 /// Lanes 0 to 3, 4 to 7, 8 to 11 and 12 to 15.
 type Floats = [v128; 4];
 type Integers = [v128; 4];
 
-impl Wasm128<true> {
+impl Wasm128 {
     pub(super) fn detect() -> Option<Self> {
         Some(Self(()))
     }
@@ -55,16 +51,51 @@ macro_rules! lanewise {
     };
 }
 
-/// `a · b + c`: the product is exact in f64, and so is nearly every sum (of those that are not, one in some hundred million is rounded
-/// to the other neighbour than a fused product).
+/// Two lanes of `a · b + c` in f64, of numbers that were widened.
 #[inline(always)]
-fn fused(a: v128, b: v128, c: v128) -> v128 {
-    let upper = |x: v128| i32x4_shuffle::<2, 3, 2, 3>(x, x);
-    let two = |a: v128, b: v128, c: v128| {
-        let [a, b, c] = [a, b, c].map(|x| f64x2_promote_low_f32x4(x));
-        f32x4_demote_f64x2_zero(f64x2_add(f64x2_mul(a, b), c))
-    };
-    i32x4_shuffle::<0, 1, 4, 5>(two(a, b, c), two(upper(a), upper(b), upper(c)))
+fn wide_sums(a: v128, b: v128, c: v128) -> v128 {
+    f64x2_add(f64x2_mul(a, b), c)
+}
+
+/// Both halves of a register in f64.
+#[inline(always)]
+fn widened(x: v128) -> [v128; 2] {
+    [f64x2_promote_low_f32x4(x), f64x2_promote_low_f32x4(i32x4_shuffle::<2, 3, 2, 3>(x, x))]
+}
+
+/// `a · b + c`, by way of f64 as in [`fused`].
+#[inline(always)]
+fn multiply_add(a: Floats, b: Floats, c: Floats) -> Floats {
+    let mut rounded = c;
+    let mut least = i32x4_splat(i32::MAX);
+    for quarter in 0..4 {
+        let ([a, a2], [b, b2], [c, c2]) = (widened(a[quarter]), widened(b[quarter]), widened(c[quarter]));
+        let (low, high) = (wide_sums(a, b, c), wide_sums(a2, b2, c2));
+        rounded[quarter] =
+            i32x4_shuffle::<0, 1, 4, 5>(f32x4_demote_f64x2_zero(low), f32x4_demote_f64x2_zero(high));
+        let halves = [i32x4_shl(low, fused::SHIFT), i32x4_shl(high, fused::SHIFT)];
+        least = i32x4_min(least, i32x4_min(halves[0], halves[1]));
+    }
+    if is_doubtful(least) { exactly(a, b, c) } else { rounded }
+}
+
+/// Whether the least of the shifted halves is of a sum that may have been rounded wrongly.
+#[inline(always)]
+fn is_doubtful(least: v128) -> bool {
+    let [low, high] = fused::LEAST;
+    v128_any_true(i32x4_lt(least, i32x4(low, high, low, high)))
+}
+
+/// The same, whatever the numbers.
+#[cold]
+#[inline(never)]
+fn exactly(a: Floats, b: Floats, c: Floats) -> Floats {
+    let simd = Wasm128(());
+    let mut lanes = [[0.0; LANES]; 3];
+    for (values, lanes) in [a, b, c].into_iter().zip(&mut lanes) {
+        simd.store(values, lanes);
+    }
+    simd.load(&fused::exactly(&lanes[0], &lanes[1], &lanes[2]))
 }
 
 /// Integers in the low bits of each lane.
@@ -146,44 +177,6 @@ fn to_f16(values: v128) -> v128 {
 fn next<T>(pointer: *const T, count: usize, mask: usize) -> *const T {
     let next = pointer.expose_provenance().wrapping_add(count * size_of::<T>());
     std::ptr::with_exposed_provenance(next & mask)
-}
-
-/// The sums of the products of rows, which lie step by step, with some quarters of the lines of panels, from `first` on.
-#[inline(always)]
-fn quarters_of_products<const ROWS: usize, const QUARTERS: usize, const PANELS: usize>(
-    rows: &[[f32; ROWS]],
-    panels: [&[Line<[f32; LANES]>]; PANELS],
-    first: usize,
-) -> [[[v128; QUARTERS]; PANELS]; ROWS] {
-    let mask = black_box(usize::MAX);
-    let mut lines = [std::ptr::null::<v128>(); PANELS];
-    for panel in 0..PANELS {
-        lines[panel] = panels[panel][..rows.len()].as_ptr().cast::<v128>().wrapping_add(first);
-    }
-    let mut values = rows.as_ptr().cast::<f32>();
-    let mut sums = [[[f32x4_splat(0.0); QUARTERS]; PANELS]; ROWS];
-    for _ in 0..rows.len() {
-        let mut weights = [[f32x4_splat(0.0); QUARTERS]; PANELS];
-        for panel in 0..PANELS {
-            for quarter in 0..QUARTERS {
-                // SAFETY: there is a line for each step, and the quarter lies in it.
-                weights[panel][quarter] = unsafe { v128_load(lines[panel].add(quarter)) };
-            }
-            lines[panel] = next(lines[panel], LANES / 4, mask);
-        }
-        for row in 0..ROWS {
-            // SAFETY: there are `ROWS` values for each step.
-            let value = unsafe { v128_load32_splat(values.add(row).cast()) };
-            for panel in 0..PANELS {
-                for quarter in 0..QUARTERS {
-                    let product = f32x4_mul(value, weights[panel][quarter]);
-                    sums[row][panel][quarter] = f32x4_add(sums[row][panel][quarter], product);
-                }
-            }
-        }
-        values = next(values, ROWS, mask);
-    }
-    sums
 }
 
 /// For each row and some quarters of the outputs, from `first` on, the scaled sums of the products of all groups.
@@ -270,12 +263,11 @@ fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
     sums
 }
 
-impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
+impl Vectors for Wasm128 {
     type Real = f32;
     type Vector = Floats;
     const TILE_ROWS: usize = TILE_ROWS;
     const TILE_PANELS: usize = TILE_PANELS;
-    const ROWS_IN_HALVES: usize = TILE_ROWS;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Floats {
@@ -325,22 +317,7 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 
     #[inline(always)]
     fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        if ONCE { lanewise!(fused, a, b, c) } else { self.add(self.mul(a, b), c) }
-    }
-
-    #[inline(always)]
-    fn mul_add_in(self, lanes: Lanes, a: Floats, b: Floats, c: Floats) -> Floats {
-        let all = self.mul_add(a, b, c);
-        match lanes {
-            Lanes::All => all,
-            Lanes::FirstHalf => [all[0], all[1], c[2], c[3]],
-            Lanes::SecondHalf => [c[0], c[1], all[2], all[3]],
-        }
-    }
-
-    #[inline(always)]
-    fn unknown(self, count: usize) -> usize {
-        black_box(count)
+        multiply_add(a, b, c)
     }
 
     #[inline(always)]
@@ -384,50 +361,19 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
     }
 }
 
-impl<const ONCE: bool> Simd for Wasm128<ONCE> {
+impl Simd for Wasm128 {
     type Integers = Integers;
     const CONVERTS_F16: bool = false;
-    const WALKS_LINES: bool = !ONCE;
-    const PRODUCT_ROWS: usize = PRODUCT_ROWS;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(never)]
     fn run<J: Job>(self, job: J) -> J::Output {
-        if J::MULTIPLIES_FLOATS { job.run(Wasm128::<false>(())) } else { job.run(Wasm128::<true>(())) }
-    }
-
-    #[inline(always)]
-    fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        match height {
-            PRODUCT_ROWS => job.run::<PRODUCT_ROWS, 1>(self),
-            _ => self.in_tile(height, job),
-        }
+        job.run(self)
     }
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
         tiles!(self, height, job: 1 => 1, 2 => 1; else INTEGER_TILE_ROWS => 1)
-    }
-
-    #[inline(always)]
-    fn sum_lines<const ROWS: usize, const PANELS: usize>(
-        self,
-        rows: &[[f32; ROWS]],
-        panels: [&[Line<[f32; LANES]>]; PANELS],
-    ) -> Sums<Self, ROWS, PANELS> {
-        if ROWS < TILE_ROWS {
-            return quarters_of_products(rows, panels, 0);
-        }
-        let mut sums = [[self.splat(0.0); PANELS]; ROWS];
-        for half in 0..2 {
-            let of_half = quarters_of_products::<ROWS, 2, PANELS>(rows, panels, 2 * half);
-            for row in 0..ROWS {
-                for panel in 0..PANELS {
-                    [sums[row][panel][2 * half], sums[row][panel][2 * half + 1]] = of_half[row][panel];
-                }
-            }
-        }
-        sums
     }
 
     #[inline(always)]

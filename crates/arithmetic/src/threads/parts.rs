@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use super::pool::for_each_index;
+use crate::simd::rounded_to_nearest;
 
 /// How an output of rows is cut into parts.
 #[derive(Debug, Clone, Copy)]
@@ -184,7 +185,9 @@ pub fn map_items<I: Send, R: Send>(
     work: impl Fn(I) -> R + Sync,
 ) -> Vec<R> {
     let mut made: Vec<(Option<I>, Option<R>)> = items.into_iter().map(|item| (Some(item), None)).collect();
-    for_each_item(&mut made, |(item, result)| *result = item.take().map(&work));
+    for_each_item(&mut made, |(item, result)| {
+        *result = item.take().map(|item| rounded_to_nearest(|| work(item)))
+    });
     made.into_iter().filter_map(|(_, result)| result).collect()
 }
 

@@ -44,7 +44,7 @@ impl AdamWStep {
     /// `1 - beta^step` for both.
     #[inline(always)]
     pub fn bias_corrections(&self) -> (f64, f64) {
-        let correction = |beta: f64| 1.0 - beta.powf(self.step as f64);
+        let correction = |beta: f64| 1.0 - libm::pow(beta, self.step as f64);
         (correction(self.beta_1), correction(self.beta_2))
     }
 

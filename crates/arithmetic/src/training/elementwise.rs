@@ -1,6 +1,6 @@
-//! Operations on each element: sums, dropout, GELU, ReLU; and the sums of columns.
+//! Operations on each element: sums, dropout, activations; and the sums of columns.
 
-use crate::simd::{LANES, Number, Real, Vectors, Work, gelu_tanh as gelu, gelu_tanh_slope};
+use crate::simd::{self, LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts, for_each_part};
 
 /// Values that one task works on: what fits into the first cache twice.
@@ -76,33 +76,39 @@ pub(super) fn add<T: Real>(x: &[T], y: &[T]) -> Vec<T> {
     map(Plus, [x, y])
 }
 
-#[derive(Clone, Copy)]
-struct Gelu;
+/// Declares a function of each element and the gradient of its argument, by the function and its slope on vectors.
+macro_rules! with_slope {
+    ($function:ident, $gradient:ident: $of:path, $slope:path $(, $parameter:ident)?) => {
+        pub(super) fn $function<T: Real>(x: &[T] $(, $parameter: f64)?) -> Vec<T> {
+            #[derive(Clone, Copy)]
+            struct Function { $($parameter: f64,)? }
+            impl<T: Number> Lanewise<T, 1> for Function {
+                #[inline(always)]
+                fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
+                    $of(v, x $(, self.$parameter)?)
+                }
+            }
+            map(Function { $($parameter)? }, [x])
+        }
 
-impl<T: Number> Lanewise<T, 1> for Gelu {
-    #[inline(always)]
-    fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
-        gelu(v, x)
-    }
+        pub(super) fn $gradient<T: Real>(x: &[T], gradient: &[T] $(, $parameter: f64)?) -> Vec<T> {
+            #[derive(Clone, Copy)]
+            struct Gradient { $($parameter: f64,)? }
+            impl<T: Number> Lanewise<T, 2> for Gradient {
+                #[inline(always)]
+                fn apply<V: Vectors<Real = T>>(self, v: V, [x, gradient]: [V::Vector; 2]) -> V::Vector {
+                    v.mul(gradient, $slope(v, x $(, self.$parameter)?))
+                }
+            }
+            map(Gradient { $($parameter)? }, [x, gradient])
+        }
+    };
 }
 
-pub(super) fn gelu_tanh<T: Real>(x: &[T]) -> Vec<T> {
-    map(Gelu, [x])
-}
-
-#[derive(Clone, Copy)]
-struct GeluGradient;
-
-impl<T: Number> Lanewise<T, 2> for GeluGradient {
-    #[inline(always)]
-    fn apply<V: Vectors<Real = T>>(self, v: V, [x, gradient]: [V::Vector; 2]) -> V::Vector {
-        v.mul(gradient, gelu_tanh_slope(v, x))
-    }
-}
-
-pub(super) fn gelu_tanh_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
-    map(GeluGradient, [x, gradient])
-}
+with_slope!(gelu_tanh, gelu_tanh_backward: simd::gelu_tanh, simd::gelu_tanh_slope);
+with_slope!(gelu_erf, gelu_erf_backward: simd::gelu_erf, simd::gelu_erf_slope);
+with_slope!(swish, swish_backward: simd::swish, simd::swish_slope, factor);
+with_slope!(tanh, tanh_backward: simd::tanh, simd::tanh_slope);
 
 #[derive(Clone, Copy)]
 struct Relu;

@@ -107,7 +107,7 @@ impl<T: Number> Work<T> for RowGradient<'_, T> {
             v.store_first(v.mul(v.load_first(logits, zero), factor), logits);
         }
         logits[target] -= T::of(1.0 / rows as f64);
-        total.ln() - of_target
+        libm::log(total) - of_target
     }
 }
 

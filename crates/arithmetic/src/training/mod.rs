@@ -1,6 +1,6 @@
 //! The passes of training, forward and back, over slices of f32 or of f64, in which gradients are checked.
 //!
-//! Layer norm, GELU and ReLU serve inference too. Every sum is added in one order, whatever the number of threads.
+//! Layer norm and activations serve inference too. Every sum is added in one order, whatever the number of threads.
 
 mod adamw;
 mod attention;
@@ -122,6 +122,33 @@ floats! {
     /// # Panics
     /// When their lengths differ.
     fn gelu_tanh_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::gelu_tanh_backward;
+
+    /// The exact form of GELU, `0.5 x (1 + erf(x / sqrt 2))`.
+    fn gelu_erf(x: &[Self]) -> Vec<Self> = elementwise::gelu_erf;
+
+    /// The gradient of `x` from `x` and the gradient of its exact GELU.
+    ///
+    /// # Panics
+    /// When their lengths differ.
+    fn gelu_erf_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::gelu_erf_backward;
+
+    /// `x sigmoid(factor x)`.
+    fn swish(x: &[Self], factor: f64) -> Vec<Self> = elementwise::swish;
+
+    /// The gradient of `x` from `x` and the gradient of its swish.
+    ///
+    /// # Panics
+    /// When their lengths differ.
+    fn swish_backward(x: &[Self], gradient: &[Self], factor: f64) -> Vec<Self> = elementwise::swish_backward;
+
+    /// The hyperbolic tangent.
+    fn tanh(x: &[Self]) -> Vec<Self> = elementwise::tanh;
+
+    /// The gradient of `x` from `x` and the gradient of its hyperbolic tangent.
+    ///
+    /// # Panics
+    /// When their lengths differ.
+    fn tanh_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::tanh_backward;
 
     /// `max(x, 0)`; NaN stays.
     fn relu(x: &[Self]) -> Vec<Self> = elementwise::relu;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, Verification, VerifyOptions};
+use candle_gpt2_engine::{HubOptions, ModelOptions, Verification, VerifyOptions, WeightDType};
+use candle_gpt2_kernels::KvDType;
 use clap::Args;
 
 use crate::exit::{self, EXIT_FAILURE, is_closed_pipe};
@@ -18,6 +19,7 @@ Examples:
   gpt2 verify --model DIR
   gpt2 verify --model DIR --json
   gpt2 verify --model converted.gguf --against DIR --tolerance 0.1
+  gpt2 verify --model built-in --fingerprint --dtype q8
 
 It checks that every tensor is there, with its shape and finite values; that a separate head does not contradict a tied one; \
 that the tokenizer and the special tokens fit the vocabulary; and that a fixed prompt has the same logits with a cache and \
@@ -32,9 +34,18 @@ pub(crate) struct VerifyArguments {
     /// Largest difference of logits that --against allows
     #[arg(long, value_name = "X", default_value_t = VerifyOptions::TOLERANCE, requires = "against", allow_negative_numbers = true, value_parser = parse_tolerance)]
     pub(crate) tolerance: f64,
+    /// Also print the SHA-256 of the logits after each token of a fixed prompt, which is the same on every machine
+    #[arg(long)]
+    pub(crate) fingerprint: bool,
+    /// Precision of the weights for --fingerprint: f32, f16, q8, q6, q5 or q4 [default: the stored numbers, in f16 or f32]
+    #[arg(long, value_name = "TYPE", requires = "fingerprint")]
+    pub(crate) dtype: Option<WeightDType>,
+    /// Precision of cached keys and values for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]
+    #[arg(long, value_name = "TYPE", requires = "fingerprint")]
+    pub(crate) kv_dtype: Option<KvDType>,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference; with --fingerprint also fingerprint
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -47,9 +58,12 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let VerifyArguments { model, against, tolerance, common, json } = arguments;
-    let options = VerifyOptions { against: against.clone(), tolerance: *tolerance };
-    let verified = common.checkpoint_options(model, hub).verify(&options, &Terminal);
+    let VerifyArguments { model, against, tolerance, fingerprint, dtype, kv_dtype, common, json } = arguments;
+    let options =
+        VerifyOptions { against: against.clone(), tolerance: *tolerance, fingerprint: *fingerprint };
+    let model = common.checkpoint_options(model, hub);
+    let model = ModelOptions { dtype: *dtype, kv_dtype: *kv_dtype, ..model };
+    let verified = model.verify(&options, &Terminal);
     let report = match verified.map_err(anyhow::Error::from) {
         Ok(report) => report,
         Err(error) if *json => Verification::unopened(exit::message(&error)),
@@ -85,6 +99,9 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
     }
     if let Some(difference) = report.against_difference {
         output::write_line(&format!("against the other: largest difference of logits {difference:.1e}"))?;
+    }
+    if let Some(fingerprint) = &report.fingerprint {
+        output::write_line(&format!("fingerprint: {fingerprint}"))?;
     }
     output::write_line(&match report.problems.len() {
         0 => "sound: every tensor is there, with its shape and finite values".to_owned(),

@@ -16,6 +16,7 @@ mod hub;
 mod look;
 mod pages;
 mod program;
+mod same_bits;
 #[cfg(all(feature = "serve", unix))]
 mod serve;
 #[cfg(all(feature = "serve", target_os = "linux"))]

@@ -148,7 +148,7 @@ impl LogitsProcessor {
             Self::TypicalP(mass) => keep_typical(logits, *mass),
             Self::EpsilonCutoff(epsilon) => keep_above(logits, |_| *epsilon),
             Self::EtaCutoff(eta) => {
-                keep_above(logits, |entropy| eta.min(eta.sqrt() * (-entropy).exp()));
+                keep_above(logits, |entropy| eta.min(eta.sqrt() * libm::exp(-entropy)));
             }
             Self::Renormalize => {
                 let normalizer = log_sum_exp(logits);

@@ -35,7 +35,8 @@ pub(super) fn keep_typical(logits: &mut [f32], mass: f64) {
     let probabilities = Probabilities::of(logits);
     let entropy = probabilities.entropy();
     // Each with the distance of its information from the entropy: a logarithm once for each, not once a comparison.
-    let with_distance = |candidate: Candidate| ((-candidate.probability.ln() - entropy).abs(), candidate);
+    let with_distance =
+        |candidate: Candidate| ((-libm::log(candidate.probability) - entropy).abs(), candidate);
     let mut candidates: Vec<(f64, Candidate)> =
         probabilities.candidates.into_iter().map(with_distance).collect();
     let closer =

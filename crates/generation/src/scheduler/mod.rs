@@ -19,6 +19,7 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, KvSlot};
+use candle_gpt2_kernels::rounded_to_nearest;
 use tokenizers::Tokenizer;
 
 use crate::draft::{Assistant, token_cost_of};
@@ -293,7 +294,9 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
     pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
-        let failure = self.decode().and_then(|()| self.prefill()).and_then(|()| self.search(progress)).err();
+        let failure = rounded_to_nearest(|| {
+            self.decode().and_then(|()| self.prefill()).and_then(|()| self.search(progress)).err()
+        });
         if failure.is_some() {
             self.waiting.clear();
             self.searches.clear();

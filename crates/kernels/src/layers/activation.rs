@@ -6,7 +6,7 @@
 use candle_core::{Result, Tensor};
 
 use crate::error::KernelError;
-use crate::training::{Lanewise, has_cpu_kernels, in_wide_type, lanewise};
+use crate::training::{QUICK_GELU_FACTOR, activated, has_cpu_kernels, in_wide_type};
 
 /// An elementwise activation function.
 ///
@@ -35,9 +35,6 @@ pub enum Activation {
     QuickGelu,
 }
 
-/// The factor of `quick_gelu`, from the GELU paper (arXiv:1606.08415, section 2).
-const QUICK_GELU_FACTOR: f64 = 1.702;
-
 impl Activation {
     /// Every accepted name with its function, in the spelling of transformers.
     pub const NAMES: [(&'static str, Self); 8] = [
@@ -61,11 +58,7 @@ impl Activation {
     /// # Errors
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::GeluTanh if has_cpu_kernels(x) => lanewise(x, Lanewise::GeluTanh),
-            Self::Relu if has_cpu_kernels(x) => lanewise(x, Lanewise::Relu),
-            _ => in_wide_type(x, move |x| self.composed(x)),
-        }
+        if has_cpu_kernels(x) { activated(x, self) } else { in_wide_type(x, move |x| self.composed(x)) }
     }
 
     fn composed(self, x: &Tensor) -> Result<Tensor> {

@@ -1,10 +1,12 @@
-//! Operations on each element: sums, dropout, GELU, ReLU.
+//! Operations on each element: sums, dropout, activations.
 
 use candle_core::{Result, Tensor};
+use candle_gpt2_arithmetic::Float;
 
 use super::composed::in_wide_type;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
+use crate::layers::Activation;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// `x + y`, as a residual stream adds what a layer gives.
@@ -42,20 +44,21 @@ impl Operation for Add {
     }
 }
 
-/// A function of every element that has a kernel, and its slope.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Lanewise {
-    GeluTanh,
-    Relu,
-}
+/// The factors of `silu` and of `quick_gelu`, of which the second is from the GELU paper (arXiv:1606.08415, section 2).
+const SILU_FACTOR: f64 = 1.0;
+pub(crate) const QUICK_GELU_FACTOR: f64 = 1.702;
 
-impl FloatOperation for Lanewise {
+impl FloatOperation for Activation {
     const NAME: &str = "activation";
 
     fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        let of = match self {
-            Self::GeluTanh => T::gelu_tanh_backward,
-            Self::Relu => T::relu_backward,
+        let of = |x: &[T], gradient: &[T]| match self {
+            Self::GeluTanh => T::gelu_tanh_backward(x, gradient),
+            Self::Gelu => T::gelu_erf_backward(x, gradient),
+            Self::Relu => T::relu_backward(x, gradient),
+            Self::Silu => T::swish_backward(x, gradient, SILU_FACTOR),
+            Self::Tanh => T::tanh_backward(x, gradient),
+            Self::QuickGelu => T::swish_backward(x, gradient, QUICK_GELU_FACTOR),
         };
         let x = &inputs[0];
         let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
@@ -63,17 +66,21 @@ impl FloatOperation for Lanewise {
     }
 }
 
-/// The function of every element, on the CPU.
-pub(crate) fn lanewise(x: &Tensor, function: Lanewise) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(x: &Tensor, function: Lanewise) -> Result<Tensor> {
-        let of = match function {
-            Lanewise::GeluTanh => T::gelu_tanh,
-            Lanewise::Relu => T::relu,
+/// The activation of every element, on the CPU.
+pub(crate) fn activated(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
+        let of = |x: &[T]| match activation {
+            Activation::GeluTanh => T::gelu_tanh(x),
+            Activation::Gelu => T::gelu_erf(x),
+            Activation::Relu => T::relu(x),
+            Activation::Silu => T::swish(x, SILU_FACTOR),
+            Activation::Tanh => <T as Float>::tanh(x),
+            Activation::QuickGelu => T::swish(x, QUICK_GELU_FACTOR),
         };
         let y = with_elements::<T, 1, _>([x], |[x]| Ok(of(x)))?;
-        record(&[x], on_cpu(y), x.shape(), function)
+        record(&[x], on_cpu(y), x.shape(), activation)
     }
-    for_float!(x.dtype(), forward(x, function))
+    for_float!(x.dtype(), forward(x, activation))
 }
 
 /// `x` where `kept` says so, multiplied by `scale`, and zero elsewhere.

@@ -27,7 +27,7 @@ pub use attention::{
 };
 pub(crate) use composed::{composed_linear, drawn_on_gpu, in_wide_type};
 pub use elementwise::add;
-pub(crate) use elementwise::{Lanewise, apply_drawn, apply_dropout, lanewise};
+pub(crate) use elementwise::{QUICK_GELU_FACTOR, activated, apply_drawn, apply_dropout};
 pub use embedding::{add_positions, expect_ids};
 pub(crate) use embedding::{embedding, places};
 pub(crate) use float::elements;

@@ -1,0 +1,55 @@
+//! A hash of a model's logits: two machines that have the same one compute the same numbers, to the last bit.
+
+use candle_core::{DType, Tensor};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
+use candle_gpt2_weights::WeightsError;
+use sha2::{Digest, Sha256};
+
+use crate::{EngineError, Reporter};
+
+/// Tokens of the prompt, if the context holds as many: more than attention takes at a time.
+const PROMPT_TOKENS: usize = 300;
+/// Tokens whose logits are held at once.
+const PIECE_TOKENS: usize = 32;
+
+/// The SHA-256, in hexadecimal digits, of the logits after each token of a fixed prompt of up to 300 tokens: f32 in little-endian
+/// order, every NaN as `0x7fc00000`. Keys and values are held as [`Gpt2LMHeadModel::kv_dtype`] says.
+///
+/// ```
+/// use candle_gpt2_engine::{ModelOptions, Silent, fingerprint};
+///
+/// let loaded = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// assert_eq!(fingerprint(loaded.model(), &Silent)?.len(), 64);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When there is no memory for keys and values, or `reporter` wants no more of it.
+pub fn fingerprint(model: &Gpt2LMHeadModel, reporter: &dyn Reporter) -> Result<String, EngineError> {
+    let prompt = fixed_prompt(model.config(), PROMPT_TOKENS);
+    let mut cache = model.new_cache(1, prompt.len()).map_err(WeightsError::from)?;
+    let mut digest = Sha256::new();
+    for piece in prompt.chunks(PIECE_TOKENS) {
+        if reporter.is_interrupted() {
+            return Err(WeightsError::Interrupted.into());
+        }
+        let mut logits = || -> candle_core::Result<Vec<f32>> {
+            let ids = Tensor::from_slice(piece, (1, piece.len()), model.device())?;
+            let pass = &mut Pass::inference();
+            let logits = model.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), pass)?;
+            logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+        };
+        for logit in logits().map_err(WeightsError::from)? {
+            // Which NaN a NaN is depends on the processor.
+            let logit = if logit.is_nan() { f32::NAN } else { logit };
+            digest.update(logit.to_bits().to_le_bytes());
+        }
+    }
+    Ok(format!("{:x}", digest.finalize()))
+}
+
+/// Token ids spread over the vocabulary, the same for every model of that size; fewer than `tokens` if the context is shorter.
+pub(crate) fn fixed_prompt(config: &Gpt2Config, tokens: usize) -> Vec<u32> {
+    let step = |index: usize| (index * 7919 + 3) % config.vocab_size;
+    (0..tokens.min(config.n_positions)).filter_map(|index| u32::try_from(step(index)).ok()).collect()
+}

@@ -1,0 +1,47 @@
+//! Every machine computes the same bits: the hashes of logits in `fingerprints.json`, which other tests read too, in other processes
+//! with other instructions and thread counts, and under Node.
+//!
+//! After a change of the arithmetic `WRITE_FINGERPRINTS=1 cargo test -p candle-gpt2-engine --test fingerprints` writes them anew.
+
+use std::path::PathBuf;
+
+use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
+use candle_gpt2_testing::CheckpointFolder;
+use serde_json::{Map, Value};
+
+/// The file: a list of models, each with what is changed in the configuration of the tiny checkpoint, and its hash by type.
+fn file() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fingerprints.json")
+}
+
+#[test]
+fn logits_have_the_bits_of_every_other_machine() {
+    let mut models: Vec<Value> = serde_json::from_slice(&std::fs::read(file()).unwrap()).unwrap();
+    assert!(models.len() > 8, "{} models", models.len());
+    let is_writing = std::env::var_os("WRITE_FINGERPRINTS").is_some();
+    for model in &mut models {
+        let folder = model.get("config").map(|changes| CheckpointFolder::tiny().with_config(changes.clone()));
+        let path = folder.as_ref().map_or(BUILT_IN.into(), |folder| folder.path().to_owned());
+        let verify = VerifyOptions { fingerprint: true, ..VerifyOptions::default() };
+        let hashes = ["f32", "f16", "q8", "q6", "q4"].map(|dtype| {
+            let options = ModelOptions {
+                model: path.clone(),
+                dtype: Some(dtype.parse().unwrap()),
+                ..ModelOptions::default()
+            };
+            let found = options.verify(&verify, &Silent).unwrap();
+            assert!(found.sound, "{:?}", found.problems);
+            (dtype.to_owned(), found.fingerprint.unwrap().into())
+        });
+        let hashes = Value::Object(Map::from_iter(hashes));
+        if is_writing {
+            model["fingerprints"] = hashes;
+        } else {
+            assert_eq!(model["fingerprints"], hashes, "{:?}", model.get("config"));
+        }
+    }
+    if is_writing {
+        let text = serde_json::to_string_pretty(&models).unwrap() + "\n";
+        std::fs::write(file(), text).unwrap();
+    }
+}
