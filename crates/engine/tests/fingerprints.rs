@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
+use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions, process};
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Map, Value};
 
@@ -14,8 +14,12 @@ fn file() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fingerprints.json")
 }
 
+/// With the instructions that `GPT2_INSTRUCTION_SET` names, or the fastest.
 #[test]
 fn logits_have_the_bits_of_every_other_machine() {
+    if let Ok(name) = std::env::var(process::INSTRUCTION_SET) {
+        process::use_instruction_set(&name).unwrap();
+    }
     let mut models: Vec<Value> = serde_json::from_slice(&std::fs::read(file()).unwrap()).unwrap();
     assert!(models.len() > 8, "{} models", models.len());
     let is_writing = std::env::var_os("WRITE_FINGERPRINTS").is_some();
