@@ -34,6 +34,6 @@ pub use random::RandomStream;
 pub use simd::{Number, rounded_to_nearest};
 pub use threads::{map_items, region_count, set_thread_count, thread_count};
 pub use training::{
-    AdamWStep, AddedScores, Attention, AttentionDropout, AttentionMask, Float, LayerNormGradients, LowRank,
-    LowRankGradients, MatrixView,
+    AdamWStep, AddedScores, Attention, Dropout, Float, LayerNormGradients, LowRank, LowRankGradients,
+    MatrixView,
 };

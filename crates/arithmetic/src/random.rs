@@ -1,7 +1,8 @@
-//! The project's one source of random numbers: ChaCha with 8 rounds, seeded, the same on every platform.
+//! Random numbers in a row: ChaCha with 8 rounds, seeded, the same on every platform.
 //!
-//! Sampling, dropout and initialisation draw from here. The stream is fixed by the ChaCha specification, and a uniform
-//! draw is an exact conversion of it; a normal draw takes the logarithm and the cosine of `libm`, which are plain Rust.
+//! Sampling and initialisation draw from here, and the seeds of dropout, which counts instead. The stream is fixed by the
+//! ChaCha specification, and a uniform draw is an exact conversion of it; a normal draw takes the logarithm and the cosine of
+//! `libm`, which are plain Rust.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -35,14 +36,6 @@ impl RandomStream {
     pub fn uniform(&mut self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         (self.0.next_u64() >> 11) as f64 * UNIT
-    }
-
-    /// Draws for each element whether it is kept: with probability `1 - rate`, in steps of `2^-32`.
-    pub fn fill_kept(&mut self, rate: f64, kept: &mut [bool]) {
-        let dropped_below = rate * (1u64 << 32) as f64;
-        for kept in kept {
-            *kept = f64::from(self.0.next_u32()) >= dropped_below;
-        }
     }
 
     /// 64 random bits: the seed of further streams.

@@ -8,9 +8,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2_kernels::{
-    AttentionDropout, KernelError, LayerNorm, Linear, RandomStream, add, dropout, recomputed,
-};
+use candle_gpt2_kernels::{Dropout, KernelError, LayerNorm, Linear, RandomStream, add, dropout, recomputed};
 
 use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
@@ -368,12 +366,12 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// When `rate` is outside `[0, 1]`.
-    pub fn attention_dropout(&mut self, rate: f64) -> Result<Option<AttentionDropout>> {
+    pub fn attention_dropout(&mut self, rate: f64) -> Result<Option<Dropout>> {
         if !(0.0..=1.0).contains(&rate) {
             return Err(KernelError::DropoutRate { found: rate }.into());
         }
         let generator = self.run.generator.as_deref_mut().filter(|_| rate > 0.0);
-        Ok(generator.map(|generator| AttentionDropout { rate, seed: generator.seed() }))
+        Ok(generator.map(|generator| Dropout { rate, seed: generator.seed() }))
     }
 
     /// Whether there is an observer.

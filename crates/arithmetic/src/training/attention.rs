@@ -7,63 +7,14 @@
 
 use std::ops::Range;
 
+use super::dropout::Dropout;
 use super::product::{LaidOut, MatrixView, multiply};
 use crate::attention::Heads;
-use crate::random::RandomStream;
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 
 /// Queries in a block: a multiple of every tile's rows.
 const QUERY_BLOCK: usize = 48;
-
-/// Dropout on attention weights: the mask is drawn anew from the seed wherever it is needed, and stored nowhere.
-///
-/// ```
-/// use candle_gpt2_arithmetic::AttentionDropout;
-///
-/// let dropout = AttentionDropout { rate: 0.75, seed: 7 };
-/// let mut mask = dropout.mask(3); // of head 3
-/// let mut kept = [false; 1000];
-/// mask.draw(&mut kept);
-/// assert_eq!(mask.factor(), 4.0);
-/// assert!((150..350).contains(&kept.iter().filter(|is_kept| **is_kept).count()));
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AttentionDropout {
-    /// Share of the weights that become zero, below 1.
-    pub rate: f64,
-    /// Seed of the masks; head `h` of row `b` takes stream `b · H + h`.
-    pub seed: u64,
-}
-
-impl AttentionDropout {
-    /// The mask of head `stream`.
-    pub fn mask(self, stream: usize) -> AttentionMask {
-        let random = RandomStream::with_stream(self.seed, stream as u64);
-        AttentionMask { random, rate: self.rate, factor: 1.0 / (1.0 - self.rate) }
-    }
-}
-
-/// The mask of one head, drawn query by query. [`AttentionDropout::mask`] gives it.
-#[derive(Debug, Clone)]
-pub struct AttentionMask {
-    random: RandomStream,
-    rate: f64,
-    factor: f64,
-}
-
-impl AttentionMask {
-    /// What a weight that stays is multiplied by.
-    #[inline(always)]
-    pub fn factor(&self) -> f64 {
-        self.factor
-    }
-
-    /// Draws which of the next query's weights stay.
-    pub fn draw(&mut self, kept: &mut [bool]) {
-        self.random.fill_kept(self.rate, kept);
-    }
-}
 
 /// Values that are added to the scores, `(B, H, T, S)`: those of a query lie side by side, as many as there are keys.
 /// Part of an [`Attention`].
@@ -107,8 +58,9 @@ pub struct Attention<'a, T> {
     pub visible: &'a [Range<usize>],
     /// What is added to the scaled products.
     pub added: Option<AddedScores<'a, T>>,
-    /// Dropout on the weights.
-    pub dropout: Option<AttentionDropout>,
+    /// Dropout on the weights: query `t` of head `h` of text `b` takes the draws of stream `(b · H + h) · T + t`, a key that of its
+    /// number.
+    pub dropout: Option<Dropout>,
 }
 
 /// Where queries, keys or values are: in which array, and which of how many that lie side by side for each token.
@@ -179,7 +131,7 @@ impl<'a, T: Number> Attention<'a, T> {
             visible: self.visible,
             added,
             scale: T::of(self.scale),
-            mask: self.dropout.map(|dropout| dropout.mask(text * self.heads + head)),
+            dropout: self.dropout.map(|dropout| (dropout, (text * self.heads + head) * self.queries)),
         }
     }
 }
@@ -270,7 +222,8 @@ struct Head<'a, T> {
     /// What is added to the scores, and from a query to the next.
     added: Option<(&'a [T], usize)>,
     scale: T,
-    mask: Option<AttentionMask>,
+    /// Dropout on the weights, and the stream of the first query.
+    dropout: Option<(Dropout, usize)>,
 }
 
 /// Some queries, and the keys that any of them sees, from the beginning of a panel on.
@@ -306,18 +259,15 @@ impl<T: Number> Head<'_, T> {
             first += QUERY_BLOCK;
         }
         let block = vec![T::ZERO; QUERY_BLOCK.min(self.visible.len()) * keys];
-        let (dropped, kept) = match self.mask {
-            Some(_) => (block.clone(), vec![false; keys]),
-            None => (Vec::new(), Vec::new()),
-        };
-        Room { stride: keys, weights: block, dropped, kept, tiles: Vec::new() }
+        let dropped = if self.dropout.is_some() { block.clone() } else { Vec::new() };
+        Room { stride: keys, weights: block, dropped, tiles: Vec::new() }
     }
 
     /// The weights of a block of queries over its keys; and with dropout, those that are left of them.
     #[inline(always)]
-    fn weights<V: Vectors<Real = T>>(&mut self, v: V, block: Block, keys: &LaidOut<T>, room: &mut Room<T>) {
+    fn weights<V: Vectors<Real = T>>(&self, v: V, block: Block, keys: &LaidOut<T>, room: &mut Room<T>) {
         let Block { first, count, first_key, keys: width } = block;
-        let Room { stride, weights, dropped, kept, tiles } = room;
+        let Room { stride, weights, dropped, tiles } = room;
         let scores = Part::of_rows(weights, *stride, (count, width));
         multiply(
             v,
@@ -346,18 +296,12 @@ impl<T: Number> Head<'_, T> {
                 }
                 None => softmax(v, row, self.scale),
             }
-            if let Some(mask) = &mut self.mask {
-                let kept = &mut kept[..row.len()];
-                mask.draw(kept);
-                let factor = T::of(mask.factor());
+            if let Some((dropout, stream)) = self.dropout {
                 let dropped = &mut dropped[index * *stride..][..width];
                 dropped[..start].fill(T::ZERO);
                 dropped[end..].fill(T::ZERO);
-                for ((dropped, weight), kept) in
-                    dropped[start..end].iter_mut().zip(row.iter()).zip(kept.iter())
-                {
-                    *dropped = if *kept { *weight * factor } else { T::ZERO };
-                }
+                let stream = (stream + first + index) as u64;
+                dropout.apply(stream, seen.start as u64, row, &mut dropped[start..end]);
             }
         }
     }
@@ -404,7 +348,6 @@ struct Room<T> {
     weights: Vec<T>,
     /// Of use with dropout only.
     dropped: Vec<T>,
-    kept: Vec<bool>,
     tiles: Vec<T>,
 }
 
@@ -420,7 +363,7 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
         const { assert!(QUERY_BLOCK.is_multiple_of(V::TILE_ROWS), "a block is of whole tiles") };
-        let Self { mut head, output } = self;
+        let Self { head, output } = self;
         let (mut keys, mut values) = (LaidOut::new(), LaidOut::new());
         keys.fill(v, head.keys.some(0, head.key_count).transposed());
         values.fill(v, head.values.some(0, head.key_count));
@@ -428,7 +371,7 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
         for first in (0..head.visible.len()).step_by(QUERY_BLOCK) {
             let block = head.block(first);
             head.weights(v, block, &keys, &mut room);
-            let weights = if head.mask.is_some() { &room.dropped } else { &room.weights };
+            let weights = if head.dropout.is_some() { &room.dropped } else { &room.weights };
             let weights = MatrixView::strided(weights, (block.count, block.keys), room.stride);
             let output = output.stepped(first, 1, block.count);
             multiply(v, weights, values.all().rows_from(block.first_key), output, false, &mut room.tiles);
@@ -450,7 +393,7 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
-        let Self { mut head, output_gradient, output_stride, gradients } = self;
+        let Self { head, output_gradient, output_stride, gradients } = self;
         let [of_queries, of_keys, of_values] = places(gradients.len());
         let (mut key_columns, mut key_rows) = (LaidOut::new(), LaidOut::new());
         let (mut value_columns, mut block_rows) = (LaidOut::new(), LaidOut::new());
@@ -465,7 +408,7 @@ impl<T: Number> Work<T> for Backward<'_, '_, T> {
             let Room { stride, weights, dropped, tiles, .. } = &mut room;
             let stride = *stride;
             let weights = weights.as_slice();
-            let dropped = if head.mask.is_some() { dropped.as_slice() } else { weights };
+            let dropped = if head.dropout.is_some() { dropped.as_slice() } else { weights };
             let Block { count, first_key, keys, .. } = block;
             let output_gradient = &output_gradient[first * output_stride..];
             let output_gradient =
@@ -546,7 +489,7 @@ mod tests {
     /// f64 in plain Rust is what gradients are checked in; every instruction set computes the same.
     #[test]
     fn every_instruction_set_attends_and_goes_back_alike() {
-        let dropout = Some(AttentionDropout { rate: 0.3, seed: 5 });
+        let dropout = Some(Dropout { rate: 0.3, seed: 5 });
         let causal = Some((usize::MAX, 0));
         for (arrays, queries, keys, [head_dim, value_dim], window, is_added, dropout) in [
             (1, 1, 1, [3, 3], causal, false, None),

@@ -1,4 +1,4 @@
-//! Operations on each element: sums, dropout, activations; and the sums of columns.
+//! Operations on each element: sums, activations; and the sums of columns.
 
 use crate::simd::{self, LANES, Number, Real, Vectors, Work};
 use crate::threads::{Parts, computed_in_parts, for_each_part};
@@ -193,26 +193,6 @@ pub(super) fn scale<T: Real>(values: &mut [T], factor: f64) {
         }
     }
     for_each_part(values, BLOCKS, |mut part| T::vectorized(Scale(part.all(), T::of(factor))));
-}
-
-/// `x` where `kept` says so, multiplied by `scale`, and zero elsewhere.
-pub(super) fn masked<T: Real>(x: &[T], kept: &[bool], scale: f64) -> Vec<T> {
-    struct Mask<'a, T>(&'a [T], &'a [bool], T, &'a mut [T]);
-    impl<T: Number> Work<T> for Mask<'_, T> {
-        type Output = ();
-
-        #[inline(always)]
-        fn run<V: Vectors<Real = T>>(self, _: V) {
-            for ((x, kept), y) in self.0.iter().zip(self.1).zip(self.3) {
-                *y = if *kept { *x * self.2 } else { T::ZERO };
-            }
-        }
-    }
-    assert!(x.len() == kept.len(), "{} values and a mask of {}", x.len(), kept.len());
-    computed_in_parts(x.len(), BLOCKS, |mut part| {
-        let range = part.first_row..part.first_row + part.rows();
-        T::vectorized(Mask(&x[range.clone()], &kept[range], T::of(scale), part.all()));
-    })
 }
 
 /// Adds the sum of each column of a matrix to `totals`, or overwrites them.

@@ -4,6 +4,7 @@
 
 mod adamw;
 mod attention;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod head_loss;
@@ -12,7 +13,8 @@ mod low_rank;
 mod product;
 
 pub use adamw::AdamWStep;
-pub use attention::{AddedScores, Attention, AttentionDropout, AttentionMask};
+pub use attention::{AddedScores, Attention};
+pub use dropout::Dropout;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
 pub use product::MatrixView;
@@ -108,11 +110,8 @@ floats! {
     /// Multiplies each value.
     fn scale(values: &mut [Self], factor: f64) = elementwise::scale;
 
-    /// `x` where `kept` says so, multiplied by `scale`, and zero elsewhere: dropout, and its gradient.
-    ///
-    /// # Panics
-    /// When their lengths differ.
-    fn masked(x: &[Self], kept: &[bool], scale: f64) -> Vec<Self> = elementwise::masked;
+    /// What dropout leaves of `x`, and of its gradient: the draws are the first of stream 0.
+    fn dropout(x: &[Self], dropout: Dropout) -> Vec<Self> = dropout::dropout;
 
     /// The tanh form of GELU.
     fn gelu_tanh(x: &[Self]) -> Vec<Self> = elementwise::gelu_tanh;

@@ -264,7 +264,9 @@ fn dropout_of_heads_acts_in_training_only() -> Result<()> {
         assert_eq!(run(&mut Pass::inference())?, without, "{name}");
         assert_ne!(trained(1)?, without, "{name}");
         assert_eq!(trained(1)?, trained(1)?, "{name}");
-        assert_ne!(trained(1)?, trained(2)?, "{name}");
+        // Two masks of a few values may be alike, but not all of seven.
+        let others = (2..9).map(trained).collect::<Result<Vec<_>>>()?;
+        assert!(others.iter().any(|other| *other != others[0]), "{name}");
     }
     Ok(())
 }

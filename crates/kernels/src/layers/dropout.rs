@@ -1,7 +1,7 @@
 //! Dropout from a seeded generator: candle's own cannot be seeded on the CPU.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::RandomStream;
+use candle_gpt2_arithmetic::{Dropout, RandomStream};
 
 use crate::error::KernelError;
 use crate::training::{apply_drawn, apply_dropout, drawn_on_gpu};
@@ -9,8 +9,8 @@ use crate::training::{apply_drawn, apply_dropout, drawn_on_gpu};
 /// Sets each element to zero with probability `rate` and divides the others by `1 - rate`, so that the expected
 /// value stays.
 ///
-/// The draws are made in the order of the elements, so the same generator state gives the same mask on every CPU; a GPU draws by
-/// itself, from a seed of the generator's.
+/// The generator gives a seed, from which all threads draw: the same state of it gives the same mask on every CPU. A GPU draws by
+/// itself, from the same seed.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -34,11 +34,9 @@ pub fn dropout(x: &Tensor, rate: f64, generator: &mut RandomStream) -> Result<Te
     if rate == 1.0 {
         return x.zeros_like();
     }
-    let scale = 1.0 / (1.0 - rate);
-    if !x.device().is_cpu() {
-        return apply_drawn(x, drawn_on_gpu(x.shape(), rate, generator.seed(), x.device())?, scale);
+    let dropout = Dropout { rate, seed: generator.seed() };
+    if x.device().is_cpu() {
+        return apply_dropout(x, dropout);
     }
-    let mut kept = vec![false; x.elem_count()];
-    generator.fill_kept(rate, &mut kept);
-    apply_dropout(x, kept, scale)
+    apply_drawn(x, drawn_on_gpu(x.shape(), rate, dropout.seed, x.device())?, dropout.factor())
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use candle_gpt2_arithmetic::{AddedScores, Attention, AttentionDropout};
+use candle_gpt2_arithmetic::{AddedScores, Attention, Dropout};
 
 use super::composed::{drawn_on_gpu, wide};
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
@@ -27,7 +27,7 @@ pub struct HeadsAttention {
     /// What is added to the scaled products, in a shape that broadcasts to `(B, H, T, S)`.
     pub added: Option<Tensor>,
     /// Dropout on the weights.
-    pub dropout: Option<AttentionDropout>,
+    pub dropout: Option<Dropout>,
 }
 
 /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
@@ -206,10 +206,8 @@ pub fn attention_reference(
                 Some(mask) => Tensor::from_vec(mask, weights.shape(), device)?,
                 None => drawn_on_gpu(weights.shape(), dropout.rate, dropout.seed ^ index as u64, device)?,
             };
-            // At a rate of 1 nothing is kept, and zero is not to be divided by zero.
-            let factor = if dropout.rate < 1.0 { dropout.mask(0).factor() } else { 0.0 };
             let kept = kept.to_dtype(weights.dtype())?;
-            weights = ((weights * kept)? * factor)?;
+            weights = ((weights * kept)? * dropout.factor())?;
         }
         contexts.push(weights.to_dtype(dtype)?.matmul(&tokens(&v, &block.keys)?)?);
     }
@@ -274,22 +272,16 @@ impl HeadsAttention {
     }
 
     /// For each block whether the weights are kept, 1 or 0, `(B, H, T, S)`, drawn as the kernel does.
-    fn masks(
-        &self,
-        blocks: &[Block],
-        dropout: &AttentionDropout,
-        (batch, queries): (usize, usize),
-    ) -> Vec<Vec<u8>> {
+    fn masks(&self, blocks: &[Block], dropout: &Dropout, (batch, queries): (usize, usize)) -> Vec<Vec<u8>> {
         let mut masks: Vec<Vec<u8>> = blocks.iter().map(|_| Vec::new()).collect();
         let mut kept = Vec::new();
         let texts: Vec<_> = self.visible.chunks(queries).collect();
-        for stream in 0..batch * self.heads {
-            let visible = texts[stream / self.heads % texts.len()];
-            let mut drawn = dropout.mask(stream);
+        for head in 0..batch * self.heads {
+            let visible = texts[head / self.heads % texts.len()];
             for (block, mask) in blocks.iter().zip(&mut masks) {
-                for seen in &visible[block.queries.clone()] {
+                for (query, seen) in block.queries.clone().zip(&visible[block.queries.clone()]) {
                     kept.resize(seen.len(), false);
-                    drawn.draw(&mut kept);
+                    dropout.draw((head * queries + query) as u64, seen.start as u64, &mut kept);
                     let row = mask.len();
                     mask.resize(row + block.keys.len(), 0);
                     let row = &mut mask[row..][block.seen(seen)];

@@ -1,7 +1,7 @@
 //! Operations on each element: sums, dropout, activations.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::Float;
+use candle_gpt2_arithmetic::{Dropout, Float};
 
 use super::composed::in_wide_type;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
@@ -83,17 +83,19 @@ pub(crate) fn activated(x: &Tensor, activation: Activation) -> Result<Tensor> {
     for_float!(x.dtype(), forward(x, activation))
 }
 
-/// `x` where `kept` says so, multiplied by `scale`, and zero elsewhere.
-pub(crate) fn apply_dropout(x: &Tensor, kept: Vec<bool>, scale: f64) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(x: &Tensor, mask: Mask) -> Result<Tensor> {
-        let y = mask.applied::<T>(x)?;
-        record(&[x], on_cpu(y), x.shape(), mask)
+/// What dropout leaves of `x`, on the CPU.
+pub(crate) fn apply_dropout(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
+        let y = with_elements::<T, 1, _>([x], |[x]| Ok(T::dropout(x, dropout)))?;
+        record(&[x], on_cpu(y), x.shape(), dropout)
     }
     if has_cpu_kernels(x) {
-        return for_float!(x.dtype(), forward(x, Mask { kept, scale }));
+        return for_float!(x.dtype(), forward(x, dropout));
     }
+    let mut kept = vec![false; x.elem_count()];
+    dropout.draw(0, 0, &mut kept);
     let kept: Vec<u8> = kept.into_iter().map(u8::from).collect();
-    apply_drawn(x, Tensor::from_vec(kept, x.shape(), x.device())?, scale)
+    apply_drawn(x, Tensor::from_vec(kept, x.shape(), x.device())?, dropout.factor())
 }
 
 /// The same for 1 and 0 in `kept`, on any device.
@@ -101,22 +103,11 @@ pub(crate) fn apply_drawn(x: &Tensor, kept: Tensor, scale: f64) -> Result<Tensor
     in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * scale)
 }
 
-struct Mask {
-    kept: Vec<bool>,
-    scale: f64,
-}
-
-impl Mask {
-    fn applied<T: CpuFloat>(&self, x: &Tensor) -> Result<Vec<T>> {
-        with_elements::<T, 1, _>([x], |[x]| Ok(T::masked(x, &self.kept, self.scale)))
-    }
-}
-
-impl FloatOperation for Mask {
+impl FloatOperation for Dropout {
     const NAME: &str = "dropout";
 
     fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        let values = self.applied::<T>(gradient)?;
+        let values = with_elements::<T, 1, _>([gradient], |[gradient]| Ok(T::dropout(gradient, *self)))?;
         sums.add(&inputs[0], Tensor::from_vec(values, gradient.shape(), gradient.device())?)
     }
 }

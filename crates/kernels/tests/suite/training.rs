@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_kernels::{
-    Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, HeadsAttention, KernelError, LayerNorm,
-    Linear, Matrix, RandomStream, WeightFormat, adamw_step, add, add_positions, dropout, gradients,
-    head_loss, head_loss_reference, heads_attention, heads_attention_reference, interruptible, recomputed,
+    Activation, AdamWStep, AdaptedMatrix, Before, Dropout, HeadsAttention, KernelError, LayerNorm, Linear,
+    Matrix, RandomStream, WeightFormat, adamw_step, add, add_positions, dropout, gradients, head_loss,
+    head_loss_reference, heads_attention, heads_attention_reference, interruptible, recomputed,
     runs_as_in_training, squared_norm, without_gradients,
 };
 use candle_gpt2_testing::{assert_close, pattern, values};
@@ -126,7 +126,7 @@ fn dropout_drops_the_gradient_where_it_dropped_the_value() -> Result<()> {
     })
 }
 
-const ATTENTION_DROPOUT: AttentionDropout = AttentionDropout { rate: 0.3, seed: 11 };
+const ATTENTION_DROPOUT: Dropout = Dropout { rate: 0.3, seed: 11 };
 
 /// The keys that queries see under each kind of mask.
 fn masks(queries: usize, keys: usize) -> [(&'static str, Vec<Range<usize>>); 3] {
@@ -136,7 +136,7 @@ fn masks(queries: usize, keys: usize) -> [(&'static str, Vec<Range<usize>>); 3] 
     [("causal", causal), ("all", vec![0..keys; queries]), ("window", window)]
 }
 
-fn causal(heads: usize, tokens: usize, scale: f64, dropout: Option<AttentionDropout>) -> HeadsAttention {
+fn causal(heads: usize, tokens: usize, scale: f64, dropout: Option<Dropout>) -> HeadsAttention {
     HeadsAttention { heads, scale, visible: masks(tokens, tokens)[0].1.clone(), added: None, dropout }
 }
 
@@ -242,7 +242,7 @@ fn dropout_on_attention_zeroes_its_share_and_scales_the_rest() -> Result<()> {
     let zeros = Tensor::zeros((1, TOKENS, 2 * TOKENS), DType::F32, &Device::Cpu)?;
     let identity = Tensor::eye(TOKENS, DType::F32, &Device::Cpu)?.unsqueeze(0)?;
     let qkv = Tensor::cat(&[zeros, identity], 2)?;
-    let half = AttentionDropout { rate: 0.5, seed: 3 };
+    let half = Dropout { rate: 0.5, seed: 3 };
     let weights =
         heads_attention(&[&qkv], causal(1, TOKENS, 1.0, Some(half)))?.squeeze(0)?.to_vec2::<f32>()?;
     let mut dropped = 0;

@@ -3,8 +3,8 @@
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_kernels::{
-    Activation, AdamWStep, AdaptedMatrix, AttentionDropout, Before, HeadsAttention, LayerNorm, Linear,
-    Matrix, RandomStream, adamw_step, add, add_positions, composed, dropout, gradient_norm, gradients,
+    Activation, AdamWStep, AdaptedMatrix, Before, Dropout, HeadsAttention, LayerNorm, Linear, Matrix,
+    RandomStream, adamw_step, add, add_positions, composed, dropout, gradient_norm, gradients,
     has_cpu_kernels, head_loss, heads_attention, recomputed, squared_norm,
 };
 use candle_gpt2_testing::{assert_close_absolute, device, pattern, skipped, values};
@@ -217,7 +217,7 @@ fn embeddings_and_positions() -> Result<()> {
 fn attention_with_and_without_dropout() -> Result<()> {
     let (heads, tokens) = (3, 10);
     for rate in [0.0, 0.3, 1.0] {
-        let dropout = (rate > 0.0).then_some(AttentionDropout { rate, seed: 11 });
+        let dropout = (rate > 0.0).then_some(Dropout { rate, seed: 11 });
         if rate == 1.0 {
             // Nothing is left to compare.
             let x = pattern(&[1, 4, 9], 1.0, 1).to_device(&device())?;

@@ -2,9 +2,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2_kernels::{
-    Activation, AttentionDropout, HeadsAttention, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix,
-    RandomStream, WeightFormat, add, add_positions, composed, dropout, head_loss, heads_attention, softmax,
-    step_attention,
+    Activation, Dropout, HeadsAttention, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix, RandomStream,
+    WeightFormat, add, add_positions, composed, dropout, head_loss, heads_attention, softmax, step_attention,
 };
 
 fn zeros(shape: &[usize]) -> Tensor {
@@ -85,7 +84,7 @@ fn attention() {
         [(0, 3, 4, 5, 6), (2, 0, 4, 5, 6), (2, 3, 0, 5, 6), (2, 3, 4, 0, 6), (2, 3, 4, 5, 0)]
     {
         let (q, k) = (zeros(&[batch, queries, heads * width]), zeros(&[batch, keys, heads * width]));
-        for dropout in [None, Some(AttentionDropout { rate: 0.5, seed: 1 })] {
+        for dropout in [None, Some(Dropout { rate: 0.5, seed: 1 })] {
             let attention = || HeadsAttention {
                 heads,
                 scale: 0.5,
