@@ -27,12 +27,14 @@ use on_part::{OnPart, PART_KEYS, PartScores, Results, finish, merge, result_len,
 pub use texts::text_attention;
 
 use crate::simd::{InstructionSet, Job, Simd};
-use crate::threads::{Part, Parts, computed_in_parts, for_each_part, thread_count};
+use crate::threads::{Part, Parts, computed_in_parts, thread_count};
 
 /// Queries of a piece of work: few enough that there is work for many threads, many enough to use the keys while they are near.
 const PIECE_QUERIES: usize = 48;
 /// At least so many pieces for each thread, else the parts of the keys are shared among threads too.
 const PIECES_PER_THREAD: usize = 4;
+/// Queries of a head whose parts one thread puts together: a step of one text takes one thread, which costs less than to meet others.
+const MERGED_ROWS: usize = 32;
 
 /// Attention of some queries over what a cache holds, where the rows of a batch have slots of their own.
 ///
@@ -125,18 +127,19 @@ impl OnUnits for Attend<'_> {
         // For each row, head and part of the keys the results of the queries.
         let parts = visible.iter().map(|keys| keys.end.div_ceil(PART_KEYS)).max().unwrap_or(0);
         let result_len = tokens * result_len(value_dim);
-        let mut results = vec![0.0; q.rows.len() * heads * parts * result_len];
-        for_each_part(
-            &mut results,
-            Parts { row_len: result_len, rows: 1, columns: result_len },
-            |mut part| {
+        let of_parts = Parts { row_len: result_len, rows: 1, columns: result_len };
+        let results = computed_in_parts(
+            q.rows.len() * heads * parts * result_len,
+            of_parts,
+            |mut part: Part<'_, f32>| {
                 let (position, key_part) = (part.first_row / parts, part.first_row % parts);
                 instructions.run(PieceOfKeys { work, position, key_part, results: part.row(0) });
             },
         );
-        let mut output = vec![0.0; visible.len() * row_len];
-        instructions.run(MergeAll { work, parts, results: &results, output: &mut output });
-        output
+        let merged = Parts { row_len: value_dim, rows: MERGED_ROWS, columns: value_dim };
+        computed_in_parts(visible.len() * row_len, merged, |part| {
+            instructions.run(Merge { work, parts, results: &results, part });
+        })
     }
 }
 
@@ -290,31 +293,32 @@ impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
     }
 }
 
-/// Puts the parts of all queries together.
-struct MergeAll<'a, 'b, F: Format> {
+/// Puts the parts of some queries and heads together, counted query by query.
+struct Merge<'a, 'b, F: Format> {
     work: OnMemory<'a, F>,
     parts: usize,
-    results: &'b [f32],
-    output: &'b mut [f32],
+    results: &'a [f32],
+    part: Part<'b, f32>,
 }
 
-impl<F: Format> Job for MergeAll<'_, '_, F> {
+impl<F: Format> Job for Merge<'_, '_, F> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
+    fn run<S: Simd>(mut self, simd: S) {
         let Attend { q, sizes, visible, .. } = *self.work.attend;
         let result_len = result_len(sizes.value_dim);
         let mut total = vec![0.0; result_len];
-        for row in 0..self.output.len() / sizes.value_dim {
-            let (query, head) = (row / q.heads, row % q.heads);
+        for row in 0..self.part.rows() {
+            let (query, head) =
+                ((self.part.first_row + row) / q.heads, (self.part.first_row + row) % q.heads);
             let (batch, token) = q.place_of(query);
             for part in 0..self.parts {
                 let place = ((batch * q.heads + head) * self.parts + part) * q.tokens + token;
                 let result = &self.results[place * result_len..][..result_len];
                 put_together(simd, &mut total, result, &visible[query], part);
             }
-            finish(simd, &total, &mut self.output[row * sizes.value_dim..][..sizes.value_dim]);
+            finish(simd, &total, self.part.row(row));
         }
     }
 }
