@@ -474,6 +474,51 @@ mod tests {
         }
     }
 
+    /// Shares are taken, not dealt: two of three threads are held up in their first index until all others are done, which the third
+    /// has to do alone.
+    #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
+    fn a_thread_that_is_not_held_up_does_what_is_left_of_all_shares() {
+        const INDICES: usize = 90;
+        let pool = Pool::start(2);
+        for _ in 0..20 {
+            let (begun, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            pool.run(INDICES, &|_| {
+                if begun.fetch_add(1, Ordering::AcqRel) < 2 {
+                    while done.load(Ordering::Acquire) < INDICES - 2 {
+                        yield_now();
+                    }
+                } else {
+                    done.fetch_add(1, Ordering::AcqRel);
+                }
+            });
+            assert_eq!(done.into_inner(), INDICES - 2);
+        }
+    }
+
+    /// Other work on each core, more threads than cores, and two callers.
+    #[test]
+    #[cfg_attr(any(miri, target_family = "wasm"), ignore = "keeps all cores busy")]
+    fn other_work_on_the_cores_changes_nothing() {
+        let pool = Pool::start(2 * available_parallelism().map_or(1, usize::from));
+        let is_over = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..available_parallelism().map_or(1, usize::from) {
+                scope.spawn(|| {
+                    while is_over.load(Ordering::Acquire) < 2 {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    (0..50).for_each(|_| assert_eq!(calls(pool, 100), vec![1; 100]));
+                    is_over.fetch_add(1, Ordering::AcqRel);
+                });
+            }
+        });
+    }
+
     /// Threads of a region that is about to end must not meet the next one's indices.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
