@@ -28,7 +28,7 @@ use crate::training::{self, has_cpu_kernels, runs_as_in_training};
 pub struct Linear {
     weight: Matrix,
     bias: Option<Tensor>,
-    /// The bias of a packed weight, laid out as its products take it.
+    /// The bias of a packed weight, with an adapter or not, laid out as its products take it.
     panel_bias: Option<PanelBias>,
 }
 
@@ -56,7 +56,7 @@ impl Linear {
         {
             return Err(KernelError::BiasShape { expected: out_features, found: bias.dims().to_vec() }.into());
         }
-        let panel_bias = match (&weight, &bias) {
+        let panel_bias = match (weight.fixed(), &bias) {
             (Matrix::Packed(_), Some(bias)) => {
                 Some(PanelBias::new(&bias.to_dtype(DType::F32)?.to_vec1::<f32>()?))
             }
@@ -119,7 +119,12 @@ impl Linear {
     /// When the last axis of `x` is not `in` wide, or the weight is packed and `x` is not f32 on the CPU.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.output_shape(x)?;
-        let weight = match &self.weight {
+        self.product(&self.weight, x)
+    }
+
+    /// The same with this weight, where `x` is as wide as it must be: the layer's own, or the fixed one of its adapter.
+    fn product(&self, weight: &Matrix, x: &Tensor) -> Result<Tensor> {
+        let weight = match weight {
             Matrix::Dense(weight) => weight,
             Matrix::Packed(weight) if x.track_op() && has_cpu_kernels(x) => {
                 return training::packed_linear(x, weight, self.bias.as_ref());
@@ -130,7 +135,7 @@ impl Linear {
         if self.has_kernel(x, weight) {
             return training::linear(x, weight, self.bias.as_ref(), 0..self.out_features());
         }
-        if let Some(y) = self.on_gpu(x, Finish::Nothing)? {
+        if let Some(y) = cuda::linear(x, weight, self.bias.as_ref(), Finish::Nothing)? {
             return Ok(y);
         }
         training::composed_linear(x, weight, self.bias.as_ref())
@@ -150,6 +155,10 @@ impl Linear {
         {
             self.output_shape(x)?;
             return training::linear(x, weight, self.bias.as_ref(), outputs);
+        }
+        if let Matrix::Packed(_) = &self.weight {
+            // Expanding the weight would take longer than the outputs that nobody wants.
+            return self.forward(x)?.narrow(D::Minus1, outputs.start, outputs.len())?.contiguous();
         }
         let rows = |tensor: &Tensor| tensor.narrow(0, outputs.start, outputs.len());
         Self::new(rows(&self.weight.to_tensor()?)?, self.bias().map(rows).transpose()?)?.forward(x)
@@ -180,11 +189,10 @@ impl Linear {
         {
             return training::adapted_linear(x, &fixed, bias, &training::Adapter { a, b, scale: *scale });
         }
-        let base = Self::from_matrix(base.clone(), bias.cloned())?;
         let [a, b] = [a.to_dtype(x.dtype())?, b.to_dtype(x.dtype())?];
         let inner = x.reshape(((), x.dim(D::Minus1)?))?.matmul(&a.t()?)?;
         let added = (inner.matmul(&b.t()?)? * *scale)?;
-        let y = base.forward(x)?;
+        let y = self.product(base, x)?;
         let added = added.reshape(y.shape())?;
         y + added
     }

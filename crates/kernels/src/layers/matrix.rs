@@ -66,6 +66,14 @@ impl Matrix {
         }
     }
 
+    /// The matrix without adapters.
+    pub(super) fn fixed(&self) -> &Self {
+        match self {
+            Self::Dense(_) | Self::Packed(_) => self,
+            Self::Adapted(weight) => weight.base.fixed(),
+        }
+    }
+
     /// Bytes that the weights take, an adapter's included.
     pub fn bytes(&self) -> usize {
         match self {
