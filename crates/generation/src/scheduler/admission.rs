@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use candle_core::Tensor;
 use candle_gpt2::{Gpt2Cache, KvSlot, LogitsFor};
 use tokenizers::Tokenizer;
 
@@ -17,49 +18,64 @@ use crate::prefixes::{Beginning, PromptScores, Sharers, Source, Wanted};
 use crate::{GenerationError, Sampler, TextStream};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// As many tokens of prompts as a step computes; texts begin where there is room.
-    pub(super) fn prefill(&mut self) -> Result<(), GenerationError> {
-        let mut budget = self.options.chunk_tokens;
+    /// As many tokens of prompts as a step computes, of which `computed` are; texts begin where there is room.
+    pub(super) fn prefill(&mut self, computed: usize) -> Result<(), GenerationError> {
+        let mut budget = self.options.chunk_tokens.saturating_sub(computed);
         while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
             let Some(mut prefill) = self.prefilling.pop_front() else {
                 // A text began at once, from a prompt that it shares: that is work too.
                 budget -= 1;
                 continue;
             };
-            let count = budget.min(prefill.tokens.len() - prefill.computed);
-            budget -= count;
-            let hidden = prefill.compute(&self.model, count)?; // (1, count, C)
-            if let Err(error) = prefill.score(&self.model, &hidden) {
-                let request = prefill.text.request.id;
-                drop(prefill);
-                match error {
-                    GenerationError::NotFinite => self.fail(request, error),
-                    error => return Err(error),
-                }
-                continue;
-            }
-            if prefill.computed < prefill.tokens.len() {
-                self.prefilling.push_front(prefill);
-                continue;
-            }
-            let Prefill { text, cache, is_window, cached, .. } = prefill;
-            if is_window {
-                self.run(text, cache)?;
-                continue;
-            }
-            self.tell_begun(&text, cached);
-            if text.request.max_new_tokens == 0 {
-                self.end_without_tokens(text, cache)?;
-                continue;
-            }
-            let logits = rows_of(&self.model.head(&hidden, LogitsFor::LastToken)?)?.swap_remove(0);
-            if self.is_shared(&text) {
-                let (request, logits) = (text.request.id, logits.clone());
-                self.prompt_logits = Some(PromptLogits { request, logits });
-            }
-            self.begin(text, cache, logits)?;
+            let before = prefill.computed;
+            let hidden = prefill.compute(&self.model, budget)?; // (1, count, C)
+            budget -= prefill.computed - before;
+            self.go_on(prefill, &hidden, None)?;
         }
         Ok(())
+    }
+
+    /// What follows when some tokens of a prompt are computed, whose hidden states these are, `(1, count, C)`. The logits after the last
+    /// one are computed where they are wanted and not given.
+    pub(super) fn go_on(
+        &mut self,
+        mut prefill: Prefill<T>,
+        hidden: &Tensor,
+        logits: Option<Vec<f32>>,
+    ) -> Result<(), GenerationError> {
+        if let Err(error) = prefill.score(&self.model, hidden) {
+            let request = prefill.text.request.id;
+            drop(prefill);
+            return match error {
+                GenerationError::NotFinite => {
+                    self.fail(request, error);
+                    Ok(())
+                }
+                error => Err(error),
+            };
+        }
+        if prefill.computed < prefill.tokens.len() {
+            self.prefilling.push_front(prefill);
+            return Ok(());
+        }
+        let Prefill { text, cache, is_window, cached, .. } = prefill;
+        if is_window {
+            self.run(text, cache)?;
+            return Ok(());
+        }
+        self.tell_begun(&text, cached);
+        if text.request.max_new_tokens == 0 {
+            return self.end_without_tokens(text, cache);
+        }
+        let logits = match logits {
+            Some(logits) => logits,
+            None => rows_of(&self.model.head(hidden, LogitsFor::LastToken)?)?.swap_remove(0),
+        };
+        if self.is_shared(&text) {
+            let (request, logits) = (text.request.id, logits.clone());
+            self.prompt_logits = Some(PromptLogits { request, logits });
+        }
+        self.begin(text, cache, logits)
     }
 
     /// Begins the next text that waits, where there is room; says whether it did.

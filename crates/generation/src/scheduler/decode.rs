@@ -18,30 +18,44 @@ use crate::draft::{CACHED_TOKEN_COST, Drafted, longest_beside, look_up};
 use crate::logits::rows_of;
 use crate::{GenerationError, WhenFull};
 
+/// Axis of the tokens in hidden states.
+const TOKEN_DIM: usize = 1;
+
+/// Tokens of a prompt that were computed beside the running texts.
+struct Computed {
+    request: RequestId,
+    count: usize,
+    /// `(1, count, C)`.
+    hidden: Tensor,
+    /// What comes after the last token, where that is wanted.
+    logits: Option<Vec<f32>>,
+}
+
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// One token of all running texts, and those that were drafted rightly.
-    pub(super) fn decode(&mut self) -> Result<(), GenerationError> {
+    /// One token of all running texts, and those that were drafted rightly; on a CPU with the next tokens of a prompt in the same pass,
+    /// which reads the weights once for all. Returns what that is of the tokens of prompts that the step computes.
+    pub(super) fn decode(&mut self) -> Result<usize, GenerationError> {
         self.slide_full_rows()?;
         self.close_gaps()?;
         if self.running.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
+        let (begun, prefill) = self.prompt_beside()?;
         let drafts = self.drafts()?;
         let lengths: Vec<usize> = drafts.iter().map(|draft| 1 + draft.len()).collect();
-        let (rows, tokens) = (lengths.len(), lengths.iter().sum::<usize>());
         let ids = self.running.iter().zip(&drafts).flat_map(|(text, draft)| {
             once(text.ids.last().copied().unwrap_or(0)).chain(draft.iter().copied())
         });
-        let is_even = lengths.iter().all(|length| *length == lengths[0]);
-        let (shape, mut pass) = if is_even {
-            ((rows, lengths[0]), Pass::inference())
-        } else {
-            ((1, tokens), Pass::inference().of_rows(lengths.as_slice().into()))
+        let ids: Vec<u32> = ids.collect();
+        let (logits, computed) = match prefill {
+            Some(prefill) => {
+                let (logits, computed) =
+                    self.pass_with_prompt(ids, &lengths, prefill, self.options.chunk_tokens - begun)?;
+                (logits, Some(computed))
+            }
+            None => (self.pass(ids, &lengths)?, None),
         };
-        let ids = Tensor::from_vec(ids.collect(), shape, self.model.device())?;
-        let wanted = if tokens == rows { LogitsFor::LastToken } else { LogitsFor::EveryToken };
-        let logits = self.model.forward_with(&ids, wanted, Some(&mut self.cache), &mut pass)?;
-        let mut logits = rows_of(&logits)?.into_iter();
+        let mut logits = logits.into_iter();
         let of_row = |length: &usize| logits.by_ref().take(*length).collect();
         let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
         let chosen = sample(&mut self.running, &drafts, logits.iter_mut().map(Vec::as_mut_slice));
@@ -51,7 +65,73 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.cache.truncate(row, held)?;
             self.running[row].count_draft(draft, &chosen.tokens)?;
         }
-        self.extend(0, chosen)
+        self.extend(0, chosen)?;
+        let Some(Computed { request, count, hidden, logits }) = computed else { return Ok(begun) };
+        // Unless its request has ended meanwhile.
+        if self.prefilling.front().is_some_and(|prefill| prefill.text.request.id == request)
+            && let Some(prefill) = self.prefilling.pop_front()
+        {
+            self.go_on(prefill, &hidden, logits)?;
+        }
+        Ok(begun + count)
+    }
+
+    /// On a CPU, the first prompt that is on its way, or that of the next text for which there is room. Texts may begin at once
+    /// instead, from a prompt that they share; each counts as a token, and how many did is returned too. An observer sees a row for each
+    /// text, and nothing beside them.
+    fn prompt_beside(&mut self) -> Result<(usize, Option<Prefill<T>>), GenerationError> {
+        let (mut begun, most) = (0, self.options.chunk_tokens);
+        if self.slot_tokens.is_some() || self.model.is_observed() {
+            return Ok((begun, None));
+        }
+        while begun < most && self.prefilling.is_empty() && self.admit()? {
+            begun += usize::from(self.prefilling.is_empty());
+        }
+        Ok((begun, if begun < most { self.prefilling.pop_front() } else { None }))
+    }
+
+    /// The logits after each of the next tokens of the running texts, of which each has so many.
+    fn pass(&mut self, ids: Vec<u32>, lengths: &[usize]) -> Result<Vec<Vec<f32>>, GenerationError> {
+        let (rows, tokens) = (lengths.len(), ids.len());
+        let is_even = lengths.iter().all(|length| *length == lengths[0]);
+        let (shape, mut pass) = if is_even {
+            ((rows, lengths[0]), Pass::inference())
+        } else {
+            ((1, tokens), Pass::inference().of_rows(lengths.into()))
+        };
+        let ids = Tensor::from_vec(ids, shape, self.model.device())?;
+        let wanted = if tokens == rows { LogitsFor::LastToken } else { LogitsFor::EveryToken };
+        rows_of(&self.model.forward_with(&ids, wanted, Some(&mut self.cache), &mut pass)?)
+    }
+
+    /// The same with up to `most` tokens of a prompt, which is then the first on its way again.
+    fn pass_with_prompt(
+        &mut self,
+        mut ids: Vec<u32>,
+        lengths: &[usize],
+        mut prefill: Prefill<T>,
+        most: usize,
+    ) -> Result<(Vec<Vec<f32>>, Computed), GenerationError> {
+        let (request, row, tokens) = (prefill.text.request.id, lengths.len(), ids.len());
+        let next = prefill.next(most);
+        let count = next.len();
+        ids.extend(next);
+        self.cache.insert(row, prefill.cache)?;
+        let ids = Tensor::from_vec(ids, (1, tokens + count), self.model.device())?;
+        let mut pass = Pass::inference().of_rows([lengths, &[count]].concat().into());
+        let hidden = self.model.transformer().forward_with(&ids, Some(&mut self.cache), &mut pass)?;
+        prefill.cache = self.cache.take(row)?;
+        prefill.computed += count;
+        let of_texts = hidden.narrow(TOKEN_DIM, 0, tokens)?;
+        let has_logits = prefill.wants_logits();
+        let wanted = match has_logits {
+            true => Tensor::cat(&[of_texts, hidden.narrow(TOKEN_DIM, tokens + count - 1, 1)?], TOKEN_DIM)?,
+            false => of_texts,
+        };
+        let mut rows = rows_of(&self.model.head(&wanted, LogitsFor::EveryToken)?)?;
+        let logits = if has_logits { rows.pop() } else { None };
+        self.prefilling.push_front(prefill);
+        Ok((rows, Computed { request, count, hidden: hidden.narrow(TOKEN_DIM, tokens, count)?, logits }))
     }
 
     /// What each running text probably goes on with.

@@ -1,9 +1,9 @@
 //! Many texts at once that come and go: one loop for a single text, a batch and a server.
 //!
-//! Prompts of different lengths need no padding. A prompt is computed by itself, in chunks between the steps of the texts that
-//! are running, and its keys and values stay where they are when it joins them; every step computes one token of all running
-//! texts together. Room for the keys and values of a whole text is taken before its prompt is begun, so no text ever has to
-//! give way to another. Texts begin in the order of their requests.
+//! Prompts of different lengths need no padding. A prompt is computed in chunks, on a CPU in the same pass as the next token of
+//! all running texts, on a GPU between their steps; its keys and values stay where they are when it joins them. Room for the keys
+//! and values of a whole text is taken before its prompt is begun, so no text ever has to give way to another. Texts begin in the
+//! order of their requests.
 
 mod admission;
 mod decode;
@@ -286,7 +286,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.prefixes.kv_tokens()
     }
 
-    /// Computes the next token of every running text, then the next chunk of the prompts, and says what happened. Of the
+    /// Computes the next token of every running text and the next chunk of the prompts, and says what happened. Of the
     /// requests for a search it computes one, to its end.
     pub fn step(&mut self) -> Step {
         self.step_with(&|| ControlFlow::Continue(()))
@@ -295,7 +295,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
     pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
         let failure = rounded_to_nearest(|| {
-            self.decode().and_then(|()| self.prefill()).and_then(|()| self.search(progress)).err()
+            let computed = self.decode().and_then(|computed| self.prefill(computed));
+            computed.and_then(|()| self.search(progress)).err()
         });
         if failure.is_some() {
             self.waiting.clear();

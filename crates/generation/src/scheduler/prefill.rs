@@ -21,15 +21,26 @@ pub(super) struct Prefill<T> {
 }
 
 impl<T> Prefill<T> {
-    /// Computes the next `count` tokens; returns their hidden states, `(1, count, C)`.
+    /// The next tokens, up to so many.
+    pub(super) fn next(&self, most: usize) -> &[u32] {
+        let rest = &self.tokens[self.computed..];
+        &rest[..most.min(rest.len())]
+    }
+
+    /// Whether all tokens are computed, and the text begins with the logits after the last one.
+    pub(super) fn wants_logits(&self) -> bool {
+        self.computed == self.tokens.len() && !self.is_window && self.text.request.max_new_tokens > 0
+    }
+
+    /// Computes the next tokens, up to `most`; returns their hidden states, `(1, count, C)`.
     pub(super) fn compute(
         &mut self,
         model: &Gpt2LMHeadModel,
-        count: usize,
+        most: usize,
     ) -> Result<Tensor, GenerationError> {
-        let next = &self.tokens[self.computed..][..count];
-        let ids = Tensor::from_slice(next, (1, count), model.device())?;
-        self.computed += count;
+        let next = self.next(most);
+        let ids = Tensor::new(next, model.device())?.unsqueeze(0)?;
+        self.computed += next.len();
         Ok(model.transformer().forward_with(&ids, Some(&mut self.cache), &mut Pass::inference())?)
     }
 

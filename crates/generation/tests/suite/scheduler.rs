@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use candle_core::{Device, Tensor};
@@ -220,6 +221,35 @@ fn a_long_prompt_holds_nobody_up_for_more_than_a_chunk() {
         (0..3).map(|seed| scheduler.submit(Request::new(prompt(3, seed), config.clone())).unwrap()).collect();
     let begun: Vec<RequestId> = scheduler.step().into_result().unwrap().iter().map(Event::request).collect();
     assert!(begun.contains(&shorts[0]) && begun.contains(&shorts[1]) && !begun.contains(&shorts[2]));
+}
+
+/// A chunk of a prompt goes through the blocks together with the next token of the running text: a pass asks in each block and product
+/// whether it is to end, and a step with a chunk asks about as often as one pass does, not twice.
+#[test]
+fn a_chunk_is_computed_in_the_pass_of_the_running_texts() {
+    let model = tiny();
+    let config = GenerationConfig { max_new_tokens: 40, eos_token_id: vec![], ..GenerationConfig::default() };
+    let mut scheduler = scheduler(&model, options(4, 400, 6));
+    let first = scheduler.submit(Request::new(prompt(4, 1), config.clone())).unwrap();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let step = |scheduler: &mut Scheduler<_>| {
+        let counted = Arc::clone(&asked);
+        let count = Arc::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            false
+        });
+        let events = candle_gpt2_kernels::interruptible(count, || scheduler.step().into_result().unwrap());
+        (events, asked.swap(0, Ordering::Relaxed))
+    };
+    let _ = step(&mut scheduler);
+    let (_, alone) = step(&mut scheduler);
+    let second = scheduler.submit(Request::new(prompt(9, 2), config)).unwrap();
+    let (events, beside) = step(&mut scheduler);
+    assert!(events.iter().all(|event| event.request() == first), "six of nine tokens are read");
+    assert!(alone > 0 && 2 * beside < 3 * alone, "{beside} beside a chunk, {alone} alone");
+    let (events, beside) = step(&mut scheduler);
+    assert!(events.iter().any(|event| event.request() == second), "the prompt is read");
+    assert!(2 * beside < 3 * alone, "{beside} beside the end of a prompt, {alone} alone");
 }
 
 /// Texts of one request share its prompt and draw from streams of their own, with memory for one of them or for all.
@@ -465,9 +495,7 @@ fn a_time_is_counted_by_the_callers_clock() {
     assert!(texts[&(without, 0)].error.as_ref().unwrap().contains("clock"));
     // A second passes at every look: one when the text begins, one for each token.
     let seconds = Arc::new(std::sync::atomic::AtomicU64::new(0));
-    scheduler.set_clock(Arc::new(move || {
-        Duration::from_secs(seconds.fetch_add(1, std::sync::atomic::Ordering::SeqCst))
-    }));
+    scheduler.set_clock(Arc::new(move || Duration::from_secs(seconds.fetch_add(1, Ordering::SeqCst))));
     // The time of one does not end another.
     for _ in 0..2 {
         let with = scheduler.submit(Request::new(prompt(3, 1), config.clone())).unwrap();
