@@ -192,6 +192,12 @@ job-fuzz-build() {
   fi
 }
 
+# Half an hour: 10,000 inputs are compressed, and restored with other threads and instructions.
+job-round-trips() {
+  step cargo build --release --locked
+  step python3 scripts/round_trips.py
+}
+
 # Some minutes: every target for this many seconds.
 job-fuzz() {
   if has g++; then

@@ -62,6 +62,13 @@ for file in "$fixtures"/evaluation/*.jsonl "$fixtures"/evaluation/blimp/*.jsonl 
   { printf "\\$kind"; cat "$file"; } >"target/fuzz/corpus/evaluation_data/$(basename "$file")"
 done
 
+# The first byte says what the rest is: a whole file, a header, a group.
+mkdir -p target/fuzz/corpus/compressed
+printf '\0\217g2z\1\1\2q8\3f16\60\30abcdefgh\0\0\0\0\4tiny\0\0\0\0\0' >target/fuzz/corpus/compressed/seed-1
+printf '\1\217g2z\1\1\2q8\3f16\60\30abcdefgh\0\0\0\0\4tiny\0' >target/fuzz/corpus/compressed/seed-2
+printf '\2\50\40\0\0\0\0abcdefghijklmnop' >target/fuzz/corpus/compressed/seed-3
+printf '\2\4\11\21\315\202\355abcd' >target/fuzz/corpus/compressed/seed-4
+
 mapfile -t targets < <(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | tail -n +2)
 for target in "${@:2}"; do
   [[ " ${targets[*]} " == *" $target "* ]] || { echo "there is no target $target; there are: ${targets[*]}" >&2; exit 2; }

@@ -101,7 +101,7 @@ const engine = (() => {
     }
 
     async load(source, take) {
-      const loaded = await this.call("load", { dtype: source.dtype }, take);
+      const loaded = await this.call("load", { dtype: source.dtype, kvDtype: source.kvDtype }, take);
       return { source, ...this.about, ...loaded, title: "in this page", about: inWords(source, this.about) };
     }
   }
@@ -150,6 +150,22 @@ const engine = (() => {
     ready.then(model => tell(model, reason("was restarted")), error => tell(null, reason(`could not be restarted: ${error.message}`)));
   }
 
+  // What compresses: a worker with the present model in the precision of the file, so that the page writes on meanwhile.
+  const COMPRESSING = { dtype: "q8", kvDtype: "f16" };
+  let compressing = null;
+
+  async function compressor(types) {
+    const { source } = await ready;
+    const isSame = compressing && !compressing.ended && compressing.model?.source.of === source
+      && Object.entries(types).every(([name, type]) => compressing.model.source[name] === type);
+    if (isSame) return compressing;
+    compressing?.end(new Failure("stopped"));
+    const host = compressing = new Host(), own = { ...source, ...types, of: source };
+    await host.open(own);
+    host.model = await host.load(own);
+    return host;
+  }
+
   // On a static host: after the first visit it works without the host.
   const isHosted = !document.getElementById("worker") && location.protocol.startsWith("http");
   if (isHosted && "serviceWorker" in navigator) navigator.serviceWorker.register("service-worker.js").catch(() => {});
@@ -177,6 +193,28 @@ const engine = (() => {
     async stream(path, body, take) {
       await ready;
       return current.call("write", { path, body: command.json(body) }, chunks => chunks.forEach(take));
+    },
+
+    // The tokens of bytes with the bits that each costs: [{ id, bytes, bits }].
+    async sizes(bytes) {
+      return (await compressor(COMPRESSING)).call("sizes", { bytes });
+    },
+
+    // What `gpt2 compress` writes; progress(done, total) hears how far it is.
+    async compress(bytes, progress) {
+      return (await compressor(COMPRESSING)).call("compress", { bytes }, part => progress(...part));
+    },
+
+    // The bytes that were compressed.
+    async decompress(bytes, progress) {
+      await ready;
+      const { dtype, kv_dtype: kvDtype } = await current.call("header", { bytes });
+      return (await compressor({ dtype, kvDtype })).call("decompress", { bytes }, part => progress(...part));
+    },
+
+    // Ends what is compressed or decompressed.
+    stopCompressing() {
+      compressing?.end(new Failure("stopped", { stopped: true }));
     },
 
     stop() {

@@ -84,10 +84,15 @@
     }
   }
 
-  function load({ id, dtype }) {
-    model = checkpoint.load(dtype || undefined, undefined, (done, total) => postMessage({ id, part: [done, total] }));
+  function load({ id, dtype, kvDtype }) {
+    model = checkpoint.load(dtype || undefined, kvDtype, (done, total) => postMessage({ id, part: [done, total] }));
     return { name: model.name, config: JSON.parse(model.config()) };
   }
+
+  const header = ({ bytes }) => JSON.parse(wasm_bindgen.compressed_header(bytes));
+  const sizes = ({ bytes }) => JSON.parse(model.token_sizes(bytes));
+  const compress = ({ id, bytes }) => model.compress(bytes, (...part) => postMessage({ id, part }));
+  const decompress = ({ id, bytes }) => model.decompress(bytes, (...part) => postMessage({ id, part }));
 
   const ask = ({ path, body }) => JSON.parse(model.ask(path, body));
 
@@ -142,7 +147,7 @@
     return { message: why, broke: true };
   }
 
-  const calls = { start, open, load, ask, write, stop };
+  const calls = { start, open, load, ask, write, stop, header, sizes, compress, decompress };
   onmessage = async ({ data }) => {
     try {
       postMessage({ id: data.id, value: await calls[data.call](data) });

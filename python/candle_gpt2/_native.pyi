@@ -498,6 +498,25 @@ def verify(
     n_head: int | None = None,
     offline: bool = False,
 ) -> dict[str, Any]: ...
+def compress(
+    data: bytes,
+    model: Model | _Path | None = None,
+    *,
+    dtype: str = "q8",
+    kv_dtype: str | None = None,
+    context: int | None = None,
+    tokenizer: _Path | None = None,
+    n_head: int | None = None,
+    offline: bool = False,
+) -> bytes: ...
+def decompress(
+    data: bytes,
+    model: Model | _Path | None = None,
+    *,
+    tokenizer: _Path | None = None,
+    n_head: int | None = None,
+    offline: bool = False,
+) -> bytes: ...
 def convert(
     input: _Path,
     output: _Path,

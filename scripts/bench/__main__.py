@@ -9,6 +9,7 @@ usage: python -m bench TABLE [OPTIONS]      (in scripts/, or with PYTHONPATH=scr
   attention   attention layers beside PyTorch
   inside      looking inside beside TransformerLens
   evaluation  `gpt2 eval` beside lm-evaluation-harness
+  compression `gpt2 compress` beside xz, zstd, brotli, bzip3 and zpaq
   tokenize    `gpt2 tokenize` beside Python's tokenizers
   python      the Python package beside the program and other packages
   ray         a bulk job on Ray beside the program
@@ -24,7 +25,7 @@ import sys
 
 from bench import common
 
-TABLES = ("cpu", "page", "cuda", "serving", "training", "attention", "inside", "evaluation", "tokenize", "python", "ray", "web")
+TABLES = ("cpu", "page", "cuda", "serving", "training", "attention", "inside", "evaluation", "compression", "tokenize", "python", "ray", "web")
 
 
 def main():

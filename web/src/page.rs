@@ -49,7 +49,7 @@ static PARTS: (&str, &str) = PARTS_JS.split_at(include_str!("../parts/parts.js")
 static WRITING: (&str, &str) = WRITING_JS.split_at(include_str!("../parts/writing.js").len());
 
 /// What the page loads; its transport is that of a server.
-static FILES: [(&str, &str); 13] = [
+static FILES: [(&str, &str); 14] = [
     ("/parts.css", PARTS_CSS),
     ("/writing.css", STYLES.0),
     ("/head.css", STYLES.1),
@@ -60,6 +60,7 @@ static FILES: [(&str, &str); 13] = [
     ("/head.js", WRITING.1),
     ("/command.js", include_str!("../command.js")),
     ("/model.js", include_str!("../model.js")),
+    ("/compression.js", include_str!("../compression.js")),
     ("/tour.js", include_str!("../tour.js")),
     ("/transport.js", include_str!("../server.js")),
     ("/page.js", include_str!("../page.js")),

@@ -16,6 +16,7 @@ mod byte_group;
 mod element;
 mod epilogue;
 mod fetch;
+mod integer_exponentials;
 pub mod large_pages;
 pub mod limits;
 mod log_softmax;
@@ -28,6 +29,7 @@ mod training;
 
 pub use attention::{Heads, KvFormat, KvMemory, KvSizes, KvSlot, slot_attention, text_attention};
 pub use epilogue::{Epilogue, Finish, PanelBias};
+pub use integer_exponentials::integer_exponentials;
 pub use log_softmax::{exponentials, log_sum_exp, relative_entropy};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
 pub use random::RandomStream;

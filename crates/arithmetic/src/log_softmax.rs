@@ -11,7 +11,7 @@ use crate::simd::{InstructionSet, Job, LANES, Simd};
 /// Below this an exponential is taken as zero: the last normal numbers of f64.
 const EXP_SMALLEST: f64 = -708.0;
 /// 1.5 · 2^52: a number of less than 2^51 that is added to it loses its fraction, and is an integer in the lowest bits.
-const ROUNDING: f64 = 6_755_399_441_055_744.0;
+pub(crate) const ROUNDING: f64 = 6_755_399_441_055_744.0;
 /// Bits of the fraction of an f64, and what its exponent is counted from.
 const FRACTION_BITS: u32 = 52;
 const EXPONENT_BIAS: u64 = 1023;
@@ -147,7 +147,7 @@ impl Job for RelativeEntropy<'_> {
 
 /// Sixteen values from `index` on, less `subtracted`; after the end `-inf`.
 #[inline(always)]
-fn less(values: &[f32], index: usize, subtracted: f64) -> Doubles {
+pub(crate) fn less(values: &[f32], index: usize, subtracted: f64) -> Doubles {
     let mut sixteen = [f32::NEG_INFINITY; LANES];
     let rest = &values[index..];
     if let Some(whole) = rest.first_chunk() {
@@ -164,7 +164,7 @@ fn less(values: &[f32], index: usize, subtracted: f64) -> Doubles {
 
 /// `exp(x)` of numbers up to 709; NaN for NaN.
 #[inline(always)]
-fn exp(x: Doubles) -> Doubles {
+pub(crate) fn exp(x: Doubles) -> Doubles {
     let mut exponentials = [0.0; LANES];
     for lane in 0..LANES {
         let x = x[lane];

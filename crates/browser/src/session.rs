@@ -9,7 +9,8 @@ use candle_gpt2::LogitsFor;
 use candle_gpt2_api::{
     ApiError, ApiOptions, Call, Endpoint, Limits, ServedModel, Session as Works, SetupError, Work, find_route,
 };
-use candle_gpt2_engine::{CallId, EngineError, LoadedModel};
+use candle_gpt2_compression::{Compressed, CompressionError, Compressor, TokenSize};
+use candle_gpt2_engine::{CallId, EngineError, LoadedModel, Reporter};
 use candle_gpt2_generation::SchedulerOptions;
 use candle_gpt2_interpret::{Chain, Run};
 
@@ -133,6 +134,43 @@ impl Session {
         let logits = run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()));
         let numbers = logits.and_then(|logits| logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1());
         numbers.map_err(ApiError::failed)
+    }
+
+    /// Bytes compressed by this model, as `gpt2 compress` writes them.
+    ///
+    /// # Errors
+    /// When the model cannot compress, or `reporter` wants no more of it.
+    pub fn compress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
+        let mut compressed = Vec::new();
+        let length = Some(bytes.len() as u64);
+        self.compressor()?.compress(&mut &*bytes, length, &mut compressed, reporter)?;
+        Ok(compressed)
+    }
+
+    /// The bytes that were compressed.
+    ///
+    /// # Errors
+    /// When they were not by this model, or are damaged, or `reporter` wants no more of it.
+    pub fn decompress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
+        let mut restored = Vec::new();
+        Compressed::open(bytes)?.decompress(&self.loaded, &mut restored, reporter)?;
+        Ok(restored)
+    }
+
+    /// The tokens of some bytes, with the bits that each costs.
+    ///
+    /// # Errors
+    /// As [`Session::compress`].
+    pub fn token_sizes(
+        &self,
+        bytes: &[u8],
+        reporter: &dyn Reporter,
+    ) -> Result<Vec<TokenSize>, CompressionError> {
+        self.compressor()?.token_sizes(bytes, reporter)
+    }
+
+    fn compressor(&self) -> Result<Compressor, CompressionError> {
+        Compressor::new(&self.loaded, &self.name(), None)
     }
 
     fn check_token(&self, id: u32) -> Result<(), ApiError> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2_api::ApiError;
+use candle_gpt2_compression::{Compressed, Header};
 use candle_gpt2_engine::{
     DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit, fingerprint,
 };
@@ -132,7 +133,7 @@ impl Checkpoint {
         check_room(self.opened()?, &options).map_err(told)?;
         let checkpoint = self.opened.take().ok_or_else(used_up)?;
         let loaded =
-            Hearer::while_loading(progress, |hearer| options.open_with(checkpoint, hearer)?.load(hearer));
+            Hearer::while_working(progress, |hearer| options.open_with(checkpoint, hearer)?.load(hearer));
         let session = Session::new(loaded.map_err(told)?, &self.name, now).map_err(told)?;
         Ok(Model { session })
     }
@@ -197,11 +198,49 @@ impl Model {
         self.session.ask(path, body.unwrap_or_default().as_bytes()).map_err(refused)
     }
 
+    /// Bytes compressed by this model, as `gpt2 compress` writes them. `progress` is called with the bytes that are done and those that
+    /// there are, and ends it where it throws.
+    pub fn compress(
+        &self,
+        bytes: &[u8],
+        #[wasm_bindgen(unchecked_param_type = "(done: number, total: number) => void")] progress: Option<
+            Function,
+        >,
+    ) -> Result<Vec<u8>> {
+        Hearer::while_working(progress, |hearer| self.session.compress(bytes, hearer)).map_err(told)
+    }
+
+    /// The bytes that were compressed by this model, in the precision that [`compressed_header`] tells; `progress` as of `compress`.
+    pub fn decompress(
+        &self,
+        bytes: &[u8],
+        #[wasm_bindgen(unchecked_param_type = "(done: number, total: number) => void")] progress: Option<
+            Function,
+        >,
+    ) -> Result<Vec<u8>> {
+        Hearer::while_working(progress, |hearer| self.session.decompress(bytes, hearer)).map_err(told)
+    }
+
+    /// The tokens of some bytes with what each costs, in JSON: `id`, `bytes`, `bits`.
+    pub fn token_sizes(&self, bytes: &[u8]) -> Result<String> {
+        let sizes = self.session.token_sizes(bytes, &Silent).map_err(told)?;
+        serde_json::to_string(&sizes).map_err(told)
+    }
+
     /// Begins a text that comes piece by piece: `v1/completions` with `stream`. It ends the one before.
     pub fn start(&self, path: &str, body: &str) -> Result<Writing> {
         let text = self.session.start(path, body.as_bytes()).map_err(refused)?;
         Ok(Writing { text })
     }
+}
+
+/// What compressed bytes say of themselves, in JSON: `dtype` and `kv_dtype` that the model must be loaded with, its `name`.
+#[wasm_bindgen]
+pub fn compressed_header(bytes: &[u8]) -> Result<String> {
+    let compressed = Compressed::open(bytes).map_err(told)?;
+    let Header { dtype, kv_dtype, name, .. } = compressed.header();
+    let header = serde_json::json!({"dtype": dtype.name(), "kv_dtype": kv_dtype.name(), "name": name});
+    Ok(header.to_string())
 }
 
 /// A text in the making.
@@ -219,7 +258,7 @@ impl Writing {
 }
 
 thread_local! {
-    /// Who hears how far loading is. Functions of JavaScript stay on their thread; reporters may be asked on any.
+    /// Who hears how far a long call is. Functions of JavaScript stay on their thread; reporters may be asked on any.
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 
@@ -232,11 +271,11 @@ struct Hearer {
 }
 
 impl Hearer {
-    fn while_loading<T>(progress: Option<Function>, load: impl FnOnce(&Self) -> T) -> T {
+    fn while_working<T>(progress: Option<Function>, work: impl FnOnce(&Self) -> T) -> T {
         PROGRESS.set(progress);
-        let loaded = load(&Self::default());
+        let done = work(&Self::default());
         PROGRESS.set(None);
-        loaded
+        done
     }
 }
 

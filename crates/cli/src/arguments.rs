@@ -6,6 +6,7 @@ use crate::commands::bench::{BenchArguments, several_thread_counts};
 use crate::commands::cache::CacheArguments;
 use crate::commands::classify::ClassifyArguments;
 use crate::commands::completions::CompletionsArguments;
+use crate::commands::compress::{self, CompressArguments, DecompressArguments};
 use crate::commands::convert::ConvertArguments;
 use crate::commands::doctor::DoctorArguments;
 use crate::commands::eval::EvalArguments;
@@ -69,6 +70,11 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Write a checkpoint in another format: a Hugging Face folder, or a GGUF file for llama.cpp
     Convert(ConvertArguments),
+    /// Compress any file with a model, smallest if it is text of the kind that the model knows
+    #[command(mut_arg("dtype", compress::dtype), mut_arg("device", compress::device))]
+    Compress(Box<CompressArguments>),
+    /// Restore a file that compress wrote
+    Decompress(Box<DecompressArguments>),
     /// Check that a checkpoint holds every tensor with its shape and finite values
     Verify(VerifyArguments),
     /// Measure how fast a model loads, reads prompts and generates on this machine

@@ -5,6 +5,7 @@
 use std::io;
 
 use candle_gpt2::HeadKind;
+use candle_gpt2_compression::CompressionError;
 use candle_gpt2_engine::{EngineError, HubError};
 use candle_gpt2_evaluation::EvaluationError;
 use candle_gpt2_generation::GenerationError;
@@ -38,7 +39,8 @@ impl std::error::Error for UsageError {}
 
 /// The exit code of a command that failed so.
 pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
-    if error.downcast_ref::<JobError>().is_some_and(JobError::is_interrupted) {
+    let job = error.downcast_ref::<JobError>().is_some_and(JobError::is_interrupted);
+    if job || error.downcast_ref().is_some_and(CompressionError::is_interrupted) {
         return EXIT_INTERRUPTED;
     }
     let engine = error.downcast_ref::<EngineError>().is_some_and(EngineError::is_usage);
@@ -46,11 +48,19 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     let job = error.downcast_ref::<JobError>().is_some_and(JobError::is_usage);
     let evaluation = error.downcast_ref::<EvaluationError>().is_some_and(EvaluationError::is_usage);
     let look = error.downcast_ref::<LookError>().is_some_and(LookError::is_usage);
+    let compression = error.downcast_ref().is_some_and(CompressionError::is_usage);
     #[cfg(feature = "serve")]
     let server = error.downcast_ref::<ServerError>().is_some_and(ServerError::is_usage);
     #[cfg(not(feature = "serve"))]
     let server = false;
-    let is_usage = error.is::<UsageError>() || look || engine || generation || job || evaluation || server;
+    let is_usage = error.is::<UsageError>()
+        || look
+        || engine
+        || generation
+        || job
+        || evaluation
+        || compression
+        || server;
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
@@ -86,7 +96,14 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
     let weights = || error.downcast_ref::<WeightsError>().and_then(of_weights);
     let evaluation = || error.downcast_ref::<EvaluationError>().and_then(of_evaluation);
     let look = || error.downcast_ref::<LookError>().and_then(of_look);
-    let found = engine.or_else(generation).or_else(job).or_else(weights).or_else(evaluation).or_else(look);
+    let compression = || error.downcast_ref::<CompressionError>().and_then(of_compression);
+    let found = engine
+        .or_else(generation)
+        .or_else(job)
+        .or_else(weights)
+        .or_else(evaluation)
+        .or_else(look)
+        .or_else(compression);
     #[cfg(feature = "serve")]
     let found = found.or_else(|| error.downcast_ref::<ServerError>().and_then(of_server));
     found
@@ -147,6 +164,14 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
         EngineError::GpuRoom { .. } => Some("--dtype f16, --dtype bf16"),
         EngineError::WeightRoom { fitting: Some(_), .. } => Some("--dtype"),
         EngineError::NoRoom { .. } => Some("--batch-size, --num-beams, --max-new-tokens, --kv-dtype f16"),
+        _ => None,
+    }
+}
+
+fn of_compression(error: &CompressionError) -> Option<&'static str> {
+    match error {
+        CompressionError::Engine(error) => of_engine(error),
+        CompressionError::OtherModel { .. } => Some("--model"),
         _ => None,
     }
 }

@@ -27,11 +27,20 @@ pub(crate) fn end_texts() -> Result<()> {
 
 /// Makes Ctrl-C end the job, which asks [`is_requested`], and once more the program.
 pub(crate) fn end_job() -> Result<()> {
-    ctrlc::set_handler(|| {
+    end_job_after("\nending, with what is done saved; Ctrl-C again ends at once")
+}
+
+/// The same for a job whose result appears whole or not at all.
+pub(crate) fn end_job_without_result() -> Result<()> {
+    end_job_after("\nending; no output is written")
+}
+
+fn end_job_after(status: &'static str) -> Result<()> {
+    ctrlc::set_handler(move || {
         if IS_REQUESTED.swap(true, Ordering::SeqCst) {
             exit(EXIT_INTERRUPTED.into());
         }
-        output::print_status("\nending, with what is done saved; Ctrl-C again ends at once");
+        output::print_status(status);
     })
     .context("Ctrl-C cannot be handled")
 }

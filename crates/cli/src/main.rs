@@ -86,6 +86,8 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Train(arguments) => commands::train::run(arguments, hub),
         Command::Inspect(arguments) => commands::inspect::run(arguments, hub),
         Command::Convert(arguments) => commands::convert::run(arguments, hub),
+        Command::Compress(arguments) => commands::compress::run_compress(arguments, hub),
+        Command::Decompress(arguments) => commands::compress::run_decompress(arguments, hub),
         Command::Verify(arguments) => commands::verify::run(arguments, hub),
         Command::Bench(arguments) => commands::bench::run(arguments, hub),
         Command::Doctor(arguments) => commands::doctor::run(arguments, hub),

@@ -34,10 +34,21 @@ fn write(text: &str) -> Result<()> {
     write_to(stdout().lock(), text)
 }
 
-fn write_to(mut out: impl Write, text: &str) -> Result<()> {
+/// Standard output for bytes of any kind.
+pub(crate) fn binary() -> Result<impl Write> {
+    expect_open()?;
+    Ok(stdout().lock())
+}
+
+fn expect_open() -> Result<()> {
     if closed_output::was_closed() {
         bail!("standard output is closed: redirect it to a file, a program or /dev/null");
     }
+    Ok(())
+}
+
+fn write_to(mut out: impl Write, text: &str) -> Result<()> {
+    expect_open()?;
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
 }
 

@@ -92,7 +92,23 @@ pub(crate) fn biased(
 
 /// What `look` finds in the logits after each of these rows of hidden states `(1, T, C)`; on all threads, and in pieces, so that
 /// the logits of a long window are never held all at once.
-pub(crate) fn for_each_row<R: Send>(
+///
+/// ```
+/// use candle_gpt2_generation::{for_each_row, largest};
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let hidden = model.transformer().forward(&Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?)?;
+/// let largest = for_each_row(&model, &hidden, 1..3, |_, logits| Ok(largest(logits)))?;
+/// assert_eq!(largest, [0.0, 0.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of `look`, and when the model's head fails.
+pub fn for_each_row<R: Send>(
     model: &Gpt2LMHeadModel,
     hidden: &Tensor,
     rows: Range<usize>,

@@ -77,8 +77,12 @@ pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     candle_gpt2_kernels::log_sum_exp(logits, largest(logits))
 }
 
-/// The largest number; NaN counts as none.
-pub(crate) fn largest(numbers: &[f32]) -> f32 {
+/// The largest number, such as a logit; NaN counts as none, and of none it is `-inf`.
+///
+/// ```
+/// assert_eq!(candle_gpt2_generation::largest(&[1.0, f32::NAN, 3.0, 2.0]), 3.0);
+/// ```
+pub fn largest(numbers: &[f32]) -> f32 {
     /// Accumulators side by side, so that the comparisons become vector instructions.
     const LANES: usize = 16;
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -27,8 +27,8 @@ mod widths;
 pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
     AdamWStep, Dropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat,
-    StoredOrder, Strided, WeightFormat, exponentials, large_pages, limits, log_sum_exp, map_items,
-    region_count, relative_entropy, rounded_to_nearest, set_thread_count, thread_count,
+    StoredOrder, Strided, WeightFormat, exponentials, integer_exponentials, large_pages, limits, log_sum_exp,
+    map_items, region_count, relative_entropy, rounded_to_nearest, set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};

@@ -6,6 +6,7 @@ use std::ffi::CString;
 use std::io;
 
 use candle_gpt2_api::{ApiError, SetupError};
+use candle_gpt2_compression::CompressionError;
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_evaluation::EvaluationError;
 use candle_gpt2_generation::GenerationError;
@@ -139,6 +140,15 @@ impl From<WeightsError> for Failure {
 impl From<GenerationError> for Failure {
     fn from(error: GenerationError) -> Self {
         of(&error, error.is_usage())
+    }
+}
+
+impl From<CompressionError> for Failure {
+    fn from(error: CompressionError) -> Self {
+        match error {
+            CompressionError::Engine(error) => error.into(),
+            error => of(&error, error.is_usage()),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod cache;
 mod checkpoint;
 mod classifier;
 mod complete;
+mod compression;
 mod errors;
 mod evaluate;
 mod generate;
@@ -40,6 +41,8 @@ mod _native {
     use super::checkpoint::{convert, inspect, verify};
     #[pymodule_export]
     use super::classifier::Classifier;
+    #[pymodule_export]
+    use super::compression::{compress, decompress};
     #[pymodule_export]
     use super::errors::Gpt2Error;
     #[pymodule_export]

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 /// Each crate: its name, column and row of the middle of its box, and what it is.
-const PLACES: [(&str, f64, f64, &str); 21] = [
+const PLACES: [(&str, f64, f64, &str); 22] = [
     ("cli", 1.0, 0.0, "the program"),
     ("python", 2.0, 0.0, "the package"),
     ("browser", 4.4, 1.0, "the page's engine"),
@@ -18,7 +18,8 @@ const PLACES: [(&str, f64, f64, &str); 21] = [
     ("evaluation", 0.0, 3.0, "benchmarks"),
     ("jobs", 1.0, 3.0, "files to folders"),
     ("grammar", 2.3, 3.0, "what may follow"),
-    ("look", 4.0, 3.0, "looks as reports"),
+    ("compression", 3.2, 3.0, "bytes and back"),
+    ("look", 4.2, 3.0, "looks as reports"),
     ("training", 0.0, 4.0, "steps, adapters"),
     ("engine", 1.1, 4.0, "name to model"),
     ("pictures", 2.7, 4.0, "pages, drawings"),
@@ -169,16 +170,31 @@ const NEVER: [(&[&str], &[&str], &str); 5] = [
     ),
     (&["arithmetic", "pictures"], &["candle_core", "candle_nn"], "it knows no tensor"),
     (
-        &["attention", "gpt2", "generation", "interpret", "pictures", "grammar", "api"],
+        &["attention", "gpt2", "generation", "interpret", "pictures", "grammar", "api", "compression"],
         &["std::fs", "File::open"],
         "it opens no file",
     ),
     (
-        &["kernels", "attention", "gpt2", "weights", "generation", "interpret", "engine", "look", "grammar"],
+        &[
+            "kernels",
+            "attention",
+            "gpt2",
+            "weights",
+            "generation",
+            "interpret",
+            "engine",
+            "look",
+            "grammar",
+            "compression",
+        ],
         &["Instant::now", "SystemTime::now"],
         "it reads no clock",
     ),
-    (&["grammar", "api", "engine", "look"], &["std::net", "tokio", "hyper"], "it has no connections"),
+    (
+        &["grammar", "api", "compression", "engine", "look"],
+        &["std::net", "tokio", "hyper"],
+        "it has no connections",
+    ),
 ];
 
 #[test]

@@ -5,6 +5,7 @@
 mod built_in;
 mod classify;
 mod common;
+mod compress;
 mod doctor;
 mod encoder_states;
 mod eval;

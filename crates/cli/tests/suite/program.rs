@@ -437,7 +437,18 @@ fn short_forms_give_the_same_output() {
 
 #[test]
 fn help_has_examples() {
-    for command in ["generate", "score", "inspect", "convert", "verify", "doctor", "completions", "man"] {
+    for command in [
+        "generate",
+        "score",
+        "compress",
+        "decompress",
+        "inspect",
+        "convert",
+        "verify",
+        "doctor",
+        "completions",
+        "man",
+    ] {
         let help = run(&[command, "--help"]);
         assert_eq!(help.code, SUCCESS);
         assert!(help.stdout.contains("Examples:"), "{command}");

@@ -1,0 +1,129 @@
+//! What is compressed comes back, whatever it is, in as many bytes as the model says.
+
+use candle_gpt2_compression::Compressor;
+use candle_gpt2_engine::{ModelOptions, Silent, WeightDType};
+use candle_gpt2_generation::{default_stride, score};
+use candle_gpt2_kernels::{KvDType, RandomStream};
+
+use crate::{BUILT_IN, MODEL_CARD, README, TINY, compressed, decompressed, load};
+
+/// Bytes of a header with the name `tiny`, of a group of one stream, and of the end: what a file has beside its coded bytes.
+const FORMAT_BYTES: usize = 64;
+/// Longest of the random inputs.
+const LONGEST: u64 = 5000;
+
+/// Random bytes, words, markup, or some of each.
+fn input(random: &mut RandomStream, length: usize) -> Vec<u8> {
+    const WORDS: [&str; 8] =
+        ["the", " citizen", " and", "\n", " of", " ord\u{e9}al", " \u{4e16}\u{754c}", "  "];
+    const MARKUP: [&str; 8] =
+        ["<p>", "</p>\r\n", "<|endoftext|>", " class=\"a\"", "&amp;", "{\"a\": [1, ", "]}", "\t"];
+    let mut bytes = Vec::new();
+    let kind = random.below(4);
+    while bytes.len() < length {
+        let choice = usize::try_from(random.below(8)).unwrap();
+        match if kind == 3 { random.below(3) } else { kind } {
+            0 => bytes.extend(random.seed().to_le_bytes()),
+            1 => bytes.extend(WORDS[choice].as_bytes()),
+            _ => bytes.extend(MARKUP[choice].as_bytes()),
+        }
+    }
+    // In the middle of a character, perhaps.
+    bytes.truncate(length);
+    bytes
+}
+
+#[test]
+fn random_inputs_of_all_lengths_come_back() {
+    let mut random = RandomStream::new(1);
+    let compressors =
+        [None, Some(2), Some(17)].map(|context| Compressor::new(&TINY, "tiny", context).unwrap());
+    let mut coded = 0;
+    for round in 0..200 {
+        // The shortest ones all, and others up to the longest.
+        let length = if round < 40 { round } else { usize::try_from(random.below(LONGEST + 1)).unwrap() };
+        let bytes = input(&mut random, length);
+        let (file, _) = compressed(&compressors[round % 3], &bytes);
+        assert!(file.len() <= bytes.len() + FORMAT_BYTES, "{round}: {} of {length}", file.len());
+        coded += usize::from(file.len() < length);
+        assert!(decompressed(&TINY, &file).unwrap() == bytes, "{round}: {length} bytes");
+    }
+    assert!(coded > 60, "only {coded} are smaller, and not just stored");
+}
+
+#[test]
+fn known_odd_inputs_come_back() {
+    let all: Vec<u8> = (0..=u8::MAX).collect();
+    let odd: [&[u8]; 10] = [
+        b"",
+        b"\0",
+        b"\xff",
+        b"<|endoftext|>",
+        b"<|endoftext|><|endoftext|>a",
+        "\u{feff}\u{1f600}\u{301}".as_bytes(),
+        "\u{e9}".as_bytes().split_last().unwrap().1,
+        b"\r\n \r\n\t",
+        &[0x80; 70],
+        &all,
+    ];
+    for model in [&*TINY, &*BUILT_IN] {
+        let compressor = Compressor::new(model, "", None).unwrap();
+        for bytes in odd {
+            assert_eq!(decompressed(model, &compressed(&compressor, bytes).0).unwrap(), bytes);
+        }
+    }
+}
+
+/// A text that spells a special token is characters: its sizes are those of several tokens, none of them the special one.
+#[test]
+fn special_tokens_are_never_met_in_a_text() {
+    let end = TINY.config().eos_token_id[0];
+    let sizes = Compressor::new(&TINY, "", None).unwrap().token_sizes(b"a<|endoftext|>b", &Silent).unwrap();
+    assert!(sizes.len() > 3 && sizes.iter().all(|size| size.id != end), "{sizes:?}");
+    let bytes: Vec<u8> = sizes.into_iter().flat_map(|size| size.bytes).collect();
+    assert_eq!(bytes, b"a<|endoftext|>b");
+}
+
+/// Several streams, which are restored side by side and end at different steps, in more than one group.
+#[test]
+fn long_inputs_come_back_in_several_streams() {
+    let text = format!("{README}{MODEL_CARD}").repeat(200);
+    let lengths = [(64 << 10) - 1, 64 << 10, (1 << 20) + 5];
+    let compressor = Compressor::new(&TINY, "tiny", Some(12)).unwrap();
+    for length in lengths {
+        let bytes = &text.as_bytes()[..length];
+        let (file, _) = compressed(&compressor, bytes);
+        assert!(file.len() < length, "{} of {length}", file.len());
+        assert!(decompressed(&TINY, &file).unwrap() == bytes, "{length}");
+    }
+}
+
+/// The law that the size follows: what a score of the same windows says, the format, and a fiftieth at most.
+#[test]
+fn a_file_is_as_large_as_the_models_entropy() {
+    let text = &MODEL_CARD[..MODEL_CARD.floor_char_boundary(6000)];
+    // A score reads keys and values as they are computed.
+    let model = load(&ModelOptions {
+        dtype: Some(WeightDType::Q8),
+        kv_dtype: Some(KvDType::F32),
+        ..ModelOptions::default()
+    });
+    let compressor = Compressor::new(&model, "built-in", None).unwrap();
+    let (file, summary) = compressed(&compressor, text.as_bytes());
+    let sizes = compressor.token_sizes(text.as_bytes(), &Silent).unwrap();
+    let start = model.config().start_token().unwrap();
+    let ids: Vec<u32> = std::iter::once(start).chain(sizes.iter().map(|size| size.id)).collect();
+    assert!(ids.len() > 3 * model.config().n_positions, "several windows");
+    let scored = score(model.model(), &ids, default_stride(model.config()), 0, &|_| ()).unwrap();
+    let bits = scored.loss / std::f64::consts::LN_2 * (ids.len() - 1) as f64;
+    for (place, size) in sizes.iter().enumerate() {
+        let expected = -scored.logprobs[place + 1].unwrap() / std::f64::consts::LN_2;
+        // Exponentials are rounded to 2⁻³⁰ of the largest, and every token has one share of 2³² besides its own.
+        let difference = (-size.bits).exp2() - (-expected).exp2();
+        assert!(difference.abs() < 2e-9 + 1e-6 * (-expected).exp2(), "{place}: {} for {expected}", size.bits);
+    }
+    let tokens: f64 = sizes.iter().map(|size| size.bits).sum();
+    assert!((summary.model_bits - tokens).abs() < 1e-6 * tokens);
+    let most = 1.02 * bits / 8.0 + FORMAT_BYTES as f64;
+    assert!((file.len() as f64) < most, "{} bytes of at most {most}", file.len());
+}

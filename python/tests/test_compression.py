@@ -1,0 +1,54 @@
+"""Compressed bytes are the program's, and come back."""
+
+import os
+import re
+
+import candle_gpt2
+import pytest
+
+TEXT = b"ROMEO:\nBut soft, what light through yonder window breaks?\n" * 20 + b"<|endoftext|>\r\n\xff\xfe\0"
+
+
+def test_bytes_come_back_and_are_fewer():
+    compressed = candle_gpt2.compress(TEXT)
+    assert len(compressed) < len(TEXT) / 2
+    assert candle_gpt2.decompress(compressed) == TEXT
+    for data in [b"", b"x", bytes(range(256)), os.urandom(500)]:
+        assert candle_gpt2.decompress(candle_gpt2.compress(data)) == data
+
+
+def test_files_are_those_of_the_program(tmp_path, program):
+    path = tmp_path / "text"
+    path.write_bytes(TEXT)
+    program("compress", "--keep", "--context", "64", str(path))
+    assert (tmp_path / "text.gpt2z").read_bytes() == candle_gpt2.compress(TEXT, context=64)
+    path.write_bytes(b"")
+    program("decompress", "--force", str(tmp_path / "text.gpt2z"))
+    assert path.read_bytes() == TEXT
+
+
+def test_a_model_in_memory_compresses_in_its_own_precision():
+    model = candle_gpt2.Model.from_pretrained(dtype="f16", kv_dtype="q8")
+    compressed = candle_gpt2.compress(TEXT, model)
+    assert candle_gpt2.decompress(compressed, model) == TEXT
+    # The data tell which precision another one is opened in.
+    assert candle_gpt2.decompress(compressed) == TEXT
+    other = candle_gpt2.Model.from_pretrained(dtype="f32")
+    told = "compressed with weights in f16 and keys and values in q8, and the model is loaded with weights in f32"
+    with pytest.raises(candle_gpt2.Gpt2Error, match=told):
+        candle_gpt2.decompress(compressed, other)
+
+
+def test_what_is_wrong_is_told():
+    with pytest.raises(ValueError, match=re.escape("`context`: expected from 2 to the model's 256 positions, found 1")):
+        candle_gpt2.compress(TEXT, context=1)
+    with pytest.raises(ValueError, match="dtype: expected one of"):
+        candle_gpt2.compress(TEXT, dtype="q7")
+    with pytest.raises(candle_gpt2.Gpt2Error, match="not in gpt2z format"):
+        candle_gpt2.decompress(TEXT)
+    compressed = bytearray(candle_gpt2.compress(TEXT))
+    with pytest.raises(candle_gpt2.Gpt2Error, match="truncated"):
+        candle_gpt2.decompress(bytes(compressed[:-1]))
+    compressed[-20] ^= 1
+    with pytest.raises(candle_gpt2.Gpt2Error, match="damaged"):
+        candle_gpt2.decompress(bytes(compressed))

@@ -1,0 +1,76 @@
+// The box for compression: its files are the program's, and the program's open in it.
+import { execFileSync } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+import { PROGRAM, expect, test } from "./support.mjs";
+
+const TEXT = "JULIET:\nO Romeo, Romeo! wherefore art thou Romeo?\n<|endoftext|> é 😀\n".repeat(12);
+const run = (...flags) => execFileSync(PROGRAM, flags, { stdio: ["ignore", "pipe", "ignore"] });
+
+// The bytes behind the link that the page offers.
+const offered = async (gpt2) => Buffer.from(await gpt2.at("compression-result").evaluate(async (link) =>
+  [...new Uint8Array(await (await fetch(link.href)).arrayBuffer())]));
+
+test("what the page compresses the program restores, and it is the program's file", async ({ gpt2 }, info) => {
+  const plain = info.outputPath("text.txt"), own = info.outputPath("page.gpt2z");
+  writeFileSync(plain, TEXT);
+  await gpt2.set({ plain: TEXT });
+  await gpt2.at("compress").press("Enter");
+  await expect(gpt2.at("compression-said")).toHaveText(/bits per byte: 8[0-9][0-9] bytes become [0-9]+$/);
+  const download = gpt2.page.waitForEvent("download");
+  await gpt2.click("compression-result");
+  await (await download).saveAs(own);
+  expect(run("decompress", "-c", own).toString()).toBe(TEXT);
+  run("compress", "-k", plain);
+  expect(readFileSync(own).equals(readFileSync(`${plain}.gpt2z`))).toBe(true);
+});
+
+test("what the program compresses the page restores, in the precision of the file", async ({ gpt2 }, info) => {
+  const files = [["q8", "f16", TEXT], ["f16", "q8", "ROMEO:\n"], ["q4", "q8", TEXT]];
+  for (const [dtype, kvDtype, text] of files) {
+    const plain = info.outputPath(`${dtype}.txt`);
+    writeFileSync(plain, text);
+    run("compress", "-k", "--dtype", dtype, "--kv-dtype", kvDtype, plain);
+    await gpt2.at("compressed-file").setInputFiles(`${plain}.gpt2z`);
+    await expect(gpt2.at("compression-said")).toHaveText(new RegExp(`${Buffer.byteLength(text)} bytes become`));
+    await expect(gpt2.at("plain")).toHaveValue(text);
+    await expect(gpt2.at("compression-result")).toHaveAttribute("download", `${dtype}.txt`);
+  }
+  // The model that writes is the one that it was.
+  await gpt2.greedily("ROMEO:", 5);
+  // Bytes that are no text.
+  const plain = info.outputPath("bytes");
+  writeFileSync(plain, Buffer.from([0, 255, 254, 10]));
+  run("compress", "-k", plain);
+  await gpt2.at("compressed-file").setInputFiles(`${plain}.gpt2z`);
+  await expect(gpt2.at("compression-said")).toHaveText(/they are not text$/);
+  expect([...await offered(gpt2)]).toEqual([0, 255, 254, 10]);
+});
+
+test("sizes are shown token by token", async ({ gpt2 }) => {
+  const text = "ROMEO:\nAy, my lord.";
+  await gpt2.set({ plain: text });
+  // By keyboard: from the text to its button.
+  await gpt2.at("plain").press("Tab");
+  await gpt2.page.keyboard.press("Enter");
+  await expect(gpt2.at("compression-said")).toHaveText(/^[0-9]+ tokens, [0-9.]+ bits, [0-9.]+ a byte$/);
+  expect(await gpt2.text("sizes")).toBe(text);
+  const bits = await gpt2.at("sizes").evaluate((box) => [...box.children].map((one) => Number(one.dataset.bits)));
+  const [, tokens, sum] = /^(\d+) tokens, ([\d.]+) bits/.exec(await gpt2.text("compression-said"));
+  expect(bits.length).toBe(Number(tokens));
+  expect(Math.abs(bits.reduce((total, one) => total + one, 0) - Number(sum))).toBeLessThan(0.06 * bits.length);
+});
+
+test("a wrong file is told, and a long one can be stopped", async ({ gpt2 }, info) => {
+  const file = info.outputPath("wrong.gpt2z");
+  writeFileSync(file, "just a text");
+  await gpt2.at("compressed-file").setInputFiles(file);
+  await expect(gpt2.at("compression-said")).toHaveText(/^error: not in gpt2z format/);
+  await gpt2.set({ plain: TEXT.repeat(400) });
+  await gpt2.click("compress");
+  await expect(gpt2.at("stop-compressing")).toBeEnabled();
+  await gpt2.click("stop-compressing");
+  await expect(gpt2.at("compression-said")).toHaveText("stopped");
+  await gpt2.set({ plain: "" });
+  await gpt2.click("compress");
+  await expect(gpt2.at("compression-said")).toHaveText(/^0 bytes become [0-9]+$/);
+});
