@@ -31,6 +31,8 @@ const SHAPES: [(&str, usize, usize, usize); 5] = [
 ];
 /// Rows of the products with many rows.
 const ROWS: usize = 512;
+/// Rows of those with few, as of drafts and small batches.
+const FEW_ROWS: [usize; 3] = [2, 4, 8];
 const HEADS: usize = 12;
 const HEAD_DIM: usize = 64;
 const LAYERS: usize = 12;
@@ -74,8 +76,12 @@ fn main() {
             let many_s = fastest(RUNS / 4, || drop(layers[0].forward(&many).unwrap()));
             let read = bytes * copies as f64 / one_s;
             report(name, format_name, read, bandwidth, many_flops / many_s, arithmetic);
+            let few = FEW_ROWS.map(|rows| {
+                let x = pattern((rows, in_features));
+                fastest(RUNS, || layers.iter().for_each(|layer| drop(layer.forward(&x).unwrap()))) / one_s
+            });
             println!(
-                "{:<18} packed at {:.2} million/s",
+                "{:<18} {FEW_ROWS:?} rows in {few:.2?} times the time of one; packed at {:.2} million/s",
                 "",
                 (out_features * in_features) as f64 / 1e6 / pack_s
             );

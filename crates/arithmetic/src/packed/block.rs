@@ -2,6 +2,7 @@
 
 use std::slice::Chunks;
 
+use crate::fetch::Ahead;
 use crate::simd::{LANES, Line, Simd, TileJob};
 
 /// Inputs of a block.
@@ -45,16 +46,17 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
         false
     }
 
-    /// Rows of the highest tile.
-    fn tile_rows<S: Simd>() -> usize;
+    /// The height of a tile for so many rows: the lowest that holds them, or that for many.
+    fn tile_height<S: Simd>(rows: usize) -> usize;
 
     /// Runs a job for a tile of this height.
     fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output;
 
-    /// The products of one slice, for each row of a tile and each panel.
+    /// The products of one slice, for each row of a tile and each panel; fetches what `ahead` says.
     fn sums<S: Simd, const ROWS: usize, const PANELS: usize>(
         simd: S,
         activations: &[Self::Activation],
         panels: [&[Self]; PANELS],
+        ahead: Ahead,
     ) -> [[S::Vector; PANELS]; ROWS];
 }

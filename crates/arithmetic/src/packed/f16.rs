@@ -8,7 +8,8 @@ use half::f16;
 use super::block::{Block, DEPTH, Expanded};
 use super::f32::F32Block;
 use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
-use crate::simd::{LANES, Simd, TileJob};
+use crate::fetch::Ahead;
+use crate::simd::{LANES, Simd, TileJob, tile_height};
 
 /// Weights in f16.
 #[derive(Clone, Copy)]
@@ -60,13 +61,13 @@ impl Block for F16Block {
     }
 
     #[inline(always)]
-    fn tile_rows<S: Simd>() -> usize {
-        S::TILE_ROWS
+    fn tile_height<S: Simd>(rows: usize) -> usize {
+        if S::CONVERTS_F16 { S::product_height(rows) } else { tile_height(rows, S::TILE_ROWS) }
     }
 
     #[inline(always)]
     fn in_tile<S: Simd, J: TileJob<S>>(simd: S, height: usize, job: J) -> J::Output {
-        simd.in_tile(height, job)
+        simd.in_half_tile(height, job)
     }
 
     #[inline(always)]
@@ -74,8 +75,9 @@ impl Block for F16Block {
         simd: S,
         activations: &[f32],
         panels: [&[Self]; PANELS],
+        ahead: Ahead,
     ) -> [[S::Vector; PANELS]; ROWS] {
-        sums(simd, activations, panels)
+        sums(simd, activations, panels, ahead)
     }
 }
 

@@ -4,6 +4,7 @@ use std::slice::Chunks;
 
 use super::block::{Block, DEPTH, Expanded};
 use super::floats::{CHAIN_BLOCKS, Lines, SLICE_BLOCKS, interleave, sums};
+use crate::fetch::Ahead;
 use crate::simd::Sums;
 use crate::simd::{LANES, Line, Simd, TileJob};
 
@@ -38,8 +39,8 @@ impl Block for F32Block {
     }
 
     #[inline(always)]
-    fn tile_rows<S: Simd>() -> usize {
-        S::PRODUCT_ROWS
+    fn tile_height<S: Simd>(rows: usize) -> usize {
+        S::product_height(rows)
     }
 
     #[inline(always)]
@@ -52,11 +53,12 @@ impl Block for F32Block {
         simd: S,
         activations: &[f32],
         panels: [&[Self]; PANELS],
+        ahead: Ahead,
     ) -> [[S::Vector; PANELS]; ROWS] {
         if S::WALKS_LINES {
             sums_of_lines(simd, activations, panels)
         } else {
-            sums(simd, activations, panels)
+            sums(simd, activations, panels, ahead)
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::slice::Chunks;
 
 use super::block::DEPTH;
+use crate::fetch::{Ahead, FETCHES};
 use crate::simd::{Interleaved, PanelLine, Sums, add_products};
 use crate::simd::{LANES, Simd};
 
@@ -11,6 +12,9 @@ use crate::simd::{LANES, Simd};
 pub(super) const SLICE_BLOCKS: usize = 12;
 /// Blocks whose products, 256 for each sum, are added one to the other: a long chain of roundings in f32 shows in its sum.
 pub(super) const CHAIN_BLOCKS: usize = 4;
+
+/// Inputs between two fetches.
+const FETCHED_INPUTS: usize = if FETCHES { 8 } else { DEPTH };
 
 /// Writes rows side by side, some inputs of all rows at a time, which stay in the first cache meanwhile.
 #[inline(always)]
@@ -38,17 +42,25 @@ pub(super) fn sums<S: Simd, B: Lines<S>, const ROWS: usize, const PANELS: usize>
     simd: S,
     activations: &[f32],
     panels: [&[B]; PANELS],
+    ahead: Ahead,
 ) -> Sums<S, ROWS, PANELS> {
     let zeros = [[simd.splat(0.0); PANELS]; ROWS];
     let (mut sums, mut chain) = (zeros, zeros);
     let blocks = panels[0].len();
     for block in 0..blocks {
-        let rows = Interleaved::<_, ROWS>::new(&activations[block * DEPTH * ROWS..], simd.unknown(DEPTH));
-        let mut lines: [&[B::Line]; PANELS] = [&[]; PANELS];
-        for panel in 0..PANELS {
-            lines[panel] = panels[panel][block].lines();
+        for first in (0..DEPTH).step_by(FETCHED_INPUTS) {
+            // Low tiles have registers to spare.
+            let is_low = FETCHES && ROWS < S::TILE_ROWS;
+            let count = if is_low { FETCHED_INPUTS } else { simd.unknown(FETCHED_INPUTS) };
+            let inputs = &activations[(block * DEPTH + first) * ROWS..];
+            let rows = Interleaved::<_, ROWS>::new(inputs, count);
+            let mut lines: [&[B::Line]; PANELS] = [&[]; PANELS];
+            for panel in 0..PANELS {
+                lines[panel] = &panels[panel][block].lines()[first..first + FETCHED_INPUTS];
+                ahead.fetch(lines[panel], block * size_of::<B>() + first * size_of::<B::Line>());
+            }
+            chain = add_products(simd, chain, &rows, lines);
         }
-        chain = add_products(simd, chain, &rows, lines);
         if (block + 1) % CHAIN_BLOCKS == 0 || block + 1 == blocks {
             for row in 0..ROWS {
                 for panel in 0..PANELS {

@@ -13,7 +13,7 @@ use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
 use crate::byte_group::{add_scaled, nearest_group};
-use crate::fetch::{AHEAD, fetch};
+use crate::fetch::Ahead;
 use crate::simd::Sums;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use crate::simd::WordGroup;
@@ -23,9 +23,6 @@ use crate::simd::{BYTE_INPUTS, ByteGroup, ByteLines, GROUP, LANES, Line, Simd, T
 const GROUPS: usize = DEPTH / GROUP;
 /// Blocks of a slice. In bytes, 512 inputs of two panels take 17 KiB, and tiles read each of them in order.
 const SLICE_BLOCKS: usize = 8;
-/// Rows of a tile that is a walk through memory with every instruction set: the panels of higher ones may be in the caches
-/// already, and asking for them costs as much as reading them.
-const FETCHED_ROWS: usize = 2;
 /// Bytes of a group of zeros.
 const NO_BYTES: ByteLines = [[0; BYTE_INPUTS * LANES]; GROUP / BYTE_INPUTS];
 
@@ -165,8 +162,8 @@ impl<Q: Quants> Block for Quantized<Q> {
     }
 
     #[inline(always)]
-    fn tile_rows<S: Simd>() -> usize {
-        S::INTEGER_TILE_ROWS
+    fn tile_height<S: Simd>(rows: usize) -> usize {
+        S::integer_height(rows)
     }
 
     #[inline(always)]
@@ -180,6 +177,7 @@ impl<Q: Quants> Block for Quantized<Q> {
         simd: S,
         activations: &[ByteGroup],
         mut panels: [&[Self]; PANELS],
+        ahead: Ahead,
     ) -> Sums<S, ROWS, PANELS> {
         let blocks = panels[0].len();
         for panel in &mut panels {
@@ -188,10 +186,8 @@ impl<Q: Quants> Block for Quantized<Q> {
         let mut sums = [[simd.splat(0.0); PANELS]; ROWS];
         let rows_of_groups = &activations.as_chunks::<ROWS>().0[..blocks * GROUPS];
         for block in 0..blocks {
-            if ROWS <= FETCHED_ROWS {
-                for panel in 0..PANELS {
-                    fetch(std::slice::from_ref(&panels[panel][block]), AHEAD);
-                }
+            for panel in 0..PANELS {
+                ahead.fetch(&panels[panel][block..=block], block * size_of::<Self>());
             }
             for group in 0..GROUPS {
                 let rows = &rows_of_groups[block * GROUPS + group];
@@ -365,8 +361,8 @@ impl Block for WordBlock {
     }
 
     #[inline(always)]
-    fn tile_rows<S: Simd>() -> usize {
-        S::INTEGER_TILE_ROWS
+    fn tile_height<S: Simd>(rows: usize) -> usize {
+        S::integer_height(rows)
     }
 
     #[inline(always)]
@@ -379,6 +375,7 @@ impl Block for WordBlock {
         simd: S,
         activations: &[ByteGroup],
         panels: [&[Self]; PANELS],
+        _: Ahead,
     ) -> Sums<S, ROWS, PANELS> {
         let mut groups: [&[WordGroup]; PANELS] = [&[]; PANELS];
         for panel in 0..PANELS {

@@ -11,8 +11,9 @@ use std::marker::PhantomData;
 use super::block::{Block, DEPTH};
 use super::matrix::{OnBlocks, PackedMatrix, panel_of};
 use crate::epilogue::Epilogue;
+use crate::fetch::Ahead;
 use crate::simd::Sums;
-use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob, tile_height};
+use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob};
 use crate::threads::{Part, Parts, computed_in_parts};
 use crate::tile::TileOutput;
 
@@ -80,13 +81,11 @@ impl OnBlocks for Product<'_> {
     fn run<B: Block>(self, blocks: &[B]) -> Vec<f32> {
         let Self { sizes, x, epilogue, instructions } = self;
         let Sizes { out_features, in_features, rows } = sizes;
-        let (highest, is_expanded) = instructions.run(Chosen::<B>(PhantomData));
-        // As few tiles as possible, of one height.
-        let full = tile_height(rows.div_ceil(rows.div_ceil(highest)), highest);
+        let Chosen { full, rest, is_expanded } = instructions.run(Choose::<B>(rows, PhantomData));
         let row_bytes = (Tiles::<B>::row_len(in_features) * size_of::<B::Activation>()).max(1);
         let most = (PART_BYTES / row_bytes).max(full);
         let part_rows = rows.div_ceil(rows.div_ceil(most)).next_multiple_of(full);
-        let tiles = Tiles::<B>::new(x, sizes, full, rows <= part_rows, instructions);
+        let tiles = Tiles::<B>::new(x, sizes, (full, rest), rows <= part_rows, instructions);
         let parts = Parts { row_len: out_features, rows: part_rows, columns: PART_PANELS * LANES };
         computed_in_parts(rows * out_features, parts, |part| {
             let given = Given { in_features, out_features, tiles: &tiles, epilogue };
@@ -99,16 +98,33 @@ impl OnBlocks for Product<'_> {
     }
 }
 
-/// What depends on the instructions: rows of the highest tile, and whether weights are expanded for many rows.
-struct Chosen<B>(PhantomData<B>);
+/// What depends on the instructions.
+struct Chosen {
+    /// Rows of a full tile.
+    full: usize,
+    /// Rows of a tile after these.
+    rest: usize,
+    /// Whether weights are expanded for many rows.
+    is_expanded: bool,
+}
 
-impl<B: Block> Job for Chosen<B> {
-    type Output = (usize, bool);
+/// Chooses for so many rows.
+struct Choose<B>(usize, PhantomData<B>);
+
+impl<B: Block> Job for Choose<B> {
+    type Output = Chosen;
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> (usize, bool) {
-        (B::tile_rows::<S>(), B::is_expanded_for_many_rows::<S>())
+    fn run<S: Simd>(self, _: S) -> Chosen {
+        let Self(rows, _) = self;
+        let mut full = B::tile_height::<S>(rows);
+        if full < rows {
+            // As few tiles as possible, of one height.
+            full = B::tile_height::<S>(rows.div_ceil(rows.div_ceil(full)));
+        }
+        let rest = B::tile_height::<S>(rows % full).min(full);
+        Chosen { full, rest, is_expanded: B::is_expanded_for_many_rows::<S>() }
     }
 }
 
@@ -131,12 +147,17 @@ impl<B: Block> Tiles<B> {
         in_features.div_ceil(DEPTH) * B::ACTIVATIONS
     }
 
-    /// `is_one_part` says that all rows are of one part.
-    fn new(x: &[f32], sizes: Sizes, full: usize, is_one_part: bool, instructions: InstructionSet) -> Self {
+    /// Of heights `full` and `rest`; `is_one_part` says that all rows are of one part.
+    fn new(
+        x: &[f32],
+        sizes: Sizes,
+        (full, mut rest_height): (usize, usize),
+        is_one_part: bool,
+        instructions: InstructionSet,
+    ) -> Self {
         let Sizes { in_features, rows, .. } = sizes;
         let row_len = Self::row_len(in_features);
         let (mut full_rows, mut rest) = (rows - rows % full, rows % full);
-        let mut rest_height = tile_height(rest, full);
         if is_one_part && full == LOW_TILE + 2 && (1..=2).contains(&rest) && full_rows >= FEW_TILES * full {
             // Two lower tiles in place of a full one and one that is hardly a tile.
             (full_rows, rest, rest_height) = (full_rows - full, rest + full, LOW_TILE);
@@ -213,7 +234,7 @@ impl<B: Block> Job for Walk<'_, '_, B> {
         for index in 0..count {
             panels[index] = panel_of(blocks, part.first_column / LANES + index, given.in_features);
         }
-        pass(simd, &given, &panels[..count], &mut part);
+        pass(simd, &given, &panels[..count], true, &mut part);
     }
 }
 
@@ -242,16 +263,17 @@ impl<B: Block> Job for Expand<'_, '_, B> {
         for index in 0..count {
             panels[index] = &expanded[index * panel_blocks..(index + 1) * panel_blocks];
         }
-        pass(simd, &given, &panels[..count], &mut part);
+        pass(simd, &given, &panels[..count], false, &mut part);
     }
 }
 
-/// Passes with all tiles of a part over its panels, a group of these after the other.
+/// Passes with all tiles of a part over its panels, a group of these after the other. The first tile may find them in memory.
 #[inline(always)]
 fn pass<S: Simd, B: Block, P: Block<Activation = B::Activation>>(
     simd: S,
     given: &Given<'_, B>,
     panels: &[&[P]],
+    are_in_memory: bool,
     part: &mut Part<'_, f32>,
 ) {
     let Given { in_features, out_features, tiles, epilogue } = *given;
@@ -271,6 +293,7 @@ fn pass<S: Simd, B: Block, P: Block<Activation = B::Activation>>(
                 in_features,
                 out_features,
                 panels,
+                are_in_memory: are_in_memory && row == 0,
                 first: panel,
                 row,
                 epilogue,
@@ -289,6 +312,7 @@ struct Tile<'a, 'b, 'c, P: Block> {
     in_features: usize,
     out_features: usize,
     panels: &'a [&'a [P]],
+    are_in_memory: bool,
     /// The first of the panels in the part.
     first: usize,
     /// The first of the rows in the part.
@@ -333,6 +357,10 @@ impl<P: Block> Tile<'_, '_, '_, P> {
         for index in 0..PANELS {
             of_panels[index] = &self.panels[panel + index][..panel_blocks];
         }
+        let mut ahead = Ahead::NOTHING;
+        if self.are_in_memory {
+            ahead = Ahead::of_panels(PANELS, size_of_val(of_panels[0]));
+        }
         let mut sums: Sums<S, ROWS, PANELS> = [[simd.splat(0.0); PANELS]; ROWS];
         for first in (0..panel_blocks).step_by(P::SLICE_BLOCKS) {
             let end = panel_blocks.min(first + P::SLICE_BLOCKS);
@@ -341,7 +369,12 @@ impl<P: Block> Tile<'_, '_, '_, P> {
                 slices[index] = &of_panels[index][first..end];
             }
             let block_len = P::ACTIVATIONS * ROWS;
-            let slice = P::sums(simd, &self.activations[first * block_len..end * block_len], slices);
+            let slice = P::sums(
+                simd,
+                &self.activations[first * block_len..end * block_len],
+                slices,
+                ahead.after(first * size_of::<P>()),
+            );
             if first == 0 {
                 sums = slice;
                 continue;

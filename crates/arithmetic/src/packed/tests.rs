@@ -12,7 +12,7 @@ use crate::simd::{ByteGroup, GROUP, InstructionSet, Job, Simd, each_of};
 const SHAPES: [(usize, usize); 10] =
     [(16, 64), (32, 128), (1, 1), (17, 65), (7, 5), (50, 24), (48, 768), (33, 1601), (129, 300), (50_257, 8)];
 /// One row, less than a tile, a tile of each instruction set, more, and more than a part.
-const ROWS: [usize; 7] = [1, 2, 4, 6, 12, 13, 150];
+const ROWS: [usize; 8] = [1, 2, 4, 6, 8, 12, 13, 150];
 
 /// Every format of the table.
 fn formats() -> impl Iterator<Item = WeightFormat> + Clone {

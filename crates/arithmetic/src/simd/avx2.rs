@@ -171,6 +171,11 @@ impl<const VNNI: bool> Vectors for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn unknown(self, count: usize) -> usize {
+        std::hint::black_box(count)
+    }
+
+    #[inline(always)]
     fn max(self, a: Floats, b: Floats) -> Floats {
         lanewise!(_mm256_max_ps, a, b)
     }
@@ -243,6 +248,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         }
         // SAFETY: as above.
         unsafe { compiled(job, Avx2(())) }
+    }
+
+    #[inline(always)]
+    fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        tiles!(self, height, job: 1 => 1, 2 => 1, TILE_ROWS => TILE_PANELS; else 4 => 1)
+    }
+
+    #[inline(always)]
+    fn in_half_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        tiles!(self, height, job: 1 => 2, 2 => 2, TILE_ROWS => TILE_PANELS; else 4 => 1)
     }
 
     #[inline(always)]

@@ -5,12 +5,16 @@
 use std::arch::x86_64::*;
 
 use super::job::{Job, OfFloats, Simd};
-use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work};
+use super::vectors::{
+    BYTE_LINES, ByteGroup, ByteLines, LANES, Line, SMALL_OFFSET, TileJob, Vectors, Work, tile_height,
+};
 use super::{avx2, math};
 
 /// Rows and panels of a tile: 24 of the 32 registers accumulate; activations come from memory with the multiplication.
 const TILE_ROWS: usize = 12;
 const TILE_PANELS: usize = 2;
+/// A height between, for products of few rows: with 12, a third of the work for eight of them would be in vain.
+const MIDDLE_ROWS: usize = 8;
 /// Twelve registers for the sums of a group, twelve for those of all groups, and six for operands and scales.
 const INTEGER_TILE_ROWS: usize = 6;
 
@@ -161,6 +165,32 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type Integers = __m512i;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
+    #[inline(always)]
+    fn product_height(rows: usize) -> usize {
+        match rows {
+            5..=MIDDLE_ROWS => MIDDLE_ROWS,
+            _ => tile_height(rows, TILE_ROWS),
+        }
+    }
+
+    #[inline(always)]
+    fn integer_height(rows: usize) -> usize {
+        match rows {
+            7..=MIDDLE_ROWS => MIDDLE_ROWS,
+            _ => tile_height(rows, INTEGER_TILE_ROWS),
+        }
+    }
+
+    #[inline(always)]
+    fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 2, MIDDLE_ROWS => 2; else TILE_ROWS => TILE_PANELS)
+    }
+
+    #[inline(always)]
+    fn in_half_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        tiles!(self, height, job: 1 => 2, 2 => 2, 4 => 2, MIDDLE_ROWS => 2; else TILE_ROWS => TILE_PANELS)
+    }
+
     fn run<J: Job>(self, job: J) -> J::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
         fn compiled<J: Job>(job: J, simd: Avx512<false>) -> J::Output {
@@ -180,7 +210,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        tiles!(self, height, job: 1 => 1, 2 => 2, INTEGER_TILE_ROWS => TILE_PANELS; else 4 => 2)
+        tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 2, MIDDLE_ROWS => 1; else INTEGER_TILE_ROWS => TILE_PANELS)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use super::sums::{Interleaved, Sums, sum_products};
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 use super::vectors::{BYTE_INPUTS, GROUP, WordGroup, each_of};
-use super::vectors::{ByteGroup, ByteLines, LANES, Line, TileJob, Vectors, Work};
+use super::vectors::{ByteGroup, ByteLines, LANES, Line, TileJob, Vectors, Work, tile_height};
 
 /// Vectors of f32, with what packed weights need besides.
 pub(crate) trait Simd: Vectors<Real = f32> {
@@ -21,13 +21,33 @@ pub(crate) trait Simd: Vectors<Real = f32> {
     /// Runs a job in a function of its own that is compiled for these instructions, which all who call it share.
     fn run<J: Job>(self, job: J) -> J::Output;
 
-    /// As [`Vectors::in_tile`] for products with weights in f32: `height` is 1, 2, 4 or [`Simd::PRODUCT_ROWS`].
+    /// The height of a tile of a product with weights in floating point, for so many rows: the lowest that holds them, or that for
+    /// many.
+    #[inline(always)]
+    fn product_height(rows: usize) -> usize {
+        tile_height(rows, Self::PRODUCT_ROWS)
+    }
+
+    /// The same for integers.
+    #[inline(always)]
+    fn integer_height(rows: usize) -> usize {
+        tile_height(rows, Self::INTEGER_TILE_ROWS)
+    }
+
+    /// As [`Vectors::in_tile`] for a [`Simd::product_height`]: low tiles are walks through memory, and so walk over fewer panels at
+    /// a time than fill the registers.
     #[inline(always)]
     fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
         self.in_tile(height, job)
     }
 
-    /// The same for products of integers: `height` is 1, 2, 4 or [`Simd::INTEGER_TILE_ROWS`].
+    /// The same for weights in f16, whose lines are half as long.
+    #[inline(always)]
+    fn in_half_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
+        self.in_tile(height, job)
+    }
+
+    /// As [`Vectors::in_tile`] for a [`Simd::integer_height`].
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output;
 
     /// As [`sum_products`] for rows that lie step by step, with as many lines of each panel.
