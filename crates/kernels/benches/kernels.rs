@@ -21,14 +21,16 @@ use candle_gpt2_kernels::{
 
 /// Runs of each measurement.
 const RUNS: usize = 40;
-/// The products of GPT-2 124M, `(out, in)`, and copies enough that one row's weights do not stay in the cache.
-const SHAPES: [(&str, usize, usize, usize); 5] = [
-    ("c_attn", 2304, 768, 8),
-    ("c_proj", 768, 768, 16),
-    ("c_fc", 3072, 768, 8),
-    ("mlp c_proj", 768, 3072, 8),
-    ("head", 50257, 768, 1),
+/// The products of GPT-2 124M, `(out, in)`.
+const SHAPES: [(&str, usize, usize); 5] = [
+    ("c_attn", 2304, 768),
+    ("c_proj", 768, 768),
+    ("c_fc", 3072, 768),
+    ("mlp c_proj", 768, 3072),
+    ("head", 50257, 768),
 ];
+/// Bytes of weights that products of few rows read in turn, so that these do not stay in the cache.
+const READ_BYTES: usize = 128 << 20;
 /// Rows of the products with many rows.
 const ROWS: usize = 512;
 /// Rows of those with few, as of drafts and small batches.
@@ -55,10 +57,11 @@ fn main() {
     println!("limits: reading {bandwidth:.1} GB/s, multiply-adds {arithmetic:.0} GFLOP/s\n");
     drop(values);
 
-    for (name, out_features, in_features, copies) in SHAPES {
+    for (name, out_features, in_features) in SHAPES {
         let weight = pattern((out_features, in_features));
         let (one, many) = (pattern((1, in_features)), pattern((ROWS, in_features)));
         let many_flops = 2.0 * (ROWS * out_features * in_features) as f64 / 1e9;
+        let copies = (READ_BYTES / (4 * out_features * in_features)).max(1);
         let dense: Vec<Linear> =
             (0..copies).map(|_| Linear::new(weight.force_contiguous().unwrap(), None).unwrap()).collect();
         let bytes = (4 * out_features * in_features * copies) as f64 / 1e9;
@@ -68,9 +71,10 @@ fn main() {
         for (format_name, format) in WeightFormat::NAMES {
             let packed = || Matrix::pack(&weight, *format).unwrap();
             let pack_s = fastest(2, || drop(packed()));
+            let Matrix::Packed(matrix) = packed() else { continue };
+            let copies = (READ_BYTES / matrix.bytes()).max(1);
             let layers: Vec<Linear> =
                 (0..copies).map(|_| Linear::from_matrix(packed(), None).unwrap()).collect();
-            let Matrix::Packed(matrix) = packed() else { continue };
             let bytes = matrix.bytes() as f64 / 1e9;
             let one_s = fastest(RUNS, || layers.iter().for_each(|layer| drop(layer.forward(&one).unwrap())));
             let many_s = fastest(RUNS / 4, || drop(layers[0].forward(&many).unwrap()));

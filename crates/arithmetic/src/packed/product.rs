@@ -28,6 +28,8 @@ const GROUP_BYTES: [usize; 2] = [128 << 10, 32 << 10];
 const FEW_TILES: usize = 4;
 /// Rows of a tile that is not the highest one.
 const LOW_TILE: usize = 4;
+/// Rows of a tile that is always a walk through memory: without a condition, fetches lie between the products and cost nothing.
+const WALK_ROWS: usize = 2;
 /// Rows from which on weights are expanded before they are multiplied, where that is not done on the way.
 const EXPANDED_ROWS: usize = 20;
 
@@ -358,7 +360,7 @@ impl<P: Block> Tile<'_, '_, '_, P> {
             of_panels[index] = &self.panels[panel + index][..panel_blocks];
         }
         let mut ahead = Ahead::NOTHING;
-        if self.are_in_memory {
+        if ROWS <= WALK_ROWS || self.are_in_memory {
             ahead = Ahead::of_panels(PANELS, size_of_val(of_panels[0]));
         }
         let mut sums: Sums<S, ROWS, PANELS> = [[simd.splat(0.0); PANELS]; ROWS];

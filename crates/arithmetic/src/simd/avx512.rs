@@ -183,7 +183,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn in_product_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 2, MIDDLE_ROWS => 2; else TILE_ROWS => TILE_PANELS)
+        tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 1, MIDDLE_ROWS => 2; else TILE_ROWS => TILE_PANELS)
     }
 
     #[inline(always)]
@@ -210,7 +210,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
 
     #[inline(always)]
     fn in_integer_tile<J: TileJob<Self>>(self, height: usize, job: J) -> J::Output {
-        tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 2, MIDDLE_ROWS => 1; else INTEGER_TILE_ROWS => TILE_PANELS)
+        tiles!(self, height, job: 1 => 1, 2 => 1, 4 => 1, MIDDLE_ROWS => 1; else INTEGER_TILE_ROWS => TILE_PANELS)
     }
 
     #[inline(always)]
