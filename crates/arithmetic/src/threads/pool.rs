@@ -437,20 +437,20 @@ mod tests {
         pool.run(8, &|_| assert_eq!(calls(pool, 5), vec![1; 5]));
     }
 
-    /// Each of two regions has two indices that wait for each other, and for those of the other region: no caller could end its own
-    /// alone.
+    /// Two indices of a region wait for each other, and for one of the other region: no caller could end its own alone.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
     fn two_callers_have_the_pool_at_the_same_time() {
+        const INDICES: usize = 3; // One more than the pool has threads, so that a caller always finds one of its own.
         let pool = Pool::start(2);
         for _ in 0..50 {
-            let arrived = AtomicUsize::new(0);
+            let arrived = [AtomicUsize::new(0), AtomicUsize::new(0)];
             std::thread::scope(|scope| {
-                for _ in 0..2 {
-                    scope.spawn(|| {
-                        pool.run(2, &|_| {
-                            arrived.fetch_add(1, Ordering::AcqRel);
-                            while arrived.load(Ordering::Acquire) < 4 {
+                for (own, other) in [(&arrived[0], &arrived[1]), (&arrived[1], &arrived[0])] {
+                    scope.spawn(move || {
+                        pool.run(INDICES, &|_| {
+                            own.fetch_add(1, Ordering::AcqRel);
+                            while own.load(Ordering::Acquire) < 2 || other.load(Ordering::Acquire) < 1 {
                                 yield_now();
                             }
                         });
