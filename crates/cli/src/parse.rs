@@ -311,7 +311,10 @@ mod tests {
             }
         }
         let known: Vec<(char, &str)> = forms.keys().map(|(short, long)| (*short, long.as_str())).collect();
-        assert_eq!(known, [('m', "model"), ('n', "max-new-tokens"), ('p', "prompt"), ('s', "seed")]);
+        assert_eq!(
+            known,
+            [('m', "model"), ('n', "max-new-tokens"), ('o', "out"), ('p', "prompt"), ('s', "seed")]
+        );
         let words = |command: &'static str, option: &'static str| -> Vec<&'static str> {
             let needed: &[&str] = match command {
                 "train" => &["--data", "d", "--init", "i", "--out", "o"],

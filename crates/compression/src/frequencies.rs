@@ -119,7 +119,7 @@ mod tests {
                     assert!((share - probability).abs() <= tolerance, "{share} for {probability}");
                     if token % 97 == 0 || token + 300 > vocabulary {
                         for place in [interval.start, interval.start + interval.size - 1] {
-                            assert_eq!(frequencies.at(place), (token as u32, interval));
+                            assert_eq!(frequencies.at(place), (u32::try_from(token).unwrap(), interval));
                         }
                     }
                 }

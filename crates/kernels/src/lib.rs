@@ -37,8 +37,8 @@ pub use error::{KernelError, carried, carry};
 pub use free_memory::{ProcessMemory, free_memory};
 pub use kv_dtype::{KvDType, UnknownKvDType};
 pub use layers::{
-    Activation, AdaptedMatrix, ByOutput, DEVIATION, KvMemory, LayerNorm, Linear, Matrix, ParameterSize,
-    ParameterSource, TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
+    AdaptedMatrix, ByOutput, DEVIATION, KvMemory, LayerNorm, Linear, Matrix, ParameterSize, ParameterSource,
+    TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
 };
 pub use per_thread::{
     Interrupt, check_interrupted, composed, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
@@ -46,8 +46,8 @@ pub use per_thread::{
 pub use recording::{Recording, prepared};
 pub use system_pages::LargePages;
 pub use training::{
-    AttentionStage, Before, HeadsAttention, adamw_step, add, add_positions, attention_reference, expect_ids,
-    gradient_norm, gradients, head_loss, head_loss_reference, heads_attention, heads_attention_reference,
-    heads_of, recomputed, runs_as_in_training, squared_norm,
+    Activation, AttentionStage, Before, HeadsAttention, adamw_step, add, add_positions, attention_reference,
+    expect_ids, gradient_norm, gradients, head_loss, head_loss_reference, heads_attention,
+    heads_attention_reference, heads_of, recomputed, runs_as_in_training, squared_norm,
 };
 pub use widths::WIDEST_SINGLE_QUERY;

@@ -135,6 +135,7 @@ fn assert_rounded_once(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) {
 }
 
 #[test]
+#[expect(clippy::cast_possible_truncation, reason = "half of the random bits are enough")]
 fn a_product_and_a_sum_are_rounded_once() {
     for ((a, b), c) in pairs().flat_map(|pair| [1.0, -1e30, f32::INFINITY].map(|c| (pair, [c; LANES]))) {
         assert_rounded_once(a, b, c);
@@ -232,6 +233,7 @@ impl Job for Activations {
 }
 
 #[test]
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "there are sixteen lanes")]
 fn exponentials_and_activations_are_those_of_the_portable_set() {
     SPECIAL.as_chunks().0.iter().for_each(|x| compare(Activations(*x)));
     for first in (-4000..4000).step_by(LANES) {

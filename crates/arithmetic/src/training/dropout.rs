@@ -108,14 +108,13 @@ impl Dropout {
 /// The draws of sixteen counters from `first` on, a multiple of 16, in a stream: the first word of each, then the second of each and so
 /// on.
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "there are sixteen lanes")]
 fn philox(seed: u64, stream: u64, first: u64) -> [[u32; LANES]; WORDS] {
     let mut key = halves(seed);
     let ([low, high], stream) = (halves(first), halves(stream));
     let mut words = [[0; LANES], [high; LANES], [stream[0]; LANES], [stream[1]; LANES]];
-    let mut index = 0;
     for lane in 0..LANES {
-        words[0][lane] = low + index;
-        index += 1;
+        words[0][lane] = low + lane as u32;
     }
     for _ in 0..ROUNDS {
         for lane in 0..LANES {

@@ -14,14 +14,13 @@ use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 use candle_nn::Init;
 
-use super::activation::Activation;
 use super::matrix::{AdaptedMatrix, Matrix};
 use super::parameters::{DEVIATION, ParameterSource};
 use super::size::ParameterSize;
 use crate::cpu::PackedProduct;
 use crate::cuda;
 use crate::error::KernelError;
-use crate::training::{self, has_cpu_kernels, runs_as_in_training};
+use crate::training::{self, Activation, has_cpu_kernels, runs_as_in_training};
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]

@@ -1,7 +1,6 @@
 //! The layers and operations of a transformer: each checks shapes and chooses who computes: `training` where a kernel
 //! has a way back, `cpu` and `cuda` where not, else a composition of candle's operations.
 
-mod activation;
 mod attention;
 mod dropout;
 mod kv_memory;
@@ -13,7 +12,6 @@ mod parameters;
 mod size;
 mod step;
 
-pub use activation::Activation;
 pub use attention::prefix_attention_on_gpu;
 pub use dropout::dropout;
 pub use kv_memory::{KvMemory, TakenSlot};

@@ -3,7 +3,8 @@
 use candle_core::{Result, Tensor};
 use candle_nn::Module;
 
-use super::{Activation, LayerNorm, Linear};
+use super::{LayerNorm, Linear};
+use crate::training::Activation;
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {

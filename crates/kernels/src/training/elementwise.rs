@@ -1,12 +1,11 @@
-//! Operations on each element: sums, dropout, activations.
+//! Operations on each element: sums and dropout.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::{Dropout, Float};
+use candle_gpt2_arithmetic::Dropout;
 
 use super::composed::in_wide_type;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
-use crate::layers::Activation;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// `x + y`, as a residual stream adds what a layer gives.
@@ -42,45 +41,6 @@ impl Operation for Add {
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         inputs.iter().try_for_each(|input| sums.share(input, gradient))
     }
-}
-
-/// The factors of `silu` and of `quick_gelu`, of which the second is from the GELU paper (arXiv:1606.08415, section 2).
-const SILU_FACTOR: f64 = 1.0;
-pub(crate) const QUICK_GELU_FACTOR: f64 = 1.702;
-
-impl FloatOperation for Activation {
-    const NAME: &str = "activation";
-
-    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        let of = |x: &[T], gradient: &[T]| match self {
-            Self::GeluTanh => T::gelu_tanh_backward(x, gradient),
-            Self::Gelu => T::gelu_erf_backward(x, gradient),
-            Self::Relu => T::relu_backward(x, gradient),
-            Self::Silu => T::swish_backward(x, gradient, SILU_FACTOR),
-            Self::Tanh => T::tanh_backward(x, gradient),
-            Self::QuickGelu => T::swish_backward(x, gradient, QUICK_GELU_FACTOR),
-        };
-        let x = &inputs[0];
-        let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
-        sums.add(x, Tensor::from_vec(values, x.shape(), x.device())?)
-    }
-}
-
-/// The activation of every element, on the CPU.
-pub(crate) fn activated(x: &Tensor, activation: Activation) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
-        let of = |x: &[T]| match activation {
-            Activation::GeluTanh => T::gelu_tanh(x),
-            Activation::Gelu => T::gelu_erf(x),
-            Activation::Relu => T::relu(x),
-            Activation::Silu => T::swish(x, SILU_FACTOR),
-            Activation::Tanh => <T as Float>::tanh(x),
-            Activation::QuickGelu => T::swish(x, QUICK_GELU_FACTOR),
-        };
-        let y = with_elements::<T, 1, _>([x], |[x]| Ok(of(x)))?;
-        record(&[x], on_cpu(y), x.shape(), activation)
-    }
-    for_float!(x.dtype(), forward(x, activation))
 }
 
 /// What dropout leaves of `x`, on the CPU.

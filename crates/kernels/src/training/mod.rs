@@ -5,6 +5,7 @@
 //! backward pass, products and functions in this processor's vectors, and gradients that are added in place. Layer norm,
 //! GELU, ReLU, dense products and attention without a cache serve inference too. What is computed on slices is in `candle-gpt2-arithmetic`; the tape takes tensors of any device.
 
+mod activation;
 mod adamw;
 mod attention;
 mod composed;
@@ -21,13 +22,14 @@ use candle_core::Tensor;
 pub(crate) use crate::per_thread::has_cpu_kernels;
 use crate::per_thread::has_tape;
 
+pub use activation::Activation;
 pub use adamw::{adamw_step, gradient_norm, squared_norm};
 pub use attention::{
     AttentionStage, HeadsAttention, attention_reference, heads_attention, heads_attention_reference, heads_of,
 };
-pub(crate) use composed::{composed_linear, drawn_on_gpu, in_wide_type};
+pub(crate) use composed::{composed_linear, drawn_on_gpu};
 pub use elementwise::add;
-pub(crate) use elementwise::{QUICK_GELU_FACTOR, activated, apply_drawn, apply_dropout};
+pub(crate) use elementwise::{apply_drawn, apply_dropout};
 pub use embedding::{add_positions, expect_ids};
 pub(crate) use embedding::{embedding, places};
 pub(crate) use float::elements;

@@ -4,10 +4,17 @@
 //! which transformers calls `gelu_new`; `gelu` there is the exact form with the error function.
 
 use candle_core::{Result, Tensor};
+use candle_gpt2_arithmetic::Float;
 
+use super::composed::in_wide_type;
+use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
+use super::operation::record;
 use crate::error::KernelError;
-use crate::training::{QUICK_GELU_FACTOR, activated, has_cpu_kernels, in_wide_type};
+use crate::per_thread::{Sums, has_cpu_kernels};
 
+/// The factors of `silu` and of `quick_gelu`, of which the second is from the GELU paper (arXiv:1606.08415, section 2).
+const SILU_FACTOR: f64 = 1.0;
+const QUICK_GELU_FACTOR: f64 = 1.702;
 /// An elementwise activation function.
 ///
 /// ```
@@ -71,6 +78,41 @@ impl Activation {
             Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * QUICK_GELU_FACTOR)?)?,
         }
     }
+}
+
+impl FloatOperation for Activation {
+    const NAME: &str = "activation";
+
+    fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let of = |x: &[T], gradient: &[T]| match self {
+            Self::GeluTanh => T::gelu_tanh_backward(x, gradient),
+            Self::Gelu => T::gelu_erf_backward(x, gradient),
+            Self::Relu => T::relu_backward(x, gradient),
+            Self::Silu => T::swish_backward(x, gradient, SILU_FACTOR),
+            Self::Tanh => T::tanh_backward(x, gradient),
+            Self::QuickGelu => T::swish_backward(x, gradient, QUICK_GELU_FACTOR),
+        };
+        let x = &inputs[0];
+        let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
+        sums.add(x, Tensor::from_vec(values, x.shape(), x.device())?)
+    }
+}
+
+/// The activation of every element, on the CPU.
+fn activated(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    fn forward<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
+        let of = |x: &[T]| match activation {
+            Activation::GeluTanh => T::gelu_tanh(x),
+            Activation::Gelu => T::gelu_erf(x),
+            Activation::Relu => T::relu(x),
+            Activation::Silu => T::swish(x, SILU_FACTOR),
+            Activation::Tanh => <T as Float>::tanh(x),
+            Activation::QuickGelu => T::swish(x, QUICK_GELU_FACTOR),
+        };
+        let y = with_elements::<T, 1, _>([x], |[x]| Ok(of(x)))?;
+        record(&[x], on_cpu(y), x.shape(), activation)
+    }
+    for_float!(x.dtype(), forward(x, activation))
 }
 
 /// That of candle, where `activation_function` of a GPT-2 can name it.
