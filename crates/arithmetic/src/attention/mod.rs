@@ -210,6 +210,7 @@ struct Piece<'a, 'b, F: Format> {
 impl<F: Format> Job for Piece<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = F::MULTIPLIES_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
@@ -280,6 +281,7 @@ struct PieceOfKeys<'a, 'b, F: Format> {
 impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
+    const MULTIPLIES_FLOATS: bool = F::MULTIPLIES_FLOATS;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

@@ -157,6 +157,10 @@ pub(crate) trait Job {
     /// Whether it multiplies bytes. Other jobs are compiled once for processors that differ in these products only.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
+    /// Whether it multiplies weights, keys or values in floating point. Without fused products these are rounded twice: computed
+    /// as elsewhere they would take many times as long.
+    #[allow(dead_code, reason = "only instruction sets without fused products ask")]
+    const MULTIPLIES_FLOATS: bool = false;
 
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }

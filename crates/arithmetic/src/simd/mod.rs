@@ -111,7 +111,7 @@ instruction_sets! {
     #[cfg(target_arch = "aarch64")]
     NeonDot(neon::Neon<true>), "neon-dot", "NEON with dot products of bytes.";
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    Wasm128(wasm128::Wasm128), "simd128", "simd128 of WebAssembly.";
+    Wasm128(wasm128::Wasm128<true>), "simd128", "simd128 of WebAssembly.";
 }
 
 static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
@@ -121,7 +121,7 @@ impl InstructionSet {
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
     const COMPILED_FOR: Self = Self::PortableSoft(portable::Portable::EVERYWHERE);
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
-    const COMPILED_FOR: Self = Self::Wasm128(wasm128::Wasm128(()));
+    const COMPILED_FOR: Self = Self::Wasm128(wasm128::Wasm128::<true>(()));
 
     /// The fastest one here, or the one that was chosen before the first computation.
     pub(crate) fn detected() -> Self {

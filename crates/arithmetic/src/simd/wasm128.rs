@@ -1,8 +1,9 @@
 //! simd128 of WebAssembly, which every browser in use has: sixteen lanes are four registers.
 //!
 //! A module with an instruction that a browser lacks does not load at all, so these are chosen when it is built: with the target
-//! feature `simd128`. A product and a sum are two instructions, rounded each, where other processors round once. Where that is seen,
-//! they are computed in f64; relaxed instructions, whose results differ between machines, are not used.
+//! feature `simd128`. A product and a sum are two instructions, rounded each, where other processors round once. They are computed in
+//! f64, but for products with weights, keys and values in floating point, which that would make many times slower. Relaxed
+//! instructions, whose results differ between machines, are not used.
 
 #![expect(unsafe_code, reason = "loads and stores take pointers")]
 
@@ -25,15 +26,15 @@ const REGISTER_BYTES: usize = 16;
 /// 1.5 · 2^23, in whose last place is a one: added to small integers in f32, it leaves them in the low bits, in two's complement.
 const INTEGERS_IN_LOW_BITS: f32 = 12_582_912.0;
 
-/// That these instructions are compiled says that they are there.
+/// That these instructions are compiled says that they are there. With `ONCE` a product and a sum are rounded once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wasm128(pub(super) ());
+pub(crate) struct Wasm128<const ONCE: bool>(pub(super) ());
 
 /// Lanes 0 to 3, 4 to 7, 8 to 11 and 12 to 15.
 type Floats = [v128; 4];
 type Integers = [v128; 4];
 
-impl Wasm128 {
+impl Wasm128<true> {
     pub(super) fn detect() -> Option<Self> {
         Some(Self(()))
     }
@@ -90,7 +91,7 @@ fn is_doubtful(least: v128) -> bool {
 #[cold]
 #[inline(never)]
 fn exactly(a: Floats, b: Floats, c: Floats) -> Floats {
-    let simd = Wasm128(());
+    let simd = Wasm128::<true>(());
     let mut lanes = [[0.0; LANES]; 3];
     for (values, lanes) in [a, b, c].into_iter().zip(&mut lanes) {
         simd.store(values, lanes);
@@ -263,7 +264,7 @@ fn byte_quarters<const ROWS: usize, const QUARTERS: usize>(
     sums
 }
 
-impl Vectors for Wasm128 {
+impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
     type Real = f32;
     type Vector = Floats;
     const TILE_ROWS: usize = TILE_ROWS;
@@ -317,7 +318,7 @@ impl Vectors for Wasm128 {
 
     #[inline(always)]
     fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        multiply_add(a, b, c)
+        if ONCE { multiply_add(a, b, c) } else { self.add(self.mul(a, b), c) }
     }
 
     #[inline(always)]
@@ -361,14 +362,14 @@ impl Vectors for Wasm128 {
     }
 }
 
-impl Simd for Wasm128 {
+impl<const ONCE: bool> Simd for Wasm128<ONCE> {
     type Integers = Integers;
     const CONVERTS_F16: bool = false;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(never)]
     fn run<J: Job>(self, job: J) -> J::Output {
-        job.run(self)
+        if J::MULTIPLIES_FLOATS { job.run(Wasm128::<false>(())) } else { job.run(Wasm128::<true>(())) }
     }
 
     #[inline(always)]

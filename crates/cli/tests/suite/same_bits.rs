@@ -37,7 +37,9 @@ fn fingerprints_are_the_same_with_every_instruction_set() {
         for (dtype, expected) in model["fingerprints"].as_object().unwrap() {
             for instructions in instruction_sets() {
                 threads = threads % 7 + 1;
-                let verify = ["verify", "--model", name, "--fingerprint", "--dtype", dtype, "--json"];
+                let kv_dtype = if dtype == "f32" { "f32" } else { "f16" };
+                let types = ["--dtype", dtype, "--kv-dtype", kv_dtype];
+                let verify = [&["verify", "--model", name, "--fingerprint", "--json"], &types[..]].concat();
                 let found = written(instructions, threads, &verify);
                 let what = format!("{name}, {dtype}, {instructions}, {threads} threads");
                 assert_eq!(found["fingerprint"], *expected, "{what}");
