@@ -1,0 +1,379 @@
+//! Texts that practise one thing each: copying, who gets what, he and she, one and many, numbers, quotation marks and brackets.
+
+use crate::choices::mixed;
+use crate::lexicon::lexicon;
+use crate::story::{Document, capitalised, invented};
+use crate::teller::{Id, Teller};
+use crate::Choices;
+
+/// What a document practises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exercise {
+    /// Something is said twice.
+    Copying,
+    /// Two people, and one does something for the other.
+    TwoPeople,
+    /// A subject and its verb, with up to two other nouns between.
+    Agreement,
+    /// He and she.
+    Gender,
+    /// Counting, what comes next, what is more.
+    Numbers,
+    /// Quotation marks and brackets in each other.
+    Nesting,
+}
+
+impl Exercise {
+    /// Its name among labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Copying => "copying",
+            Self::TwoPeople => "two people",
+            Self::Agreement => "agreement",
+            Self::Gender => "gender",
+            Self::Numbers => "numbers",
+            Self::Nesting => "nesting",
+        }
+    }
+
+    /// The document of a seed.
+    pub fn document(self, seed: u64) -> Document {
+        let mut choices = Choices::new(seed);
+        let is_past = choices.chance(75);
+        let mut desk = Desk { teller: Teller::new(choices, is_past) };
+        const WEATHERS: [&str; 5] = ["sun", "rain", "wind", "snow", "fog"];
+        let weather = *desk.choices().pick(&WEATHERS);
+        desk.teller.flags.insert(weather);
+        let lines = match self {
+            Self::Copying | Self::TwoPeople => desk.choices().between(1, 5),
+            _ => desk.choices().between(2, 9),
+        };
+        for _ in 0..lines {
+            desk.teller.forget();
+            match self {
+                Self::Copying => desk.copying(),
+                Self::TwoPeople => desk.two_people(),
+                Self::Agreement => desk.agreement(),
+                Self::Gender => desk.gender(),
+                Self::Numbers => desk.numbers(),
+                Self::Nesting => desk.nesting(),
+            }
+            if desk.choices().chance(60) {
+                desk.teller.paragraph();
+            }
+        }
+        Document {
+            text: desk.teller.text().trim_end().to_owned(),
+            labels: vec![self.name().to_owned()],
+            microbits: desk.teller.choices.microbits(),
+        }
+    }
+}
+
+/// Whether a combination is kept for the tests: one in ten, decided by its words.
+pub fn is_held_out(words: &[&str]) -> bool {
+    const SHARE: u64 = 10;
+    let hash = words.iter().flat_map(|word| word.bytes().chain([0])).fold(0, |hash, byte| {
+        mixed(hash ^ u64::from(byte)).wrapping_add(0x9e37_79b9_7f4a_7c15)
+    });
+    hash.is_multiple_of(SHARE)
+}
+
+/// A pair in one order, so that both orders are one combination.
+pub(crate) fn pair<'a>(one: &'a str, other: &'a str) -> [&'a str; 2] {
+    if one < other { [one, other] } else { [other, one] }
+}
+
+struct Desk {
+    teller: Teller,
+}
+
+impl Desk {
+    fn choices(&mut self) -> &mut Choices {
+        &mut self.teller.choices
+    }
+
+    fn set(&mut self, role: &'static str, word: impl Into<String>) {
+        self.bind(role, crate::Bound::Word(word.into()));
+    }
+
+    fn bind(&mut self, role: &'static str, to: impl Into<crate::Bound>) {
+        self.teller.standing.retain(|(name, _)| *name != role);
+        self.teller.standing.push((role, to.into()));
+    }
+
+    /// Three people of different names; any of the lexicon, or only those that may be in sentences of two people.
+    fn people(&mut self, may_be_held_out: bool) -> [Id; 3] {
+        let lexicon = lexicon();
+        let all: Vec<(&str, bool)> = lexicon
+            .she
+            .iter()
+            .map(|name| (*name, true))
+            .chain(lexicon.he.iter().map(|name| (*name, false)))
+            .filter(|(name, _)| may_be_held_out || !lexicon.held_out_names.contains(name))
+            .collect();
+        let chosen = self.choices().distinct(3, all.len());
+        let ids = [0, 1, 2].map(|place| {
+            let (name, is_she) = all[chosen[place]];
+            self.teller.person(name, is_she, None)
+        });
+        for (role, id) in ["A", "B", "C"].into_iter().zip(ids) {
+            self.bind(role, id);
+        }
+        ids
+    }
+
+    fn thing(&mut self, role: &'static str) -> &'static str {
+        let noun = self.choices().pick(&lexicon().objects);
+        let thing = self.teller.thing(noun, 1);
+        self.bind(role, thing);
+        noun.singular
+    }
+
+    fn place(&mut self) {
+        let noun = self.choices().pick(&lexicon().places);
+        let place = self.teller.place(noun);
+        self.bind("P", place);
+    }
+
+    fn number(&mut self, role: &'static str, number: usize) {
+        self.set(role, lexicon().number(number));
+    }
+
+    fn two_people(&mut self) {
+        let thing = self.thing("O");
+        let [giver, other, _] = loop {
+            let people = self.people(false);
+            let names = [people[0], people[1]].map(|id| self.teller.name(id).to_owned());
+            let [one, two] = pair(&names[0], &names[1]);
+            if !is_held_out(&[one, two, thing]) {
+                break people;
+            }
+        };
+        self.place();
+        let noun = lexicon().objects.iter().find(|noun| noun.singular == thing);
+        let adjective = noun.map_or("good", |noun| *self.choices().pick(&noun.adjectives));
+        self.set("W", adjective);
+        let order = if self.choices().chance(50) { [giver, other] } else { [other, giver] };
+        (self.bind("X", order[0]), self.bind("Y", order[1]));
+        self.teller.tell("two.scene", &[]);
+    }
+
+    fn gender(&mut self) {
+        self.people(true);
+        (self.thing("O"), self.place());
+        let number = self.choices().between(2, 20);
+        self.number("K", number);
+        self.teller.tell("gender", &[]);
+    }
+
+    fn agreement(&mut self) {
+        self.people(true);
+        let nouns: Vec<_> = lexicon().objects.iter().chain(&lexicon().animals).collect();
+        let (subject, one, two) = loop {
+            let chosen = self.choices().distinct(3, nouns.len());
+            let [subject, one, two] = [0, 1, 2].map(|place| nouns[chosen[place]]);
+            let held_out = [one, two].iter().any(|noun| is_held_out(&[subject.singular, noun.singular]));
+            if !held_out {
+                break (subject, one, two);
+            }
+        };
+        let [many, many_one, many_two] = [0; 3].map(|_| self.choices().chance(50));
+        let word = |noun: &crate::Noun, many| if many { noun.plural } else { noun.singular };
+        let adjectives = ["old", "new", "red", "big", "small", "strange", "dirty", "clean"];
+        let adjective = *self.choices().pick(&adjectives);
+        self.set("J", adjective);
+        let subject_word = word(subject, many);
+        self.set("S0", subject_word);
+        const BETWEEN: [&str; 9] =
+            ["near", "behind", "next to", "under", "beside", "with", "in front of", "above", "by"];
+        for (role, noun, many) in [("Q", one, many_one), ("T", two, many_two)] {
+            self.set(role, format!("the {}", word(noun, many)));
+        }
+        for role in ["L", "L2"] {
+            let preposition = *self.choices().pick(&BETWEEN);
+            self.set(role, preposition);
+        }
+        const VERBS: [(&str, &str); 12] = [
+            ("is", "are"), ("was", "were"), ("is", "are"), ("was", "were"), ("looks", "look"), ("seems", "seem"),
+            ("has", "have"), ("stands", "stand"), ("belongs", "belong"), ("comes", "come"), ("makes", "make"), ("does", "do"),
+        ];
+        let (singular, plural) = *self.choices().pick(&VERBS);
+        let ends: &[&str] = match singular {
+            "has" => &["a long story", "no name", "red dots", "lost some color"],
+            "stands" => &["there", "in the way", "outside"],
+            "belongs" => &["to me", "to nobody", "to the school"],
+            "comes" => &["from far away", "from the market"],
+            "makes" => &["people laugh", "a lot of noise", "me happy"],
+            "does" => &["not move", "not belong here", "not fit"],
+            "looks" | "seems" => &["old", "new", "wet", "clean", "very big", "strange", "too heavy", "all right"],
+            _ => &["old", "gone", "wet", "clean", "very big", "here", "not for sale", "lost", "too heavy", "all right"],
+        };
+        let end = *self.choices().pick(ends);
+        self.set("V1", if many { plural } else { singular });
+        self.set("E", end);
+        self.teller.tell("agree-one", &[]);
+    }
+
+    fn numbers(&mut self) {
+        (self.people(true), self.thing("O"), self.place());
+        match self.choices().below(6) {
+            0 | 1 => {
+                let first = self.choices().between(1, 25);
+                for (role, more) in [("N1", 0), ("N2", 1), ("N3", 2), ("N4", 3), ("N5", 4)] {
+                    self.number(role, first + more);
+                }
+                self.teller.tell("count", &[]);
+            }
+            2 => {
+                const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+                let first = self.choices().below(7);
+                for (role, more) in [("D1", 0), ("D2", 1), ("D3", 2)] {
+                    self.set(role, DAYS[(first + more) % 7]);
+                }
+                self.teller.tell("day-after", &[]);
+            }
+            _ => {
+                let most = if self.choices().chance(70) { 20 } else { 99 };
+                self.teller.flags.remove("small");
+                if most == 20 {
+                    self.teller.flags.insert("small");
+                }
+                let (few, many) = loop {
+                    let (one, two) = (self.choices().between(1, most), self.choices().between(1, most));
+                    let (few, many) = (one.min(two), one.max(two));
+                    if few < many && !is_held_out(&[&few.to_string(), &many.to_string()]) {
+                        break (few, many);
+                    }
+                };
+                (self.number("F", few), self.number("M", many));
+                self.teller.tell("more", &[]);
+            }
+        }
+    }
+
+    fn nesting(&mut self) {
+        (self.people(true), self.thing("O"), self.place());
+        let number = self.choices().between(2, 90);
+        self.number("K", number);
+        for role in ["X", "Y", "Z"] {
+            let noun = self.choices().pick(&lexicon().objects);
+            let adjective = *self.choices().pick(&noun.adjectives);
+            self.set(role, format!("a {adjective} {}", noun.singular));
+        }
+        let word = self.choices().pick::<String>(invented()).clone();
+        self.set("W", word);
+        self.teller.tell("nest", &[]);
+    }
+
+    fn copying(&mut self) {
+        self.people(true);
+        let lexicon = lexicon();
+        let choices = self.choices();
+        let kind = choices.below(7);
+        let length = choices.between(2, 9);
+        let said = match kind {
+            0 | 1 => (0..length).map(|_| choices.pick::<String>(invented()).clone()).collect::<Vec<_>>().join(" "),
+            2 => (0..length).map(|_| lexicon.number(choices.between(1, 20))).collect::<Vec<_>>().join(" "),
+            3 => (0..length)
+                .map(|_| choices.pick(&lexicon.objects).singular)
+                .collect::<Vec<_>>()
+                .join(if choices.chance(50) { ", " } else { " " }),
+            4 => (0..length)
+                .map(|_| *choices.pick(if choices.clone().chance(50) { &lexicon.she } else { &lexicon.he }))
+                .collect::<Vec<_>>()
+                .join(", "),
+            5 => (0..length).map(|_| choices.between(0, 99).to_string()).collect::<Vec<_>>().join(" "),
+            _ => {
+                let words: Vec<&str> = lexicon.adjectives.iter().chain(&lexicon.traits).copied().collect();
+                let verbs: Vec<&str> = lexicon.world_verbs.clone();
+                (0..length)
+                    .map(|_| match choices.below(3) {
+                        0 => *choices.pick(&words),
+                        1 => *choices.pick(&verbs),
+                        _ => choices.pick(&lexicon.animals).plural,
+                    })
+                    .collect::<Vec<_>>()
+                    .join(" ")
+            }
+        };
+        let said = if self.choices().chance(30) { capitalised(&said) } else { said };
+        self.set("M", said);
+        self.teller.tell("copy", &[]);
+    }
+}
+
+/// A row of numbers below `vocab_size`, all equally likely, that is read two or three times: ids of tokens.
+pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
+    let mut choices = Choices::new(seed);
+    let length = match choices.below(3) {
+        0 => choices.between(4, 16),
+        1 => choices.between(17, 48),
+        _ => choices.between(49, 120),
+    };
+    let times = if length < 40 { choices.between(2, 4) } else { 2 };
+    let bound = usize::try_from(vocab_size).unwrap_or(1);
+    let row: Vec<u32> = (0..length).map(|_| u32::try_from(choices.below(bound)).unwrap_or_default()).collect();
+    (row.repeat(times), choices.microbits())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentence_of_two_people_never_has_what_is_kept_for_tests() {
+        let lexicon = lexicon();
+        for seed in 0..500 {
+            let text = Exercise::TwoPeople.document(seed).text;
+            for name in &lexicon.held_out_names {
+                assert!(!text.split(|letter: char| !letter.is_alphabetic()).any(|word| word == *name), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_combination_in_ten_is_held_out() {
+        let names: Vec<_> = lexicon().she.iter().chain(&lexicon().he).collect();
+        let all = names.iter().flat_map(|one| names.iter().map(move |two| pair(one, two)));
+        let held_out = all.clone().filter(|pair| is_held_out(&pair[..])).count();
+        let share = held_out as f64 / all.count() as f64;
+        assert!((0.08..0.12).contains(&share), "{share}");
+        assert_eq!(pair("Tom", "Mia"), pair("Mia", "Tom"));
+    }
+
+    #[test]
+    fn rows_are_read_again_as_they_are() {
+        for seed in 0..50 {
+            let (row, microbits) = random_rows(seed, 2048);
+            let times = (2..=4).find(|times| row.len() % times == 0 && {
+                let (first, rest) = row.split_at(row.len() / times);
+                rest.chunks(first.len()).all(|again| again == first)
+            });
+            assert!(times.is_some() && row.iter().all(|id| *id < 2048));
+            // Eleven bits for each number of the first reading.
+            assert!(microbits >= 11_000_000 * 4);
+        }
+    }
+
+    #[test]
+    fn verbs_agree_with_the_subject_whatever_stands_between() {
+        let nouns: Vec<_> = lexicon().objects.iter().chain(&lexicon().animals).collect();
+        let mut checked = 0;
+        for seed in 0..300 {
+            let text = Exercise::Agreement.document(seed).text;
+            for sentence in text.split(['.', '\n']) {
+                let words: Vec<&str> = sentence.split_whitespace().collect();
+                let subject = words.iter().position(|word| nouns.iter().any(|noun| noun.singular == *word || noun.plural == *word));
+                let verb = words.iter().find(|word| ["is", "are"].contains(word));
+                if let (Some(subject), Some(verb)) = (subject, verb) {
+                    let same = nouns.iter().any(|noun| noun.singular == noun.plural && noun.singular == words[subject]);
+                    let is_plural = nouns.iter().any(|noun| noun.plural == words[subject]);
+                    assert!(same || (*verb == "are") == is_plural, "{sentence}");
+                    checked += 1;
+                }
+            }
+        }
+        assert!(checked > 200, "{checked}");
+    }
+}

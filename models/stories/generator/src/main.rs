@@ -1,0 +1,147 @@
+//! `story-generator`: makes the corpus of the built-in model, measures it, and shows it.
+#![expect(clippy::print_stdout, reason = "a program's results")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use story_generator::{Corpus, Split, diversity, faults, lexicon, probes, story};
+
+/// Makes the stories and exercises that the built-in model learns from
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  story-generator corpus --seed 1 --tokens 20000000 --out corpus
+  story-generator diversity
+  story-generator show 3 --seed 7")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Write train.jsonl, valid.jsonl and probes.json to a folder
+    Corpus {
+        /// Seed of every choice
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Tokens to train on, counted as 4 bytes each; a hundredth as many are held out
+        #[arg(long, value_name = "N", default_value_t = 20_000_000)]
+        tokens: u64,
+        /// Folder to write to; it must be new or empty
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+        /// Size of the vocabulary that rows of random tokens are drawn from
+        #[arg(long, value_name = "V", default_value_t = 2048)]
+        vocab_size: u32,
+    },
+    /// Measure how varied the stories are, and exit with 1 if a goal is missed
+    Diversity {
+        /// Seed of the first story
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Number of stories
+        #[arg(long, value_name = "N", default_value_t = 10_000)]
+        stories: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look for faults in stories, and exit with 1 if one has any
+    Check {
+        /// Seed of the first story
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Number of stories
+        #[arg(long, value_name = "N", default_value_t = 10_000)]
+        stories: u64,
+    },
+    /// Print stories
+    Show {
+        /// Number of stories
+        #[arg(default_value_t = 1)]
+        stories: u64,
+        /// Seed of the first story
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+    /// Print the words of the stories as world.json has them
+    World,
+}
+
+fn texts(seed: u64, stories: u64) -> Result<Vec<String>> {
+    (seed..seed + stories)
+        .map(|seed| Ok(story(seed).with_context(|| format!("story {seed}"))?.text))
+        .collect()
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Corpus { seed, tokens, out, vocab_size } => corpus(seed, tokens, &out, vocab_size),
+        Command::Diversity { seed, stories, json } => {
+            let figures = diversity(&texts(seed, stories)?)?;
+            if json {
+                println!("{}", serde_json::to_string_pretty(&figures)?);
+            }
+            for figure in figures.iter().filter(|_| !json) {
+                let bound = if figure.is_most { "at most" } else { "at least" };
+                let met = if figure.is_met() { "met" } else { "missed" };
+                println!("{:52} {:8.4}  {bound} {}: {met}", figure.name, figure.value, figure.goal);
+            }
+            if figures.iter().any(|figure| !figure.is_met()) {
+                bail!("a goal is missed");
+            }
+            Ok(())
+        }
+        Command::Check { seed, stories } => {
+            let mut faulty = 0;
+            for (number, text) in (seed..).zip(texts(seed, stories)?) {
+                let found = faults(&text);
+                faulty += u32::from(!found.is_empty());
+                found.iter().for_each(|fault| println!("{number}: {fault:?}"));
+            }
+            println!("{faulty} of {stories} stories have a fault");
+            if faulty > 0 {
+                bail!("{faulty} stories have a fault");
+            }
+            Ok(())
+        }
+        Command::Show { stories, seed } => {
+            println!("{}", texts(seed, stories)?.join("\n\n"));
+            Ok(())
+        }
+        Command::World => {
+            println!("{}", serde_json::to_string_pretty(&lexicon().world())?);
+            Ok(())
+        }
+    }
+}
+
+/// Prompts of each kind.
+const PROBES: usize = 1000;
+
+fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
+    let is_taken = out.exists() && (!out.is_dir() || fs::read_dir(out)?.next().is_some());
+    if is_taken {
+        bail!("`--out` {}: it is not an empty folder; choose another name", out.display());
+    }
+    fs::create_dir_all(out).with_context(|| out.display().to_string())?;
+    let bar = ProgressBar::new(tokens);
+    bar.set_style(ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} tokens, {eta} left")?);
+    let mut documents = Vec::new();
+    for (name, split, tokens) in [("train.jsonl", Split::Training, tokens), ("valid.jsonl", Split::HeldOut, tokens / 100)] {
+        let path = out.join(name);
+        let partial = out.join(format!("{name}.part"));
+        let count = Corpus::new(seed, split, vocab_size).write(&partial, tokens, |done| bar.set_position(done))?;
+        fs::rename(&partial, &path)?;
+        documents.push(count);
+    }
+    bar.finish_and_clear();
+    fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
+    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[0], "held_out_documents": documents[1] });
+    println!("{report}");
+    Ok(())
+}
