@@ -101,6 +101,7 @@ struct Call {
     placement: Placement,
     encoder_states: Option<Tensor>,
     dtype: Option<DType>,
+    first_position: usize,
     layer: Option<usize>,
 }
 
@@ -185,6 +186,18 @@ impl<'a> Pass<'a> {
     pub fn of_rows(mut self, lengths: Arc<[usize]>) -> Self {
         self.call.placement = Placement::Rows(lengths);
         self
+    }
+
+    /// The same pass, in which position `first` follows an empty cache instead of position 0: training on windows that are shorter than
+    /// the context reaches all positions so. Rows of several texts begin at 0.
+    pub fn from_position(mut self, first: usize) -> Self {
+        self.call.first_position = first;
+        self
+    }
+
+    /// The position given to [`Pass::from_position`].
+    pub fn first_position(&self) -> usize {
+        self.call.first_position
     }
 
     /// Where the tokens stand.

@@ -43,7 +43,7 @@ impl Embeddings {
         if tokens == 0 || batch == 0 {
             return Err(ModelError::NoTokens.into());
         }
-        let positions = self.positions((batch, tokens), past_lengths, pass.placement())?;
+        let positions = self.positions((batch, tokens), past_lengths, pass)?;
         let no_past = vec![0; batch];
         pass.enter_layer(None);
         pass.begin(if past_lengths.is_empty() { &no_past } else { past_lengths }, tokens);
@@ -85,8 +85,9 @@ impl Embeddings {
         &self,
         (batch, tokens): (usize, usize),
         past_lengths: &[usize],
-        placement: &Placement,
+        pass: &Pass,
     ) -> Result<Positions> {
+        let (placement, offset) = (pass.placement(), pass.first_position());
         let n_positions = self.wpe.dim(0)?;
         let past = past_lengths.iter().copied().max().unwrap_or(0);
         if let Placement::Rows(rows) = placement {
@@ -100,11 +101,11 @@ impl Embeddings {
             }
             return Ok(Positions::Listed(Tensor::from_vec(positions, (1, tokens), self.wpe.device())?));
         }
-        expect_room(past, tokens, n_positions)?;
+        expect_room(past.saturating_add(offset), tokens, n_positions)?;
         Ok(match placement {
             Placement::OnDevice(lengths) => Positions::OnDevice(lengths.clone()),
-            _ if past_lengths.iter().all(|length| *length == past) => Positions::From(past),
-            _ => Positions::FromEach(past_lengths.to_vec()),
+            _ if past_lengths.iter().all(|length| *length == past) => Positions::From(past + offset),
+            _ => Positions::FromEach(past_lengths.iter().map(|past| past + offset).collect()),
         })
     }
 }

@@ -144,6 +144,7 @@ fn is_step(
         && ids.dims() == [cache.lengths().len(), 1]
         && pass.is_inference()
         && matches!(pass.placement(), Placement::AfterCache)
+        && pass.first_position() == 0
         && pass.encoder_states().is_none()
         && pass.dtype().is_none_or(|dtype| dtype == model.dtype())
         && !model.is_observed()

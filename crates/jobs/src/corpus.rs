@@ -1,6 +1,7 @@
-//! Texts to train on: plain text files, and JSONL files with a `text` in each line; the last part is held out.
+//! Texts to train on: plain text files, and JSONL files with a `text`, or the `ids` of tokens, in each line; the last part is held out.
 //!
-//! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. A
+//! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. Ids are taken
+//! as they are: rows of tokens that no text is encoded to, such as random ones. A
 //! document ends with the end-of-text token, where the model's vocabulary has one. Files are read piece by piece, so that no
 //! memory grows with them.
 
@@ -73,11 +74,18 @@ pub(crate) struct Piece {
     is_last: bool,
 }
 
-/// A text, or the piece of one.
+/// A document, or the piece of one.
 pub(crate) struct Text<'a> {
-    pub(crate) text: Cow<'a, str>,
+    pub(crate) content: Content<'a>,
     /// Whether its document ends with it.
     pub(crate) is_end: bool,
+}
+
+/// What a document holds.
+pub(crate) enum Content<'a> {
+    Text(Cow<'a, str>),
+    /// Tokens, as their ids.
+    Ids(Vec<u32>),
 }
 
 impl Corpus {
@@ -96,13 +104,16 @@ impl Corpus {
         Ok(Self { files })
     }
 
-    /// The documents of a part, in the order of the files; long ones in pieces, cut before line breaks.
+    /// The texts of a part, in the order of the files; long ones in pieces, cut before line breaks. Documents that are ids have none.
     pub fn documents(&self, split: Split) -> impl Iterator<Item = Result<String, TrainingError>> + Send {
         const CUTS: Cuts<'static> = Cuts { piece_bytes: PIECE_BYTES, first: &before_line };
         self.files.iter().flat_map(move |file| {
             file.pieces(file.range(split), CUTS).flat_map(move |piece| {
-                let texts =
-                    |piece: Piece| Ok(file.texts(&piece)?.map(|text| Ok(text.text.into_owned())).collect());
+                let text = |text: Text| match text.content {
+                    Content::Text(text) => Some(Ok(text.into_owned())),
+                    Content::Ids(_) => None,
+                };
+                let texts = |piece: Piece| Ok(file.texts(&piece)?.filter_map(text).collect());
                 piece.and_then(texts).unwrap_or_else(|error| vec![Err(error)])
             })
         })
@@ -178,18 +189,18 @@ impl TextFile {
             refuse(format!("not valid UTF-8 at byte {valid}; convert the text to UTF-8"))
         })?;
         if !self.is_json_lines {
-            let text = Text { text: Cow::Borrowed(text), is_end: piece.is_last };
+            let text = Text { content: Content::Text(Cow::Borrowed(text)), is_end: piece.is_last };
             return Ok(vec![text].into_iter());
         }
         let mut texts = Vec::new();
         for (index, line) in text.split('\n').enumerate() {
             let line = line.trim_ascii();
             if !line.is_empty() {
-                let text = text_of_line(line).map_err(|what| match self.lines_before(piece.start) {
+                let content = content_of_line(line).map_err(|what| match self.lines_before(piece.start) {
                     Ok(before) => refuse(format!("line {}: {what}", before + index + 1)),
                     Err(error) => TrainingError::File { path: self.path.clone(), error },
                 })?;
-                texts.push(Text { text: Cow::Owned(text), is_end: true });
+                texts.push(Text { content, is_end: true });
             }
         }
         Ok(texts.into_iter())
@@ -314,14 +325,20 @@ fn cut(text: &mut (impl Read + Seek), length: u64, share: f64) -> io::Result<u64
     }
 }
 
-fn text_of_line(line: &str) -> Result<String, String> {
+fn content_of_line(line: &str) -> Result<Content<'static>, String> {
+    let text = |text| Content::Text(Cow::Owned(text));
     // Some editors put a byte order mark in front of a file.
     match serde_json::from_str(line.trim_start_matches('\u{feff}')) {
-        Ok(Value::String(text)) => Ok(text),
-        Ok(Value::Object(mut keys)) => match keys.remove("text") {
-            Some(Value::String(text)) => Ok(text),
-            Some(_) => Err("`text` is no string".into()),
-            None => Err("the object has no `text`".into()),
+        Ok(Value::String(string)) => Ok(text(string)),
+        Ok(Value::Object(mut keys)) => match (keys.remove("text"), keys.remove("ids")) {
+            (Some(Value::String(string)), None) => Ok(text(string)),
+            (Some(Value::String(_)), Some(_)) => Err("the object has both `text` and `ids`; keep one".into()),
+            (Some(_), _) => Err("`text` is no string".into()),
+            (None, Some(ids)) => match serde_json::from_value(ids) {
+                Ok(ids) => Ok(Content::Ids(ids)),
+                Err(_) => Err("`ids` is no list of token ids".into()),
+            },
+            (None, None) => Err("the object has no `text`".into()),
         },
         Ok(_) => Err("expected an object with a `text`, or a string".into()),
         Err(error) => Err(format!("not valid JSON: {error}")),
@@ -338,6 +355,29 @@ mod tests {
         let path = folder.join(name);
         std::fs::write(&path, text).unwrap();
         TextFile::open(&path, 0.0).unwrap()
+    }
+
+    fn string(content: Content) -> String {
+        match content {
+            Content::Text(text) => text.into_owned(),
+            Content::Ids(ids) => format!("{ids:?}"),
+        }
+    }
+
+    #[test]
+    fn a_line_holds_a_text_or_the_ids_of_tokens() {
+        let of = |line: &str| content_of_line(line).map(string);
+        assert_eq!(of("{\"text\": \"a b\", \"labels\": []}"), Ok("a b".into()));
+        assert_eq!(of("{\"ids\": [3, 0, 2047]}"), Ok("[3, 0, 2047]".into()));
+        assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is no list of token ids".into()));
+        assert_eq!(of("{\"ids\": [3], \"text\": \"a\"}"), Err("the object has both `text` and `ids`; keep one".into()));
+        // A tokenizer is trained on the texts alone.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        std::fs::write(&path, "{\"text\": \"one\"}\n{\"ids\": [1, 2]}\n{\"text\": \"two\"}\n").unwrap();
+        let corpus = Corpus::open(&[path], 0.0).unwrap();
+        let texts: Vec<String> = corpus.documents(Split::Training).map(Result::unwrap).collect();
+        assert_eq!(texts, ["one", "two"]);
     }
 
     fn pieces(file: &TextFile, range: Range<u64>, piece_bytes: usize) -> Vec<Piece> {
@@ -375,7 +415,7 @@ mod tests {
         for piece_bytes in [1, 30, 64, 100_000] {
             let found = pieces(&file, 0..file.bytes, piece_bytes);
             let texts = found.iter().flat_map(|piece| file.texts(piece).unwrap());
-            let texts: Vec<String> = texts.map(|text| text.text.into_owned()).collect();
+            let texts: Vec<String> = texts.map(|text| string(text.content)).collect();
             assert_eq!(texts.len(), 50, "{piece_bytes}");
             assert!(texts.iter().enumerate().all(|(line, text)| *text == "a".repeat(line)));
         }

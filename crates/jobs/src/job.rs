@@ -267,9 +267,10 @@ impl TrainJob {
             reporter.note("on the CPU bf16 is computed by way of f32, and slower than that");
         }
         if !options.ignore_memory {
-            let context = source.longest(numbers.context);
+            let (batch_size, context) = numbers.largest_batch();
+            let context = source.longest(context);
             let numbers = Hyperparameters { context, ..numbers.clone() };
-            let batch_size = share.of(numbers.batch_size).len();
+            let batch_size = share.of(batch_size).len();
             let own = Hyperparameters { batch_size, ..numbers.clone() };
             self.check_memory(&prepared.config, &own, &device)?;
         }

@@ -7,7 +7,7 @@ use candle_gpt2_engine::{DeviceChoice, UnknownName};
 use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{ClassWeights, ComputeDType, Hyperparameters, LoraConfig, Schedule, Task, TrainingError};
+use crate::{ClassWeights, ComputeDType, Hyperparameters, LoraConfig, Ramp, Schedule, Task, TrainingError};
 
 /// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
@@ -57,6 +57,18 @@ pub struct TrainOptions {
     /// Tokens in a window, or of the longest row [default: the model's context]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub context: Option<usize>,
+    /// Windows that get longer: STEP:T pairs, as 0:64,4000:128; with 0:64 the first step's windows have 64 tokens
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "context"))]
+    pub context_ramp: Option<Ramp>,
+    /// Batches that grow: STEP:B pairs, as 0:8,4000:16
+    #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "batch_size"))]
+    pub batch_ramp: Option<Ramp>,
+    /// Start windows shorter than the model's context at a random position, so that all positions are trained
+    #[cfg_attr(feature = "clap", arg(long))]
+    pub random_positions: bool,
+    /// Share of the windows that start with a document, if one starts inside them
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
+    pub document_starts: f64,
     /// Keep only the inputs of the blocks, and compute the blocks again for their gradients: the same result with less memory, in a third more time
     #[cfg_attr(feature = "clap", arg(long))]
     pub recompute: bool,
@@ -81,15 +93,21 @@ pub struct TrainOptions {
     /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
     #[cfg_attr(feature = "clap", arg(long, value_name = "LR", allow_negative_numbers = true))]
     pub lr: Option<f64>,
-    /// How the learning rate falls to a tenth of its highest value: cosine or linear; or constant
+    /// How the learning rate falls after the warm-up: cosine or linear; or constant
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "cosine"))]
     pub schedule: Schedule,
+    /// Share of the highest learning rate that the last step has
+    #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().final_share, allow_negative_numbers = true))]
+    pub final_share: f64,
     /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub warmup_steps: Option<u64>,
     /// Weight decay of matrices; biases and norms do not decay
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().weight_decay, allow_negative_numbers = true))]
     pub weight_decay: f64,
+    /// Tokens after which a squared gradient counts half in AdamW's running mean; small batches want it in tokens [default: 0.95 a step]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
+    pub beta_2_half_life: Option<f64>,
     /// Largest norm of the gradient; 0 does not clip
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().grad_clip, allow_negative_numbers = true))]
     pub grad_clip: f64,
@@ -140,6 +158,10 @@ impl Default for TrainOptions {
             batch_size: numbers.batch_size,
             accumulate: numbers.accumulate,
             context: None,
+            context_ramp: None,
+            batch_ramp: None,
+            random_positions: false,
+            document_starts: 0.0,
             recompute: false,
             train_blocks: None,
             class_weights: None,
@@ -149,8 +171,10 @@ impl Default for TrainOptions {
             ignore_memory: false,
             lr: None,
             schedule: numbers.schedule,
+            final_share: numbers.final_share,
             warmup_steps: None,
             weight_decay: numbers.weight_decay,
+            beta_2_half_life: None,
             grad_clip: 1.0,
             dropout: None,
             held_out: 0.1,
@@ -240,9 +264,18 @@ impl TrainOptions {
         let usual_warmup = (self.steps / 20).clamp(shortest, longest).min(self.steps);
         Hyperparameters {
             steps: self.steps,
-            batch_size: self.batch_size,
+            batch_size: self.batch_ramp.as_ref().map_or(self.batch_size, Ramp::largest),
             accumulate: self.accumulate,
-            context: self.context.unwrap_or(config.n_positions),
+            context: match &self.context_ramp {
+                Some(ramp) => ramp.largest(),
+                None => self.context.unwrap_or(config.n_positions),
+            },
+            context_ramp: self.context_ramp.clone(),
+            batch_ramp: self.batch_ramp.clone(),
+            random_positions: self.random_positions,
+            document_starts: self.document_starts,
+            beta_2_half_life: self.beta_2_half_life,
+            final_share: self.final_share,
             learning_rate: self.lr.unwrap_or(usual_rate),
             schedule: self.schedule,
             warmup_steps: self.warmup_steps.unwrap_or(usual_warmup),

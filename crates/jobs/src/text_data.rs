@@ -112,7 +112,12 @@ impl TextSource {
         };
         let held_out = opened.held_out.map(|tokens| HeldOut::text(kept(tokens), opened.held_out_characters));
         Ok(TrainingData {
-            examples: Box::new(Windows::new(kept(opened.training), numbers.context, numbers.seed)?),
+            examples: Box::new(Windows::of_training(
+                kept(opened.training),
+                numbers,
+                config.n_positions,
+                config.end_tokens().first().copied(),
+            )?),
             held_out: held_out.transpose()?,
             fingerprint: opened.fingerprint,
             size,

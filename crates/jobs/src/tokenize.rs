@@ -16,7 +16,7 @@ use candle_gpt2_weights::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::corpus::{Cuts, Piece, TextFile};
+use crate::corpus::{Content, Cuts, Piece, TextFile};
 use crate::job_folder::{JobFolder, Resume};
 use crate::shard_writer::{Encoded, ShardWriter};
 use crate::shards::MOST_LLM_C_TOKENS;
@@ -458,8 +458,13 @@ fn encode(
     let mut encoded = Encoded::default();
     let mut tokens = Vec::new();
     for text in task.file.texts(&task.piece)? {
-        session.encode(&text.text, &mut tokens)?;
-        encoded.characters += text.text.chars().count();
+        match text.content {
+            Content::Text(text) => {
+                session.encode(&text, &mut tokens)?;
+                encoded.characters += text.chars().count();
+            }
+            Content::Ids(ids) => tokens.extend(ids),
+        }
         if text.is_end {
             tokens.extend(vocabulary.end);
             encoded.documents += 1;

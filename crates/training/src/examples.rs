@@ -57,7 +57,8 @@ impl Examples for Batch {
     fn hidden_states(&self, model: &Gpt2Model, device: &Device, pass: &mut Pass) -> Result<Tensor> {
         let context = self.inputs.len() / self.rows.max(1);
         let ids = Tensor::from_slice(&self.inputs, (self.rows, context), device)?;
-        model.forward_with(&ids, None, pass) // (B, T, C)
+        let mut pass = pass.reborrow().from_position(self.first_position);
+        model.forward_with(&ids, None, &mut pass) // (B, T, C)
     }
 }
 
@@ -66,11 +67,11 @@ impl Data for Windows<'_> {
         Box::new(self.batch(first, count))
     }
 
-    fn weight(&self, _: u64, count: usize) -> f64 {
-        self.tokens(0, count) as f64
+    fn weight(&self, first: u64, count: usize) -> f64 {
+        self.tokens(first, count) as f64
     }
 
-    fn tokens(&self, _: u64, count: usize) -> usize {
-        count * self.context()
+    fn tokens(&self, first: u64, count: usize) -> usize {
+        count * self.context_at(first)
     }
 }

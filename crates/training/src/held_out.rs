@@ -89,7 +89,7 @@ fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<
     let (context, batch_size) = (trainer.numbers().context, trainer.numbers().batch_size);
     // The summed loss of windows side by side.
     let total_of = |start: usize, rows: usize, context: usize| -> Result<f64, TrainingError> {
-        let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows };
+        let mut batch = Batch { inputs: Vec::new(), targets: Vec::new(), rows, first_position: 0 };
         tokens.read(start, rows * context, &mut batch.inputs);
         tokens.read(start + 1, rows * context, &mut batch.targets);
         Ok(trainer.evaluate(&batch)? * (rows * context) as f64)

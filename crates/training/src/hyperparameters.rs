@@ -4,7 +4,7 @@ use candle_gpt2::Gpt2Config;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{ComputeDType, Schedule, Task, TrainingError};
+use crate::{ComputeDType, Ramp, Schedule, Task, TrainingError};
 
 /// The numbers of a training. Two trainings with the same numbers, data and start have the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,21 @@ pub struct Hyperparameters {
     /// The type that it is computed in.
     #[serde(default)]
     pub compute_dtype: ComputeDType,
+    /// Tokens in a window, step by step, the most of which is `context`; `None` has that for all steps.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub context_ramp: Option<Ramp>,
+    /// Windows in one batch, step by step, the most of which is `batch_size`; `None` has that for all steps.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub batch_ramp: Option<Ramp>,
+    /// Whether windows that are shorter than the model's context begin at a position that is drawn for each batch.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub random_positions: bool,
+    /// Share of the windows that begin with a document, if one begins inside them.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub document_starts: f64,
+    /// After how many tokens a squared gradient counts half in its running mean, in place of `beta_2`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub beta_2_half_life: Option<f64>,
 }
 
 impl Default for Hyperparameters {
@@ -72,6 +87,11 @@ impl Default for Hyperparameters {
             train_blocks: None,
             class_weights: None,
             compute_dtype: ComputeDType::default(),
+            context_ramp: None,
+            batch_ramp: None,
+            random_positions: false,
+            document_starts: 0.0,
+            beta_2_half_life: None,
         }
     }
 }
@@ -120,6 +140,37 @@ impl Hyperparameters {
         if let Some((option, found)) = shares.into_iter().find(|(_, beta)| !(0.0..1.0).contains(beta)) {
             return refuse(option, "a number from 0 to below 1", &found);
         }
+        let ramps = [
+            ("context_ramp", &self.context_ramp, self.context),
+            ("batch_ramp", &self.batch_ramp, self.batch_size),
+        ];
+        for (option, ramp, most) in ramps {
+            if let Some(ramp) = ramp
+                && ramp.stages().iter().any(|(_, value)| *value == 0 || *value > most)
+            {
+                return refuse(option, &format!("values from 1 to {most}"), ramp);
+            }
+        }
+        if !(0.0..=1.0).contains(&self.document_starts) {
+            return refuse("document_starts", "a share from 0 to 1", &self.document_starts);
+        }
+        if let Some(half_life) = self.beta_2_half_life
+            && !is_positive(half_life)
+        {
+            return refuse("beta_2_half_life", "a number greater than 0", &half_life);
+        }
+        let of_windows = [
+            ("context_ramp", self.context_ramp.is_some()),
+            ("random_positions", self.random_positions),
+            ("document_starts", self.document_starts != 0.0),
+            ("beta_2_half_life", self.beta_2_half_life.is_some()),
+        ];
+        if self.task != Task::Text
+            && let Some((option, _)) = of_windows.into_iter().find(|(_, is_given)| *is_given)
+        {
+            let what = format!("`{option}` is of the task text: rows have lengths of their own");
+            return Err(TrainingError::Call { what });
+        }
         if !(0.0..=1.0).contains(&self.final_share) {
             return refuse("final_share", "a number from 0 to 1", &self.final_share);
         }
@@ -133,6 +184,40 @@ impl Hyperparameters {
             );
         }
         Ok(())
+    }
+
+    /// Tokens in a window of the step after so many.
+    pub fn context_at(&self, steps_done: u64) -> usize {
+        self.context_ramp.as_ref().map_or(self.context, |ramp| ramp.at(steps_done))
+    }
+
+    /// Windows, or rows, in a batch of the step after so many.
+    pub fn batch_size_at(&self, steps_done: u64) -> usize {
+        self.batch_ramp.as_ref().map_or(self.batch_size, |ramp| ramp.at(steps_done))
+    }
+
+    /// How many examples the first so many steps have.
+    pub fn examples_before(&self, steps: u64) -> u64 {
+        let batches = match &self.batch_ramp {
+            Some(ramp) => ramp.sum(steps),
+            None => steps * self.batch_size as u64,
+        };
+        batches * self.accumulate as u64
+    }
+
+    /// The decay rate of the squared gradient's running mean at the step after so many.
+    pub fn beta_2_at(&self, steps_done: u64) -> f64 {
+        let Some(half_life) = self.beta_2_half_life else { return self.beta_2 };
+        let tokens = self.batch_size_at(steps_done) * self.accumulate * self.context_at(steps_done);
+        (-std::f64::consts::LN_2 * tokens as f64 / half_life).exp()
+    }
+
+    /// The most tokens that a batch has: how many windows, and of how many tokens.
+    pub fn largest_batch(&self) -> (usize, usize) {
+        let changes = [&self.context_ramp, &self.batch_ramp].into_iter().flatten().flat_map(Ramp::stages);
+        let steps = changes.map(|(step, _)| *step).chain([0]);
+        let batches = steps.map(|step| (self.batch_size_at(step), self.context_at(step)));
+        batches.max_by_key(|(windows, tokens)| windows * tokens).unwrap_or((self.batch_size, self.context))
     }
 
     /// The numbers that differ in another training: name, value here, value there.
@@ -156,4 +241,47 @@ impl Hyperparameters {
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ramps_give_each_step_its_numbers() {
+        let numbers = Hyperparameters {
+            context: 256,
+            batch_size: 16,
+            accumulate: 3,
+            context_ramp: "0:64,10:128,20:256".parse().ok(),
+            batch_ramp: "0:16,10:8".parse().ok(),
+            beta_2_half_life: Some(24_576.0),
+            ..Hyperparameters::default()
+        };
+        assert_eq!([0, 9, 10, 20].map(|step| numbers.context_at(step)), [64, 64, 128, 256]);
+        assert_eq!([0, 9, 10, 20].map(|step| numbers.batch_size_at(step)), [16, 16, 8, 8]);
+        assert_eq!([0, 10, 12].map(|steps| numbers.examples_before(steps)), [0, 480, 528]);
+        assert_eq!(numbers.largest_batch(), (8, 256));
+        // 3072 tokens a step: eight steps are the half-life; from step 20 on it is 6144, and four are.
+        assert!((numbers.beta_2_at(0).powi(8) - 0.5).abs() < 1e-12);
+        assert!((numbers.beta_2_at(20).powi(4) - 0.5).abs() < 1e-12);
+        let plain = Hyperparameters::default();
+        assert_eq!((plain.beta_2_at(5), plain.examples_before(5)), (0.95, 40));
+    }
+
+    #[test]
+    fn what_ramps_cannot_be_is_named() {
+        let config = Gpt2Config { n_positions: 256, ..Gpt2Config::gpt2() };
+        let refused = |numbers: Hyperparameters| numbers.check(&config).unwrap_err().to_string();
+        let ramp = |text: &str| text.parse::<Ramp>().ok();
+        let default = Hyperparameters::default;
+        let told = refused(Hyperparameters { context_ramp: ramp("0:64,5:512"), ..default() });
+        assert_eq!(told, "`context_ramp`: expected values from 1 to 256, found 0:64,5:512");
+        let told = refused(Hyperparameters { batch_ramp: ramp("0:0"), ..default() });
+        assert_eq!(told, "`batch_ramp`: expected values from 1 to 8, found 0:0");
+        let told = refused(Hyperparameters { task: Task::Answer, random_positions: true, ..default() });
+        assert_eq!(told, "`random_positions` is of the task text: rows have lengths of their own");
+        assert!(refused(Hyperparameters { document_starts: 1.5, ..default() }).starts_with("`document_starts`"));
+        assert!(refused(Hyperparameters { beta_2_half_life: Some(0.0), ..default() }).contains("greater than 0"));
+    }
 }

@@ -16,6 +16,7 @@ mod lora;
 mod memory;
 mod optimizer;
 mod parameters;
+mod ramp;
 mod rows;
 mod schedule;
 #[doc(hidden)]
@@ -37,6 +38,7 @@ pub use lora::{LORA_TARGETS, Lora, LoraConfig};
 pub use memory::estimated_bytes;
 pub use optimizer::{AdamW, decays};
 pub use parameters::Parameters;
+pub use ramp::Ramp;
 pub use rows::{Row, RowSet, Rows};
 pub use schedule::Schedule;
 pub use share::Share;

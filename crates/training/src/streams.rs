@@ -13,6 +13,8 @@ pub(crate) enum Stream {
     Dropout(u64),
     /// The weights of a fresh head on a checkpoint.
     Head,
+    /// Where a window of all epochs begins: in its text, and among the positions.
+    Window(u64),
 }
 
 impl Stream {
@@ -25,6 +27,7 @@ impl Stream {
             Self::Epoch(epoch) => PER_PURPOSE + epoch % PER_PURPOSE,
             Self::Dropout(pass) => 2 * PER_PURPOSE + pass % PER_PURPOSE,
             Self::Head => 3 * PER_PURPOSE,
+            Self::Window(window) => 4 * PER_PURPOSE + window % PER_PURPOSE,
         };
         RandomStream::with_stream(seed, stream)
     }

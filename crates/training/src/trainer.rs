@@ -179,7 +179,8 @@ impl Trainer {
         data: &dyn Data,
         share: Share,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
-        let Hyperparameters { batch_size, accumulate, seed, .. } = self.numbers;
+        let Hyperparameters { accumulate, seed, .. } = self.numbers;
+        let batch_size = self.numbers.batch_size_at(self.steps_done());
         let passes = self.steps_done() * accumulate as u64;
         let (first, count) = self.examples_of_step();
         let whole = data.weight(first, count);
@@ -193,7 +194,8 @@ impl Trainer {
             if rows.is_empty() {
                 continue;
             }
-            let examples = data.examples(index * batch_size as u64 + rows.start as u64, rows.len());
+            let batch = first + (index - passes) * batch_size as u64;
+            let examples = data.examples(batch + rows.start as u64, rows.len());
             let mut generator =
                 Stream::Dropout(index * share.count as u64 + share.index as u64).generator(seed);
             let mut pass = Pass::training(&mut generator).recomputing(self.recomputes);
@@ -219,8 +221,9 @@ impl Trainer {
 
     /// The first example of the next step, and how many it has.
     fn examples_of_step(&self) -> (u64, usize) {
-        let count = self.numbers.batch_size * self.numbers.accumulate;
-        (self.steps_done() * count as u64, count)
+        let steps_done = self.steps_done();
+        let count = self.numbers.batch_size_at(steps_done) * self.numbers.accumulate;
+        (self.numbers.examples_before(steps_done), count)
     }
 
     /// Takes the memory of gradients that nobody else holds for those of the next step.
@@ -275,7 +278,7 @@ impl Trainer {
         let adamw = AdamWStep {
             learning_rate,
             beta_1: numbers.beta_1,
-            beta_2: numbers.beta_2,
+            beta_2: numbers.beta_2_at(step - 1),
             epsilon: numbers.epsilon,
             weight_decay: numbers.weight_decay,
             step,

@@ -23,7 +23,7 @@ fn case(name: &str, numbers: Hyperparameters) -> (Fixture, Trainer, Batch) {
         let ids = fixture.tensor("ids").narrow(1, start, length - 1).unwrap();
         ids.flatten_all().unwrap().to_dtype(DType::U32).unwrap().to_vec1().unwrap()
     };
-    let batch = Batch { inputs: part(0), targets: part(1), rows };
+    let batch = Batch { inputs: part(0), targets: part(1), rows, first_position: 0 };
     let numbers = Hyperparameters { context: length - 1, batch_size: rows, ..numbers };
     let trainer = Trainer::new(&config, parameters, numbers).unwrap();
     (fixture, trainer, batch)
@@ -88,7 +88,7 @@ fn accumulated_batches_have_the_gradient_of_one_large_batch() {
     let row = |index: usize| {
         let length = batch.inputs.len() / batch.rows;
         let part = |tokens: &[u32]| tokens[index * length..(index + 1) * length].to_vec();
-        Batch { inputs: part(&batch.inputs), targets: part(&batch.targets), rows: 1 }
+        Batch { inputs: part(&batch.inputs), targets: part(&batch.targets), rows: 1, first_position: 0 }
     };
     let (_, whole) = trainer.gradients(&batch, &mut Pass::inference(), 1).unwrap();
     let mut sums: Vec<Tensor> = whole.iter().map(|gradient| gradient.zeros_like().unwrap()).collect();

@@ -303,18 +303,27 @@ impl Desk {
     }
 }
 
-/// A row of numbers below `vocab_size`, all equally likely, that is read two or three times: ids of tokens.
+/// Ids of tokens below `vocab_size`, all equally likely, that are read again: a short row many times, a long one twice, or pieces of a row
+/// in any order, so that what followed a token is all that helps.
 pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
     let mut choices = Choices::new(seed);
-    let length = match choices.below(3) {
-        0 => choices.between(4, 16),
-        1 => choices.between(17, 48),
-        _ => choices.between(49, 120),
+    let (length, times) = match choices.below(4) {
+        0 => (choices.between(3, 12), choices.between(4, 9)),
+        1 => (choices.between(13, 40), choices.between(2, 4)),
+        2 => (choices.between(41, 120), 2),
+        _ => (choices.between(8, 40), 1),
     };
-    let times = if length < 40 { choices.between(2, 4) } else { 2 };
     let bound = usize::try_from(vocab_size).unwrap_or(1);
     let row: Vec<u32> = (0..length).map(|_| u32::try_from(choices.below(bound)).unwrap_or_default()).collect();
-    (row.repeat(times), choices.microbits())
+    let mut ids = row.repeat(times);
+    if times == 1 {
+        for _ in 0..choices.between(4, 16) {
+            let piece = choices.between(3, 8);
+            let start = choices.below(length - piece + 1);
+            ids.extend(&row[start..start + piece]);
+        }
+    }
+    (ids, choices.microbits())
 }
 
 #[cfg(test)]
@@ -343,17 +352,23 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_read_again_as_they_are() {
-        for seed in 0..50 {
-            let (row, microbits) = random_rows(seed, 2048);
-            let times = (2..=4).find(|times| row.len() % times == 0 && {
-                let (first, rest) = row.split_at(row.len() / times);
-                rest.chunks(first.len()).all(|again| again == first)
-            });
-            assert!(times.is_some() && row.iter().all(|id| *id < 2048));
+    fn what_is_read_again_follows_as_it_did_before() {
+        let mut kinds = [0; 2];
+        for seed in 0..80 {
+            let (ids, microbits) = random_rows(seed, 2048);
+            assert!(ids.iter().all(|id| *id < 2048));
             // Eleven bits for each number of the first reading.
-            assert!(microbits >= 11_000_000 * 4);
+            assert!(microbits >= 3 * 11_000_000);
+            let followed = |place: usize| {
+                ids[..place].windows(2).any(|pair| pair[0] == ids[place - 1] && pair[1] == ids[place])
+            };
+            let share = (ids.len() / 2..ids.len()).filter(|place| followed(*place)).count() as f64
+                / (ids.len() - ids.len() / 2) as f64;
+            // Of pieces, each begins anywhere.
+            kinds[usize::from(share > 0.95)] += 1;
+            assert!(share > 0.6, "{seed}: {share}");
         }
+        assert!(kinds[0] > 8 && kinds[1] > 40, "{kinds:?}");
     }
 
     #[test]

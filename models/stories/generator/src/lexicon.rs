@@ -165,6 +165,21 @@ impl Lexicon {
         }
     }
 
+    /// Every word of `world.json`: each should be one token.
+    pub fn world_words(&self) -> Vec<&'static str> {
+        let nouns = [&self.objects, &self.places, &self.animals].into_iter().flatten().map(|noun| noun.singular);
+        let verbs = self.world_verbs.iter().map(|base| self.verb(base));
+        self.she
+            .iter()
+            .chain(&self.he)
+            .copied()
+            .chain(nouns)
+            .chain(self.adjectives.iter().copied())
+            .chain(verbs.flat_map(|verb| [verb.base, verb.past, verb.third, verb.ing]))
+            .chain(self.numbers.iter().copied())
+            .collect()
+    }
+
     /// The words as an outsider needs them to write prompts: the content of `world.json`.
     pub fn world(&self) -> Value {
         // They follow "a", so those that follow "an" are left out.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use story_generator::{Corpus, Split, diversity, faults, lexicon, probes, story};
+use story_generator::{Corpus, Split, diversity, faults, lexicon, probes, story, tokenizer_texts};
 
 /// Makes the stories and exercises that the built-in model learns from
 #[derive(Parser)]
@@ -23,7 +23,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write train.jsonl, valid.jsonl and probes.json to a folder
+    /// Write train.jsonl, valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
     Corpus {
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
@@ -122,6 +122,8 @@ fn main() -> Result<()> {
 
 /// Prompts of each kind.
 const PROBES: usize = 1000;
+/// Text that a tokenizer is trained from.
+const TOKENIZER_BYTES: usize = 5_000_000;
 
 fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     let is_taken = out.exists() && (!out.is_dir() || fs::read_dir(out)?.next().is_some());
@@ -140,6 +142,8 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
         documents.push(count);
     }
     bar.finish_and_clear();
+    let lines: String = tokenizer_texts(seed, TOKENIZER_BYTES)?.iter().map(|text| json!({ "text": text }).to_string() + "\n").collect();
+    fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
     let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[0], "held_out_documents": documents[1] });
     println!("{report}");

@@ -321,7 +321,7 @@ impl Story {
         // Whoever was not there is not at the end.
         let teller = &self.teller;
         let is_known = |bound: &Bound| !matches!(bound, Bound::Of(id) if !teller.is_mentioned(*id));
-        let known = teller.standing.iter().filter(|(_, bound)| is_known(bound)).cloned().collect();
+        let known = teller.standing.iter().filter(|(role, bound)| *role == "A" || is_known(bound)).cloned().collect();
         self.teller.standing = known;
         let main = self.id("A");
         let thing = self.teller.standing.iter().find(|(role, _)| *role == "O").map(|(_, bound)| bound.clone());

@@ -90,9 +90,9 @@ const PRONOUN_PERCENT: u64 = 78;
 /// Number of the first habit that is a word's, behind those of rules.
 const SAME_HABITS: usize = 1 << 20;
 /// How often a sentence that begins with the main person has something in front.
-const FRONT_PERCENT: u64 = 16;
+const FRONT_PERCENT: u64 = 22;
 /// How often "said Tom" is followed by how.
-const TAG_PERCENT: u64 = 30;
+const TAG_PERCENT: u64 = 36;
 
 /// Tells what happens, sentence by sentence.
 ///
@@ -301,9 +301,10 @@ impl Teller {
         let chosen = if rule.is_habit {
             self.choices.habit(number, fitting.len())
         } else {
-            // What the story has not said yet is likelier.
-            let weights: Vec<u64> =
-                fitting.iter().map(|place| if self.used.contains(&(number, *place)) { 1 } else { 12 }).collect();
+            // What the story has said already is only said again when there is nothing else.
+            let is_new = |place: &usize| !self.used.contains(&(number, *place));
+            let any_new = fitting.iter().any(is_new);
+            let weights: Vec<u64> = fitting.iter().map(|place| u64::from(!any_new || is_new(place))).collect();
             self.choices.weighted(&weights)
         };
         let place = fitting[chosen];
@@ -333,7 +334,9 @@ impl Teller {
                     let word = self.slot(names, form, roles, following);
                     self.word(&word);
                     let is_last = matches!(following.first(), Some(Piece::Text(text)) if text.starts_with('.'));
-                    if form.starts_with("tag:") && is_last && self.choices.chance(TAG_PERCENT) {
+                    // Who cries or whispers has said how.
+                    let is_calm = ["tag:say", "tag:ask", "tag:answer", "tag:reply"].contains(form);
+                    if is_calm && is_last && self.choices.chance(TAG_PERCENT) {
                         self.text.push(' ');
                         let more = grammar().rule("tag-more");
                         let speaker = roles.iter().find(|(role, _)| *role == names[0]).map(|(_, bound)| ("S", bound.clone()));
@@ -415,8 +418,13 @@ impl Teller {
             .rsplit(' ')
             .map(str::to_lowercase)
             .skip_while(|word| ADVERBS.contains(&word.as_str()));
-        let (last, before) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let is_noun = !last.is_empty() && (BEFORE_NOUNS.contains(&before.as_str()) || before.ends_with("'s"));
+        let [last, before, first] = [0; 3].map(|_| words.next().unwrap_or_default());
+        let is_before_noun = |word: &str| BEFORE_NOUNS.contains(&word) || word.ends_with("'s");
+        // "The mile", "the next mile"; not "the way I".
+        let is_pair = is_before_noun(&first)
+            && before.chars().all(char::is_alphabetic)
+            && !["i", "we", "you", "they", "and", "or", "but", "who"].contains(&last.as_str());
+        let is_noun = !last.is_empty() && (is_before_noun(&before) || is_pair);
         let plural = self.subject == Subject::Plural && last.ends_with('s');
         match THIRD.contains(&last.as_str()) || (is_noun && !plural) {
             true => Subject::Third,
