@@ -61,7 +61,7 @@ const SAMPLE_TOKENS: usize = 60;
 /// ```
 #[derive(Debug, Clone)]
 pub struct TrainJob {
-    /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line; or one folder of token files, see
+    /// Texts: plain UTF-8 files, or JSONL files with a `text`, or `ids` of tokens, in each line; or one folder of token files, see
     /// [`TokenFolder`](crate::TokenFolder), whose held-out part is `val`. For [`Task::Classify`](crate::Task::Classify) JSONL files with
     /// `text` and `label`, for [`Task::Answer`](crate::Task::Answer) with `prompt` and `completion`, or TSV files of both.
     pub data: Vec<PathBuf>,

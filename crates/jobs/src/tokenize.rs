@@ -65,7 +65,7 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 /// ```
 #[derive(Debug, Clone)]
 pub struct TokenizeJob {
-    /// Texts: plain UTF-8 files, or JSONL files with a `text` in each line.
+    /// Texts: plain UTF-8 files, or JSONL files with a `text`, or `ids` of tokens, in each line.
     pub data: Vec<PathBuf>,
     /// A checkpoint whose tokenizer is taken, and the token that ends its texts.
     pub model: Option<PathBuf>,

@@ -57,7 +57,9 @@ fn unquoted(text: &str) -> String {
 
 /// The sentences of a text.
 pub(crate) fn sentences(text: &str) -> impl Iterator<Item = &str> {
-    text.split_inclusive(['.', '!', '?', '\n']).map(|sentence| sentence.trim_matches([' ', '"', '\n'])).filter(|sentence| !sentence.is_empty())
+    text.split_inclusive(['.', '!', '?', '\n'])
+        .map(|sentence| sentence.trim_matches([' ', '"', '\n']))
+        .filter(|sentence| !sentence.is_empty())
 }
 
 struct Known {
@@ -72,16 +74,20 @@ fn known() -> &'static Known {
     static KNOWN: LazyLock<Known> = LazyLock::new(|| {
         // Things that places have without being introduced: the door of a house, the clock on its wall.
         const BACKGROUND: [&str; 41] = [
-            "window", "table", "bed", "door", "clock", "blanket", "chair", "lamp", "bench", "key", "leaf", "flower", "stone",
-            "plate", "cup", "bag", "box", "radio", "bell", "drum", "bottle", "wheel", "letter", "seed", "bird", "dog", "cat",
-            "horse", "cow", "hen", "owl", "mouse", "coat", "sheep", "basket", "pot", "fish", "candle", "card", "guitar", "pillow",
+            "window", "table", "bed", "door", "clock", "blanket", "chair", "lamp", "bench", "key", "leaf",
+            "flower", "stone", "plate", "cup", "bag", "box", "radio", "bell", "drum", "bottle", "wheel",
+            "letter", "seed", "bird", "dog", "cat", "horse", "cow", "hen", "owl", "mouse", "coat", "sheep",
+            "basket", "pot", "fish", "candle", "card", "guitar", "pillow",
         ];
         let lexicon = lexicon();
-        let names = |names: &[&'static str], is_she| names.iter().map(|name| ((*name).to_owned(), is_she)).collect::<Vec<_>>();
+        let names = |names: &[&'static str], is_she| {
+            names.iter().map(|name| ((*name).to_owned(), is_she)).collect::<Vec<_>>()
+        };
         Known {
             is_she: names(&lexicon.she, true).into_iter().chain(names(&lexicon.he, false)).collect(),
             female: ["girl", "woman", "mother", "sister", "aunt", "grandmother", "mom", "grandma"].into(),
-            male: ["boy", "man", "father", "brother", "uncle", "grandfather", "king", "dad", "grandpa"].into(),
+            male: ["boy", "man", "father", "brother", "uncle", "grandfather", "king", "dad", "grandpa"]
+                .into(),
             things: lexicon
                 .objects
                 .iter()
@@ -163,7 +169,8 @@ fn people(plain: &str) -> Vec<Fault> {
             if (is_she && !has_she) || (is_he && !has_he) {
                 return vec![Fault::UnknownPerson(sentence.to_owned())];
             }
-            let one = of_sentence.first().copied().filter(|_| of_sentence.len() == 1 && !all.contains(&"and"));
+            let one =
+                of_sentence.first().copied().filter(|_| of_sentence.len() == 1 && !all.contains(&"and"));
             if one.is_some_and(|one| (lower == "herself" && !one) || (lower == "himself" && one)) {
                 let other = if lower == "herself" { &known.female } else { &known.male };
                 if !all.iter().any(|word| other.contains(word) || ["she", "he"].contains(word)) {
@@ -187,8 +194,12 @@ fn is_common(word: &str) -> bool {
         ];
         let lexicon = lexicon();
         let nouns = lexicon.objects.iter().chain(&lexicon.animals).chain(&lexicon.places);
-        let nouns = nouns.flat_map(|noun| [noun.singular, noun.plural].into_iter().chain(noun.adjectives.iter().copied()));
-        let verbs = lexicon.verbs.values().flat_map(|verb| [verb.base, verb.past, verb.ing, verb.third, verb.participle]);
+        let nouns = nouns
+            .flat_map(|noun| [noun.singular, noun.plural].into_iter().chain(noun.adjectives.iter().copied()));
+        let verbs = lexicon
+            .verbs
+            .values()
+            .flat_map(|verb| [verb.base, verb.past, verb.ing, verb.third, verb.participle]);
         FILES
             .iter()
             .flat_map(|file| words(file))
@@ -197,7 +208,13 @@ fn is_common(word: &str) -> bool {
             .chain(lexicon.professions.iter().copied())
             .map(str::to_lowercase)
             .chain((0..100).map(|number| lexicon.number(number)))
-            .chain(["its", "they", "them", "she", "he", "his", "her", "we", "our", "an", "my", "their", "me", "us"].map(str::to_owned))
+            .chain(
+                [
+                    "its", "they", "them", "she", "he", "his", "her", "we", "our", "an", "my", "their", "me",
+                    "us",
+                ]
+                .map(str::to_owned),
+            )
             .collect()
     });
     COMMON.contains(word)
@@ -207,7 +224,8 @@ fn things(text: &str, plain: &str) -> Option<Fault> {
     let known = known();
     // What is said may introduce a thing too; and a plural or a compound does so as well.
     let mut introduced: HashSet<String> = HashSet::new();
-    let mut quoted = text.split('"').skip(1).step_by(2).flat_map(words).map(str::to_lowercase).collect::<HashSet<_>>();
+    let mut quoted =
+        text.split('"').skip(1).step_by(2).flat_map(words).map(str::to_lowercase).collect::<HashSet<_>>();
     quoted.retain(|word| known.things.contains(word.as_str()));
     for sentence in sentences(plain) {
         let all: Vec<String> = words(sentence).iter().map(|word| word.to_lowercase()).collect();
@@ -218,10 +236,17 @@ fn things(text: &str, plain: &str) -> Option<Fault> {
             }
             let before = &all[place.saturating_sub(3)..place];
             let article = before.iter().rposition(|word| {
-                ["the", "a", "an", "no", "of", "my", "your", "his", "her", "its", "our", "their", "one", "another", "some", "every", "what", "such", "and", "only"]
-                    .contains(&word.as_str()) || word.ends_with("'s") || word.ends_with("s'") || known.numbers.contains_key(word)
+                [
+                    "the", "a", "an", "no", "of", "my", "your", "his", "her", "its", "our", "their", "one",
+                    "another", "some", "every", "what", "such", "and", "only",
+                ]
+                .contains(&word.as_str())
+                    || word.ends_with("'s")
+                    || word.ends_with("s'")
+                    || known.numbers.contains_key(word)
             });
-            let is_known_article = article.is_some_and(|found| before[found] == "the" && before.len() - found <= 2);
+            let is_known_article =
+                article.is_some_and(|found| before[found] == "the" && before.len() - found <= 2);
             if is_known_article && !introduced.contains(word) {
                 return Some(Fault::UnknownThing(format!("the {word}: {sentence}")));
             }
@@ -248,11 +273,13 @@ fn numbers(text: &str) -> Option<Fault> {
                 }
             }
         }
-        if let Some(place) = all.windows(2).position(|pair| pair[0] == "things" && matches!(pair[1], ":" | "("))
+        if let Some(place) =
+            all.windows(2).position(|pair| pair[0] == "things" && matches!(pair[1], ":" | "("))
             && let Some(said) = place.checked_sub(1).and_then(|place| value(all[place]))
         {
             let listed = &all[place + 2..];
-            let end = listed.iter().position(|word| matches!(*word, ")" | "." | "\"")).unwrap_or(listed.len());
+            let end =
+                listed.iter().position(|word| matches!(*word, ")" | "." | "\"")).unwrap_or(listed.len());
             let parts = listed[..end].iter().filter(|word| matches!(**word, "," | "and")).count() + 1;
             if parts != said {
                 return Some(Fault::Number(sentence.to_owned()));

@@ -110,17 +110,27 @@ impl Corpus {
     /// When something happens in a story that cannot.
     pub fn next_line(&mut self) -> Result<Line, Impossible> {
         let total = self.tokens() + 1;
-        let behind = |place: usize| i128::from(SHARES[place].1 * total) - 100 * i128::from(self.tokens[place]);
+        let behind =
+            |place: usize| i128::from(SHARES[place].1 * total) - 100 * i128::from(self.tokens[place]);
         let place = (0..SHARES.len()).max_by_key(|place| behind(*place)).unwrap_or_default();
         const HELD_OUT: u64 = 1 << 63;
-        let stream = mixed(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)) ^ if self.split == Split::HeldOut { HELD_OUT } else { 0 };
+        let stream = mixed(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            ^ if self.split == Split::HeldOut { HELD_OUT } else { 0 };
         let seed = mixed(stream.wrapping_add(mixed(self.index)));
         self.index += 1;
         let (line, tokens) = match SHARES[place].0 {
             Part::Rows => {
                 let (ids, microbits) = random_rows(seed, self.vocab_size);
                 let tokens = ids.len() as u64;
-                (Line { text: None, ids: Some(ids), labels: vec!["random tokens".into()], nats: nats(microbits) }, tokens)
+                (
+                    Line {
+                        text: None,
+                        ids: Some(ids),
+                        labels: vec!["random tokens".into()],
+                        nats: nats(microbits),
+                    },
+                    tokens,
+                )
             }
             part => {
                 let document = match part {

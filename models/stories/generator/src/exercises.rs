@@ -1,10 +1,10 @@
 //! Texts that practise one thing each: copying, who gets what, he and she, one and many, numbers, quotation marks and brackets.
 
+use crate::Choices;
 use crate::choices::mixed;
 use crate::lexicon::lexicon;
 use crate::story::{Document, capitalised, invented};
 use crate::teller::{Id, Teller};
-use crate::Choices;
 
 /// What a document practises.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,9 +73,10 @@ impl Exercise {
 /// Whether a combination is kept for the tests: one in ten, decided by its words.
 pub fn is_held_out(words: &[&str]) -> bool {
     const SHARE: u64 = 10;
-    let hash = words.iter().flat_map(|word| word.bytes().chain([0])).fold(0, |hash, byte| {
-        mixed(hash ^ u64::from(byte)).wrapping_add(0x9e37_79b9_7f4a_7c15)
-    });
+    let hash = words
+        .iter()
+        .flat_map(|word| word.bytes().chain([0]))
+        .fold(0, |hash, byte| mixed(hash ^ u64::from(byte)).wrapping_add(0x9e37_79b9_7f4a_7c15));
     hash.is_multiple_of(SHARE)
 }
 
@@ -195,8 +196,18 @@ impl Desk {
             self.set(role, preposition);
         }
         const VERBS: [(&str, &str); 12] = [
-            ("is", "are"), ("was", "were"), ("is", "are"), ("was", "were"), ("looks", "look"), ("seems", "seem"),
-            ("has", "have"), ("stands", "stand"), ("belongs", "belong"), ("comes", "come"), ("makes", "make"), ("does", "do"),
+            ("is", "are"),
+            ("was", "were"),
+            ("is", "are"),
+            ("was", "were"),
+            ("looks", "look"),
+            ("seems", "seem"),
+            ("has", "have"),
+            ("stands", "stand"),
+            ("belongs", "belong"),
+            ("comes", "come"),
+            ("makes", "make"),
+            ("does", "do"),
         ];
         let (singular, plural) = *self.choices().pick(&VERBS);
         let ends: &[&str] = match singular {
@@ -206,8 +217,21 @@ impl Desk {
             "comes" => &["from far away", "from the market"],
             "makes" => &["people laugh", "a lot of noise", "me happy"],
             "does" => &["not move", "not belong here", "not fit"],
-            "looks" | "seems" => &["old", "new", "wet", "clean", "very big", "strange", "too heavy", "all right"],
-            _ => &["old", "gone", "wet", "clean", "very big", "here", "not for sale", "lost", "too heavy", "all right"],
+            "looks" | "seems" => {
+                &["old", "new", "wet", "clean", "very big", "strange", "too heavy", "all right"]
+            }
+            _ => &[
+                "old",
+                "gone",
+                "wet",
+                "clean",
+                "very big",
+                "here",
+                "not for sale",
+                "lost",
+                "too heavy",
+                "all right",
+            ],
         };
         let end = *self.choices().pick(ends);
         self.set("V1", if many { plural } else { singular });
@@ -226,7 +250,8 @@ impl Desk {
                 self.teller.tell("count", &[]);
             }
             2 => {
-                const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+                const DAYS: [&str; 7] =
+                    ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
                 let first = self.choices().below(7);
                 for (role, more) in [("D1", 0), ("D2", 1), ("D3", 2)] {
                     self.set(role, DAYS[(first + more) % 7]);
@@ -273,7 +298,9 @@ impl Desk {
         let kind = choices.below(7);
         let length = choices.between(2, 9);
         let said = match kind {
-            0 | 1 => (0..length).map(|_| choices.pick::<String>(invented()).clone()).collect::<Vec<_>>().join(" "),
+            0 | 1 => {
+                (0..length).map(|_| choices.pick::<String>(invented()).clone()).collect::<Vec<_>>().join(" ")
+            }
             2 => (0..length).map(|_| lexicon.number(choices.between(1, 20))).collect::<Vec<_>>().join(" "),
             3 => (0..length)
                 .map(|_| choices.pick(&lexicon.objects).singular)
@@ -303,7 +330,7 @@ impl Desk {
     }
 }
 
-/// Ids of tokens below `vocab_size`, all equally likely, that are read again: a short row many times, a long one twice, or pieces of a row
+/// Ids of tokens below `vocab_size`, all equally likely or of a small alphabet, that are read again: a short row many times, a long one twice, or pieces of a row
 /// in any order, so that what followed a token is all that helps.
 pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
     let mut choices = Choices::new(seed);
@@ -313,8 +340,16 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
         2 => (choices.between(41, 120), 2),
         _ => (choices.between(8, 40), 1),
     };
-    let bound = usize::try_from(vocab_size).unwrap_or(1);
-    let row: Vec<u32> = (0..length).map(|_| u32::try_from(choices.below(bound)).unwrap_or_default()).collect();
+    // Few tokens teach the heads what to look for, all of them that it holds for every token. The first merges of a tokenizer are its
+    // most frequent ones, behind the bytes and the end of a text.
+    const MERGES: usize = 257;
+    let all = usize::try_from(vocab_size).unwrap_or(1);
+    let (first, count) = match choices.chance(60) {
+        true => (MERGES, 1 << choices.between(4, 9)),
+        false => (0, all),
+    };
+    let id = |_| u32::try_from((first + choices.below(count)) % all).unwrap_or_default();
+    let row: Vec<u32> = (0..length).map(id).collect();
     let mut ids = row.repeat(times);
     if times == 1 {
         for _ in 0..choices.between(4, 16) {
@@ -336,7 +371,10 @@ mod tests {
         for seed in 0..500 {
             let text = Exercise::TwoPeople.document(seed).text;
             for name in &lexicon.held_out_names {
-                assert!(!text.split(|letter: char| !letter.is_alphabetic()).any(|word| word == *name), "{text}");
+                assert!(
+                    !text.split(|letter: char| !letter.is_alphabetic()).any(|word| word == *name),
+                    "{text}"
+                );
             }
         }
     }
@@ -357,8 +395,8 @@ mod tests {
         for seed in 0..80 {
             let (ids, microbits) = random_rows(seed, 2048);
             assert!(ids.iter().all(|id| *id < 2048));
-            // Eleven bits for each number of the first reading.
-            assert!(microbits >= 3 * 11_000_000);
+            // At least four bits for each number of the first reading.
+            assert!(microbits >= 3 * 4_000_000);
             let followed = |place: usize| {
                 ids[..place].windows(2).any(|pair| pair[0] == ids[place - 1] && pair[1] == ids[place])
             };
@@ -366,7 +404,7 @@ mod tests {
                 / (ids.len() - ids.len() / 2) as f64;
             // Of pieces, each begins anywhere.
             kinds[usize::from(share > 0.95)] += 1;
-            assert!(share > 0.6, "{seed}: {share}");
+            assert!(share > 0.45, "{seed}: {share}");
         }
         assert!(kinds[0] > 8 && kinds[1] > 40, "{kinds:?}");
     }
@@ -379,10 +417,14 @@ mod tests {
             let text = Exercise::Agreement.document(seed).text;
             for sentence in text.split(['.', '\n']) {
                 let words: Vec<&str> = sentence.split_whitespace().collect();
-                let subject = words.iter().position(|word| nouns.iter().any(|noun| noun.singular == *word || noun.plural == *word));
+                let subject = words
+                    .iter()
+                    .position(|word| nouns.iter().any(|noun| noun.singular == *word || noun.plural == *word));
                 let verb = words.iter().find(|word| ["is", "are"].contains(word));
                 if let (Some(subject), Some(verb)) = (subject, verb) {
-                    let same = nouns.iter().any(|noun| noun.singular == noun.plural && noun.singular == words[subject]);
+                    let same = nouns
+                        .iter()
+                        .any(|noun| noun.singular == noun.plural && noun.singular == words[subject]);
                     let is_plural = nouns.iter().any(|noun| noun.plural == words[subject]);
                     assert!(same || (*verb == "are") == is_plural, "{sentence}");
                     checked += 1;

@@ -60,7 +60,9 @@ fn collect_roles(pieces: &[Piece], roles: &mut Vec<&'static str>) {
     for piece in pieces {
         match piece {
             Piece::Slot(names, _) => roles.extend(names),
-            Piece::Choice(alternatives) | Piece::Same(_, alternatives) => alternatives.iter().for_each(|pieces| collect_roles(pieces, roles)),
+            Piece::Choice(alternatives) | Piece::Same(_, alternatives) => {
+                alternatives.iter().for_each(|pieces| collect_roles(pieces, roles))
+            }
             _ => {}
         }
     }
@@ -92,12 +94,15 @@ fn same() -> &'static [Vec<&'static str>] {
 /// The rules of stories and exercises, which are read once.
 pub(crate) fn grammar() -> &'static Grammar {
     static GRAMMAR: LazyLock<Grammar> = LazyLock::new(|| {
-        Grammar::parse(&[
-            include_str!("../english/words.txt"),
-            include_str!("../english/story.txt"),
-            include_str!("../english/plots.txt"),
-            include_str!("../english/exercises.txt"),
-        ], same())
+        Grammar::parse(
+            &[
+                include_str!("../english/words.txt"),
+                include_str!("../english/story.txt"),
+                include_str!("../english/plots.txt"),
+                include_str!("../english/exercises.txt"),
+            ],
+            same(),
+        )
     });
     &GRAMMAR
 }
@@ -123,7 +128,9 @@ impl Grammar {
             if line.starts_with(' ') {
                 let mut text = line.trim();
                 let mut conditions = Vec::new();
-                while let Some((condition, rest)) = text.strip_prefix('?').and_then(|rest| rest.split_once(' ')) {
+                while let Some((condition, rest)) =
+                    text.strip_prefix('?').and_then(|rest| rest.split_once(' '))
+                {
                     conditions.push((condition.trim_start_matches('!'), !condition.starts_with('!')));
                     text = rest.trim_start();
                 }
@@ -222,9 +229,10 @@ impl Reader<'_> {
     fn plain(&self, mut text: &'static str, pieces: &mut Vec<Piece>) {
         let is_edge = |letter: Option<char>| letter.is_none_or(|letter| !letter.is_alphanumeric());
         let found = |text: &str, word: &str| {
-            text.match_indices(word)
-                .map(|(place, _)| place)
-                .find(|place| is_edge(text[..*place].chars().next_back()) && is_edge(text[place + word.len()..].chars().next()))
+            text.match_indices(word).map(|(place, _)| place).find(|place| {
+                (word.starts_with('.') || is_edge(text[..*place].chars().next_back()))
+                    && is_edge(text[place + word.len()..].chars().next())
+            })
         };
         while !text.is_empty() {
             let lower = text.to_lowercase();
@@ -258,7 +266,10 @@ impl Reader<'_> {
         }
         let is_one = |words: &&Vec<&'static str>| {
             let rest = self.rest.strip_prefix(words[0]);
-            rest.is_some_and(|rest| words[0].ends_with(['{', '<', 'N', 'O']) || !rest.starts_with(|letter: char| letter.is_ascii_alphabetic()))
+            rest.is_some_and(|rest| {
+                words[0].ends_with(['{', '<', 'N', 'O'])
+                    || !rest.starts_with(|letter: char| letter.is_ascii_alphabetic())
+            })
         };
         let (number, words) = self.same.iter().enumerate().find(|(_, words)| is_one(words))?;
         // What follows the verb, as "{O", only says when another may stand for it.
@@ -312,7 +323,12 @@ mod tests {
 
     #[test]
     fn a_rule_is_read_with_all_its_signs() {
-        let grammar = Grammar::parse(&["# words\nmanner*:\n  slowly\n\ngive:\n  ?past {A} ~give {B.o} [a|the] {O}<manner>.\n  \"@AB ^{A+B.o}\"\n"], &[]);
+        let grammar = Grammar::parse(
+            &[
+                "# words\nmanner*:\n  slowly\n\ngive:\n  ?past {A} ~give {B.o} [a|the] {O}<manner>.\n  \"@AB ^{A+B.o}\"\n",
+            ],
+            &[],
+        );
         assert_eq!(grammar.rules.len(), 2);
         assert!(grammar.rules[0].is_habit && !grammar.rules[1].is_habit);
         let text = Piece::Text;

@@ -81,7 +81,8 @@ pub struct Lexicon {
 /// assert!(lexicon.she.contains(&"Mia") && lexicon.he.contains(&"Tom"));
 /// ```
 pub fn lexicon() -> &'static Lexicon {
-    static LEXICON: LazyLock<Lexicon> = LazyLock::new(|| Lexicon::parse(include_str!("../english/lexicon.txt")));
+    static LEXICON: LazyLock<Lexicon> =
+        LazyLock::new(|| Lexicon::parse(include_str!("../english/lexicon.txt")));
     &LEXICON
 }
 
@@ -114,7 +115,8 @@ impl Lexicon {
             kinds: words(field(line, 3)),
             prepositions: ("", ""),
         };
-        let animal = |line| Noun { actions: words(field(line, 3)), kinds: words(field(line, 4)), ..noun(line) };
+        let animal =
+            |line| Noun { actions: words(field(line, 3)), kinds: words(field(line, 4)), ..noun(line) };
         let place = |line| Noun {
             adjectives: Vec::new(),
             kinds: words(field(line, 4)),
@@ -155,7 +157,8 @@ impl Lexicon {
 
     /// A number in words, in digits from a hundred on.
     pub fn number(&self, number: usize) -> String {
-        const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
+        const TENS: [&str; 8] =
+            ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
         match number {
             0 => "zero".into(),
             1..=20 => self.numbers[number - 1].into(),
@@ -167,7 +170,8 @@ impl Lexicon {
 
     /// Every word of `world.json`: each should be one token.
     pub fn world_words(&self) -> Vec<&'static str> {
-        let nouns = [&self.objects, &self.places, &self.animals].into_iter().flatten().map(|noun| noun.singular);
+        let nouns =
+            [&self.objects, &self.places, &self.animals].into_iter().flatten().map(|noun| noun.singular);
         let verbs = self.world_verbs.iter().map(|base| self.verb(base));
         self.she
             .iter()
@@ -208,7 +212,9 @@ impl Verb {
         let mut forms = line.split(' ');
         let base = forms.next().unwrap_or_default();
         match (forms.next(), forms.next(), forms.next(), forms.next()) {
-            (Some(past), Some(participle), Some(third), Some(ing)) => Self { base, past, participle, third, ing },
+            (Some(past), Some(participle), Some(third), Some(ing)) => {
+                Self { base, past, participle, third, ing }
+            }
             _ => Self::regular(base),
         }
     }
@@ -270,6 +276,9 @@ mod tests {
     #[test]
     fn numbers_are_words() {
         let number = |number| lexicon().number(number);
-        assert_eq!([number(7), number(20), number(45), number(90)], ["seven", "twenty", "forty-five", "ninety"]);
+        assert_eq!(
+            [number(7), number(20), number(45), number(90)],
+            ["seven", "twenty", "forty-five", "ninety"]
+        );
     }
 }

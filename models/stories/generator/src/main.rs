@@ -134,15 +134,21 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     let bar = ProgressBar::new(tokens);
     bar.set_style(ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} tokens, {eta} left")?);
     let mut documents = Vec::new();
-    for (name, split, tokens) in [("train.jsonl", Split::Training, tokens), ("valid.jsonl", Split::HeldOut, tokens / 100)] {
+    for (name, split, tokens) in
+        [("train.jsonl", Split::Training, tokens), ("valid.jsonl", Split::HeldOut, tokens / 100)]
+    {
         let path = out.join(name);
         let partial = out.join(format!("{name}.part"));
-        let count = Corpus::new(seed, split, vocab_size).write(&partial, tokens, |done| bar.set_position(done))?;
+        let count =
+            Corpus::new(seed, split, vocab_size).write(&partial, tokens, |done| bar.set_position(done))?;
         fs::rename(&partial, &path)?;
         documents.push(count);
     }
     bar.finish_and_clear();
-    let lines: String = tokenizer_texts(seed, TOKENIZER_BYTES)?.iter().map(|text| json!({ "text": text }).to_string() + "\n").collect();
+    let lines: String = tokenizer_texts(seed, TOKENIZER_BYTES)?
+        .iter()
+        .map(|text| json!({ "text": text }).to_string() + "\n")
+        .collect();
     fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
     let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[0], "held_out_documents": documents[1] });

@@ -1,8 +1,8 @@
 //! What happens: chains of causes, each of which changes the world and is told.
 
+use crate::Impossible;
 use crate::lexicon::lexicon;
 use crate::story::{Story, capitalised, invented};
-use crate::Impossible;
 
 type Result = std::result::Result<(), Impossible>;
 
@@ -53,7 +53,8 @@ impl Story {
     }
 
     fn bind_day(&mut self) {
-        const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
+        const DAYS: [&str; 7] =
+            ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
         let day = *self.choices().pick(&DAYS);
         self.bind("D", day);
     }
@@ -222,7 +223,10 @@ impl Story {
         self.new_animal("N", &["pet"]);
         self.bind_number("K", 2, 9);
         self.world.own(other, thing);
-        self.teller.say("{B.n} ~have {O.a}[, and ~love it|, old and fine|, a present from {B.p} grandmother|].", &[]);
+        self.teller.say(
+            "{B.n} ~have {O.a}[, and ~love it|, old and fine|, a present from {B.p} grandmother|].",
+            &[],
+        );
         self.tell("break.play");
         self.world.break_it(thing)?;
         self.tell("break.break");
@@ -279,8 +283,18 @@ impl Story {
 
     fn fear(&mut self) -> Result {
         const FEARS: [&str; 12] = [
-            "the dark", "deep water", "thunder", "the big dog next door", "high ladders", "the cellar stairs", "strangers",
-            "spiders", "the old mill", "the school stage", "horses", "the long tunnel",
+            "the dark",
+            "deep water",
+            "thunder",
+            "the big dog next door",
+            "high ladders",
+            "the cellar stairs",
+            "strangers",
+            "spiders",
+            "the old mill",
+            "the school stage",
+            "horses",
+            "the long tunnel",
         ];
         let fear = *self.choices().pick(&FEARS);
         self.bind("X", fear);
@@ -361,14 +375,18 @@ impl Story {
     fn making(&mut self) -> Result {
         const THINGS: [(&[&str], [&str; 8]); 2] = [
             (&["food"], ["flour", "milk", "sugar", "butter", "honey", "salt", "cream", "cheese"]),
-            (&["toy", "wear", "holder", "paper"], ["paper", "glue", "string", "wool", "cloth", "paint", "wire", "leather"]),
+            (
+                &["toy", "wear", "holder", "paper"],
+                ["paper", "glue", "string", "wool", "cloth", "paint", "wire", "leather"],
+            ),
         ];
         self.join("B");
         let (main, kind) = (self.id("A"), self.choices().below(2));
         let thing = match kind {
             0 => {
                 const BAKED: [&str; 4] = ["cake", "pie", "cookie", "sandwich"];
-                let baked: Vec<_> = lexicon().objects.iter().filter(|noun| BAKED.contains(&noun.singular)).collect();
+                let baked: Vec<_> =
+                    lexicon().objects.iter().filter(|noun| BAKED.contains(&noun.singular)).collect();
                 let noun = *self.choices().pick(&baked);
                 let thing = self.teller.thing(noun, 1);
                 self.bind("O", thing);
@@ -484,8 +502,18 @@ impl Story {
 
     fn learning(&mut self) -> Result {
         const SKILLS: [&str; 12] = [
-            "whistle", "swim", "ride a bicycle", "stand on one hand", "play the guitar", "tie a sailor's knot", "skip stones",
-            "bake bread", "catch a ball with one hand", "walk on stilts", "dance", "juggle",
+            "whistle",
+            "swim",
+            "ride a bicycle",
+            "stand on one hand",
+            "play the guitar",
+            "tie a sailor's knot",
+            "skip stones",
+            "bake bread",
+            "catch a ball with one hand",
+            "walk on stilts",
+            "dance",
+            "juggle",
         ];
         let skill = *self.choices().pick(&SKILLS);
         self.bind("X", skill);
@@ -591,10 +619,20 @@ impl Story {
 
     fn bind_message(&mut self) {
         const MESSAGES: [&str; 14] = [
-            "Look behind you", "Count the steps and turn left", "The owl knows", "Seven stones and a shoe", "Do not wait for me",
-            "Who reads this owes me a song", "Under the oldest tree", "Go where the water is still",
-            "Three knocks, then wait", "What you seek is near", "Ask the one with the red hat", "Not today, but soon",
-            "Keep this, and keep quiet", "North, then east, then down",
+            "Look behind you",
+            "Count the steps and turn left",
+            "The owl knows",
+            "Seven stones and a shoe",
+            "Do not wait for me",
+            "Who reads this owes me a song",
+            "Under the oldest tree",
+            "Go where the water is still",
+            "Three knocks, then wait",
+            "What you seek is near",
+            "Ask the one with the red hat",
+            "Not today, but soon",
+            "Keep this, and keep quiet",
+            "North, then east, then down",
         ];
         let mut message = (*self.choices().pick(&MESSAGES)).to_owned();
         if self.chance(60) {
@@ -611,7 +649,8 @@ impl Story {
     fn note(&mut self) -> Result {
         self.join("B");
         self.join("C");
-        let (main, here, thing) = (self.id("A"), self.id("P"), self.new_thing("O", &["holder", "shiny", "toy", "food"]));
+        let (main, here, thing) =
+            (self.id("A"), self.id("P"), self.new_thing("O", &["holder", "shiny", "toy", "food"]));
         self.bind_message();
         self.tell("note.find");
         self.tell("note.again");

@@ -32,8 +32,17 @@ pub fn probes(seed: u64, of_each: usize) -> Vec<Probe> {
     let mut choices = Choices::new(seed ^ 0x0070_726f_6265_7300);
     type Make = fn(&mut Choices) -> Probe;
     const KINDS: [Make; 11] = [
-        two_people, pronoun, pronoun_behind_another, |choices| agreement(choices, 0), |choices| agreement(choices, 1),
-        |choices| agreement(choices, 2), successor, greater, recall, copy, place_of_thing,
+        two_people,
+        pronoun,
+        pronoun_behind_another,
+        |choices| agreement(choices, 0),
+        |choices| agreement(choices, 1),
+        |choices| agreement(choices, 2),
+        successor,
+        greater,
+        recall,
+        copy,
+        place_of_thing,
     ];
     KINDS.iter().flat_map(|make| (0..of_each).map(|_| make(&mut choices)).collect::<Vec<_>>()).collect()
 }
@@ -99,11 +108,8 @@ fn pronoun(choices: &mut Choices) -> Probe {
 }
 
 fn pronoun_behind_another(choices: &mut Choices) -> Probe {
-    const FRAMES: [&str; 3] = [
-        "{A} waved to {B} and said that",
-        "{A} did not see {B}, because",
-        "{A} told {B} that",
-    ];
+    const FRAMES: [&str; 3] =
+        ["{A} waved to {B} and said that", "{A} did not see {B}, because", "{A} told {B} that"];
     let is_she = choices.chance(50);
     let words = [("A", name(choices, is_she)), ("B", name(choices, !is_she))];
     of_gender("pronoun, another nearer", filled(choices.pick::<&str>(&FRAMES), &words), is_she)
@@ -152,14 +158,21 @@ fn successor(choices: &mut Choices) -> Probe {
         kind: "successor",
         prompt: filled(frame, &[("n", &this), ("N", &capital)]),
         answers: vec![format!(" {}", lexicon.number(number + 1))],
-        others: (1..=20).filter(|other| *other != number + 1).map(|other| format!(" {}", lexicon.number(other))).collect(),
+        others: (1..=20)
+            .filter(|other| *other != number + 1)
+            .map(|other| format!(" {}", lexicon.number(other)))
+            .collect(),
     }
 }
 
 fn greater(choices: &mut Choices) -> Probe {
     let lexicon = lexicon();
     let number = choices.between(2, 18);
-    let frame = choices.pick::<&str>(&["The party lasted from {n} to", "The shop was open from {n} to", "{A} worked from {n} to"]);
+    let frame = choices.pick::<&str>(&[
+        "The party lasted from {n} to",
+        "The shop was open from {n} to",
+        "{A} worked from {n} to",
+    ]);
     let word = |number: usize| format!(" {}", lexicon.number(number));
     Probe {
         kind: "greater than",
@@ -172,30 +185,60 @@ fn greater(choices: &mut Choices) -> Probe {
 /// Sentences that say nothing of anybody.
 fn filler(choices: &mut Choices, sentences: usize) -> String {
     const FILLERS: [&str; 12] = [
-        "The wind blew from the sea.", "Two birds sat on the fence.", "A clock ticked on the wall.", "It smelled of bread.",
-        "Far away a train could be heard.", "The path was wet.", "A lazy cat watched from a corner.", "Leaves flew by.",
-        "The sky was gray and still.", "Somewhere a door creaked.", "The lamps went on one by one.", "Nobody else was near.",
+        "The wind blew from the sea.",
+        "Two birds sat on the fence.",
+        "A clock ticked on the wall.",
+        "It smelled of bread.",
+        "Far away a train could be heard.",
+        "The path was wet.",
+        "A lazy cat watched from a corner.",
+        "Leaves flew by.",
+        "The sky was gray and still.",
+        "Somewhere a door creaked.",
+        "The lamps went on one by one.",
+        "Nobody else was near.",
     ];
-    choices.distinct(sentences, FILLERS.len()).into_iter().map(|place| FILLERS[place]).collect::<Vec<_>>().join(" ")
+    choices
+        .distinct(sentences, FILLERS.len())
+        .into_iter()
+        .map(|place| FILLERS[place])
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// A name that is no one's, a hundred tokens later.
 fn recall(choices: &mut Choices) -> Probe {
     let name = capitalised(choices.pick::<String>(invented()));
-    let start = choices.pick::<&str>(&["There was a brave girl by the name of {A}.", "{A} was a lazy boy from a small town."]);
+    let start = choices.pick::<&str>(&[
+        "There was a brave girl by the name of {A}.",
+        "{A} was a lazy boy from a small town.",
+    ]);
     let start = filled(start, &[("A", &name)]);
     let filler = filler(choices, 12);
     let end = choices.pick::<&str>(&["\"Hello,", "\"Good night,", "\"Thank you,"]);
-    Probe { kind: "invented name", prompt: format!("{start} {filler} {end}"), answers: vec![format!(" {name}")], others: Vec::new() }
+    Probe {
+        kind: "invented name",
+        prompt: format!("{start} {filler} {end}"),
+        answers: vec![format!(" {name}")],
+        others: Vec::new(),
+    }
 }
 
 /// Words that are no words, said again.
 fn copy(choices: &mut Choices) -> Probe {
     let words: Vec<&str> = (0..5).map(|_| choices.pick::<String>(invented()).as_str()).collect();
     let said = words.join(" ");
-    let frame = choices.pick::<&str>(&["The old man said: \"{M}.\" And the child said: \"", "On the door it said {M}. Mia read it:"]);
+    let frame = choices.pick::<&str>(&[
+        "The old man said: \"{M}.\" And the child said: \"",
+        "On the door it said {M}. Mia read it:",
+    ]);
     let start = if frame.ends_with('"') { said.clone() } else { format!(" {said}") };
-    Probe { kind: "copying", prompt: filled(frame, &[("M", &said)]), answers: vec![start], others: Vec::new() }
+    Probe {
+        kind: "copying",
+        prompt: filled(frame, &[("M", &said)]),
+        answers: vec![start],
+        others: Vec::new(),
+    }
 }
 
 /// Where a thing is, said once and asked for once.
@@ -209,8 +252,14 @@ fn place_of_thing(choices: &mut Choices) -> Probe {
         }
     };
     let [a, b] = [name(choices, true), name(choices, false)];
-    let prompt = format!("{a} lost the {one}, and {b} sold the {other}. {} {a} found the", filler(choices, 2));
-    Probe { kind: "who has what", prompt, answers: vec![format!(" {one}")], others: vec![format!(" {other}")] }
+    let prompt =
+        format!("{a} lost the {one}, and {b} sold the {other}. {} {a} found the", filler(choices, 2));
+    Probe {
+        kind: "who has what",
+        prompt,
+        answers: vec![format!(" {one}")],
+        others: vec![format!(" {other}")],
+    }
 }
 
 #[cfg(test)]
@@ -229,7 +278,10 @@ mod tests {
     #[test]
     fn answers_are_right_and_others_are_wrong() {
         for probe in probes(4, 60) {
-            assert!(!probe.answers.is_empty() && !probe.answers.iter().any(|answer| probe.others.contains(answer)));
+            assert!(
+                !probe.answers.is_empty()
+                    && !probe.answers.iter().any(|answer| probe.others.contains(answer))
+            );
             if probe.kind == "two people" {
                 let name = probe.answers[0].trim();
                 assert_eq!(probe.prompt.matches(name).count(), 1, "{probe:?}");

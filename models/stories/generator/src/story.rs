@@ -35,7 +35,8 @@ pub(crate) fn invented() -> &'static [String] {
         const ONSETS: [&str; 17] =
             ["b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z", "br", "tr"];
         const VOWELS: [&str; 5] = ["a", "e", "i", "o", "u"];
-        const ENDS: [&str; 14] = ["n", "l", "k", "x", "m", "sh", "ro", "lo", "mi", "ka", "bu", "ni", "r", "ta"];
+        const ENDS: [&str; 14] =
+            ["n", "l", "k", "x", "m", "sh", "ro", "lo", "mi", "ka", "bu", "ni", "r", "ta"];
         const WORDS: usize = 6000;
         let mut choices = Choices::new(0);
         (0..WORDS)
@@ -78,7 +79,10 @@ impl Story {
         };
         story.teller.fronts = true;
         story.asides = [0, 15, 30, 45][story.choices().below(4)];
-        let labels = [if is_past { "past" } else { "present" }, if is_first { "first person" } else { "third person" }];
+        let labels = [
+            if is_past { "past" } else { "present" },
+            if is_first { "first person" } else { "third person" },
+        ];
         story.teller.labels.extend(labels.map(str::to_owned));
         const WEATHERS: [&str; 5] = ["sun", "rain", "wind", "snow", "fog"];
         let weather = WEATHERS[story.choices().weighted(&[4, 2, 3, 1, 1])];
@@ -141,7 +145,8 @@ impl Story {
         let pairs: Vec<(&'static str, Bound)> = roles
             .split(' ')
             .filter_map(|pair| {
-                const ROLES: [&str; 14] = ["A", "B", "C", "G", "N", "O", "Q", "V", "T", "P", "R", "X", "Y", "Z"];
+                const ROLES: [&str; 14] =
+                    ["A", "B", "C", "G", "N", "O", "Q", "V", "T", "P", "R", "X", "Y", "Z"];
                 let role = ROLES.into_iter().find(|role| pair.starts_with(role))?;
                 Some((role, Bound::Of(self.id(pair.get(1..)?))))
             })
@@ -207,7 +212,17 @@ impl Story {
         for role in ["B", "C"] {
             let (name, is_she) = self.new_name();
             let of_gender = if is_she { ["sister", "older sister"] } else { ["brother", "older brother"] };
-            let relations = ["friend", "cousin", "neighbor", "classmate", "best friend", of_gender[0], of_gender[1], "", ""];
+            let relations = [
+                "friend",
+                "cousin",
+                "neighbor",
+                "classmate",
+                "best friend",
+                of_gender[0],
+                of_gender[1],
+                "",
+                "",
+            ];
             let relation = *self.choices().pick(&relations);
             let person = self.teller.person(&name, is_she, Some((main, relation)));
             self.bind(role, person);
@@ -227,7 +242,8 @@ impl Story {
     /// A noun of a kind that the story does not have yet.
     fn noun(&mut self, nouns: &'static [Noun], kinds: &[&str]) -> &'static Noun {
         let fits = |noun: &&Noun| kinds.is_empty() || kinds.iter().any(|kind| noun.is(kind));
-        let free: Vec<&Noun> = nouns.iter().filter(fits).filter(|noun| !self.nouns.contains(&noun.singular)).collect();
+        let free: Vec<&Noun> =
+            nouns.iter().filter(fits).filter(|noun| !self.nouns.contains(&noun.singular)).collect();
         // Every kind has more nouns than a story needs.
         let noun = *self.choices().pick(&free);
         self.nouns.push(noun.singular);
@@ -321,11 +337,16 @@ impl Story {
         // Whoever was not there is not at the end.
         let teller = &self.teller;
         let is_known = |bound: &Bound| !matches!(bound, Bound::Of(id) if !teller.is_mentioned(*id));
-        let known = teller.standing.iter().filter(|(role, bound)| *role == "A" || is_known(bound)).cloned().collect();
+        let known =
+            teller.standing.iter().filter(|(role, bound)| *role == "A" || is_known(bound)).cloned().collect();
         self.teller.standing = known;
         let main = self.id("A");
-        let thing = self.teller.standing.iter().find(|(role, _)| *role == "O").map(|(_, bound)| bound.clone());
-        let keeps = matches!(thing, Some(Bound::Of(thing)) if self.world.has(main, thing) && self.world.owner_of(thing) == Some(main) && self.teller.is_mentioned(thing));
+        let thing =
+            self.teller.standing.iter().find(|(role, _)| *role == "O").map(|(_, bound)| bound.clone());
+        // What is eaten or withers is not kept.
+        let lasts =
+            |thing: Id| self.teller.noun(thing).is_some_and(|noun| !noun.is("food") && !noun.is("plant"));
+        let keeps = matches!(thing, Some(Bound::Of(thing)) if lasts(thing) && self.world.has(main, thing) && self.world.owner_of(thing) == Some(main) && self.teller.is_mentioned(thing));
         let ending = match (keeps, self.choices().below(5)) {
             (true, 0 | 1) => "end-callback",
             (_, 2) => "end-lesson",
@@ -349,7 +370,8 @@ mod tests {
 
     #[test]
     fn invented_words_are_no_words_of_the_lexicon() {
-        let known: Vec<String> = lexicon().she.iter().chain(&lexicon().he).map(|name| name.to_lowercase()).collect();
+        let known: Vec<String> =
+            lexicon().she.iter().chain(&lexicon().he).map(|name| name.to_lowercase()).collect();
         assert!(invented().iter().all(|word| !known.contains(word) && word.len() >= 4));
     }
 }

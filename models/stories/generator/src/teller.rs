@@ -256,7 +256,11 @@ impl Teller {
         self.unit(roles, |teller, roles| teller.pieces(&pieces, roles));
     }
 
-    fn unit(&mut self, roles: &[(&'static str, Bound)], write: impl FnOnce(&mut Self, &[(&'static str, Bound)])) {
+    fn unit(
+        &mut self,
+        roles: &[(&'static str, Bound)],
+        write: impl FnOnce(&mut Self, &[(&'static str, Bound)]),
+    ) {
         let mut all = roles.to_vec();
         all.extend(self.standing.iter().cloned());
         if !self.text.is_empty() && !self.text.ends_with('\n') {
@@ -294,7 +298,8 @@ impl Teller {
             .filter(|place| {
                 let variant = &rule.variants[*place];
                 let has = |name: &&str| roles.iter().any(|(role, _)| role == name);
-                variant.roles.iter().all(has) && variant.conditions.iter().all(|(condition, wanted)| self.holds(condition) == *wanted)
+                variant.roles.iter().all(has)
+                    && variant.conditions.iter().all(|(condition, wanted)| self.holds(condition) == *wanted)
             })
             .collect();
         assert!(!fitting.is_empty(), "rule `{}` has no variant for this story", rule.name);
@@ -304,7 +309,8 @@ impl Teller {
             // What the story has said already is only said again when there is nothing else.
             let is_new = |place: &usize| !self.used.contains(&(number, *place));
             let any_new = fitting.iter().any(is_new);
-            let weights: Vec<u64> = fitting.iter().map(|place| u64::from(!any_new || is_new(place))).collect();
+            let weights: Vec<u64> =
+                fitting.iter().map(|place| u64::from(!any_new || is_new(place))).collect();
             self.choices.weighted(&weights)
         };
         let place = fitting[chosen];
@@ -333,14 +339,21 @@ impl Teller {
                     let following = &pieces[place + 1..];
                     let word = self.slot(names, form, roles, following);
                     self.word(&word);
-                    let is_last = matches!(following.first(), Some(Piece::Text(text)) if text.starts_with('.'));
+                    let is_last =
+                        matches!(following.first(), Some(Piece::Text(text)) if text.starts_with('.'));
                     // Who cries or whispers has said how.
                     let is_calm = ["tag:say", "tag:ask", "tag:answer", "tag:reply"].contains(form);
                     if is_calm && is_last && self.choices.chance(TAG_PERCENT) {
                         self.text.push(' ');
                         let more = grammar().rule("tag-more");
-                        let speaker = roles.iter().find(|(role, _)| *role == names[0]).map(|(_, bound)| ("S", bound.clone()));
-                        self.rule(more, &speaker.into_iter().chain(roles.iter().cloned()).collect::<Vec<_>>());
+                        let speaker = roles
+                            .iter()
+                            .find(|(role, _)| *role == names[0])
+                            .map(|(_, bound)| ("S", bound.clone()));
+                        self.rule(
+                            more,
+                            &speaker.into_iter().chain(roles.iter().cloned()).collect::<Vec<_>>(),
+                        );
                     }
                 }
                 Piece::Choice(alternatives) => {
@@ -405,14 +418,36 @@ impl Teller {
 
     /// The subject of a verb that is written now: words as "it" are no slots.
     fn subject_here(&self) -> Subject {
-        const ADVERBS: [&str; 12] =
-            ["never", "still", "just", "only", "always", "soon", "almost", "now", "even", "once", "also", "already"];
-        const THIRD: [&str; 21] = [
-            "it", "there", "that", "this", "one", "nobody", "everyone", "everybody", "somebody", "someone", "nothing",
-            "everything", "what", "something", "else", "day", "all", "rest", "loser", "anyone", "neither",
+        const ADVERBS: [&str; 12] = [
+            "never", "still", "just", "only", "always", "soon", "almost", "now", "even", "once", "also",
+            "already",
         ];
-        const BEFORE_NOUNS: [&str; 14] =
-            ["the", "a", "an", "every", "each", "no", "my", "your", "his", "her", "its", "our", "their", "one"];
+        const THIRD: [&str; 21] = [
+            "it",
+            "there",
+            "that",
+            "this",
+            "one",
+            "nobody",
+            "everyone",
+            "everybody",
+            "somebody",
+            "someone",
+            "nothing",
+            "everything",
+            "what",
+            "something",
+            "else",
+            "day",
+            "all",
+            "rest",
+            "loser",
+            "anyone",
+            "neither",
+        ];
+        const BEFORE_NOUNS: [&str; 14] = [
+            "the", "a", "an", "every", "each", "no", "my", "your", "his", "her", "its", "our", "their", "one",
+        ];
         let mut words = self.text[self.sentence..]
             .trim_end()
             .rsplit(' ')
@@ -513,7 +548,13 @@ impl Teller {
     fn together(&mut self, ids: &[Id], form: &'static str) -> String {
         let has_me = ids.iter().any(|id| self.pronouns(*id).1 == Subject::I);
         let has_you = ids.iter().any(|id| self.pronouns(*id).0[0] == "you");
-        let pronouns = if has_me { WE } else if has_you { YOU } else { THEY };
+        let pronouns = if has_me {
+            WE
+        } else if has_you {
+            YOU
+        } else {
+            THEY
+        };
         let of_form = match form {
             "o" | "no" => 1,
             "p" => 2,
@@ -524,7 +565,10 @@ impl Teller {
             (self.now.contains(id) || self.before.contains(id)) && (self.is_quoted || self.is_mentioned(*id))
         };
         let is_known = ids.iter().all(|id| is_here(id) || has_me || has_you);
-        let others = |id: &Id| !ids.contains(id) && matches!(self.entities[*id].kind, Kind::Person { .. } | Kind::Thing { count: 2.., .. });
+        let others = |id: &Id| {
+            !ids.contains(id)
+                && matches!(self.entities[*id].kind, Kind::Person { .. } | Kind::Thing { count: 2.., .. })
+        };
         let is_clear = is_known && !self.now.iter().chain(&self.before).any(others);
         // "They" is short, and more natural than two names again.
         let is_pronoun = form == "r"
@@ -612,7 +656,9 @@ impl Teller {
         let is_pronoun = is_always
             || (is_bound && form == "p")
             || form == "r"
-            || (!form.starts_with('n') && self.is_clear(id) && (form == "p" || self.choices.chance(PRONOUN_PERCENT)));
+            || (!form.starts_with('n')
+                && self.is_clear(id)
+                && (form == "p" || self.choices.chance(PRONOUN_PERCENT)));
         let is_first_word = self.text.len() == self.sentence;
         let word = if is_pronoun {
             pronouns[of_form].to_owned()
@@ -651,13 +697,20 @@ impl Teller {
         const INTRODUCTION: usize = usize::MAX - 1;
         let Kind::Person { name, relation, noun, .. } = &self.entities[id].kind else { return String::new() };
         let (name, relation, noun) = (name.clone(), *relation, *noun);
-        if self.is_quoted || std::mem::replace(&mut self.entities[id].is_mentioned, true) || is_plain && relation.is_none() {
+        if self.is_quoted
+            || std::mem::replace(&mut self.entities[id].is_mentioned, true)
+            || is_plain && relation.is_none()
+        {
             return name;
         }
         let Some((main, relation)) = relation else { return name };
         let whose = match self.pronouns(main) {
             (pronouns, _, true) => pronouns[2].to_owned(),
-            (pronouns, ..) if self.is_mentioned(main) && (self.subject_id == Some(main) || self.is_clear(main)) => pronouns[2].to_owned(),
+            (pronouns, ..)
+                if self.is_mentioned(main) && (self.subject_id == Some(main) || self.is_clear(main)) =>
+            {
+                pronouns[2].to_owned()
+            }
             _ => possessive(self.name(main)),
         };
         self.mention(main);
@@ -671,7 +724,9 @@ impl Teller {
     }
 
     fn thing_slot(&mut self, id: Id, form: &'static str, following: &[Piece]) -> String {
-        let Kind::Thing { noun, adjective, owner, count } = &self.entities[id].kind else { return String::new() };
+        let Kind::Thing { noun, adjective, owner, count } = &self.entities[id].kind else {
+            return String::new();
+        };
         let (noun, adjective, owner, count) = (noun.clone(), *adjective, *owner, *count);
         let word = if count > 1 { noun.plural } else { noun.singular };
         match form {
@@ -681,7 +736,9 @@ impl Teller {
                 return word.to_owned();
             }
             "s" => return noun.plural.to_owned(),
-            "adj" => return adjective.unwrap_or(noun.adjectives.first().copied().unwrap_or("good")).to_owned(),
+            "adj" => {
+                return adjective.unwrap_or(noun.adjectives.first().copied().unwrap_or("good")).to_owned();
+            }
             _ => {}
         }
         let (pronouns, subject, _) = self.pronouns(id);
@@ -702,16 +759,26 @@ impl Teller {
         });
         let is_pronoun = form == "r"
             || (of_form == 2 && self.subject_id == Some(id))
-            || (!is_noun && !is_new && !is_relative && self.is_clear(id) && self.choices.chance(PRONOUN_PERCENT));
+            || (!is_noun
+                && !is_new
+                && !is_relative
+                && self.is_clear(id)
+                && self.choices.chance(PRONOUN_PERCENT));
         let described = adjective.map_or_else(|| word.to_owned(), |adjective| format!("{adjective} {word}"));
         let text = if is_pronoun {
             pronouns[of_form].to_owned()
         } else if matches!(form, "a" | "A") || is_new {
-            let owner = owner.filter(|owner| !matches!(form, "a" | "A") && self.is_mentioned(*owner) && self.choices.chance(60));
+            let owner = owner.filter(|owner| {
+                !matches!(form, "a" | "A") && self.is_mentioned(*owner) && self.choices.chance(60)
+            });
             match (owner, count) {
                 (Some(owner), _) => {
                     let whose = self.person_slot(owner, "p");
-                    if count > 1 { format!("{whose} {} {described}", lexicon().number(count)) } else { format!("{whose} {described}") }
+                    if count > 1 {
+                        format!("{whose} {} {described}", lexicon().number(count))
+                    } else {
+                        format!("{whose} {described}")
+                    }
                 }
                 (None, 1) => format!("a {described}"),
                 (None, count) => format!("{} {described}", lexicon().number(count)),
@@ -778,7 +845,9 @@ fn finished(text: &str) -> String {
     }
     for place in 1..words.len() {
         let next = words[place].trim_start_matches('"').to_lowercase();
-        let is_vowel = next.starts_with(['a', 'e', 'i', 'o', 'u']) && !next.starts_with("one") && !next.starts_with("use");
+        let is_vowel = next.starts_with(['a', 'e', 'i', 'o', 'u'])
+            && !next.starts_with("one")
+            && !next.starts_with("use");
         match words[place - 1].as_str() {
             "a" if is_vowel => words[place - 1] = "an".into(),
             "A" if is_vowel => words[place - 1] = "An".into(),
@@ -786,7 +855,20 @@ fn finished(text: &str) -> String {
         }
     }
     let mut text = words.join(" ");
-    for (wrong, right) in [(",.", "."), (",,", ","), (",!", "!"), (",?", "?"), (",;", ";"), (",\".", ".\""), ("..", "."), ("!.", "!"), ("?.", "?"), (",'s", "'s"), (" ,", ","), (", and,", ", and")] {
+    for (wrong, right) in [
+        (",.", "."),
+        (",,", ","),
+        (",!", "!"),
+        (",?", "?"),
+        (",;", ";"),
+        (",\".", ".\""),
+        ("..", "."),
+        ("!.", "!"),
+        ("?.", "?"),
+        (",'s", "'s"),
+        (" ,", ","),
+        (", and,", ", and"),
+    ] {
         while text.contains(wrong) {
             text = text.replace(wrong, right);
         }
@@ -808,7 +890,10 @@ mod tests {
             let mut teller = teller(is_past);
             let (tom, mia) = (teller.person("Tom", false, None), teller.person("Mia", true, None));
             teller.narrator = is_first.then_some(tom);
-            teller.say("{A.n} ~be here and ~see {B.no}. {A+B.n} ~be glad and ~do not go.", &[("A", tom.into()), ("B", mia.into())]);
+            teller.say(
+                "{A.n} ~be here and ~see {B.no}. {A+B.n} ~be glad and ~do not go.",
+                &[("A", tom.into()), ("B", mia.into())],
+            );
             teller.text().to_owned()
         };
         assert_eq!(told(true, false), "Tom was here and saw Mia. Tom and Mia were glad and did not go.");
@@ -819,8 +904,11 @@ mod tests {
     #[test]
     fn a_name_is_said_again_when_two_compete() {
         let mut teller = teller(true);
-        let (tom, ben, mia) =
-            (teller.person("Tom", false, None), teller.person("Ben", false, None), teller.person("Mia", true, None));
+        let (tom, ben, mia) = (
+            teller.person("Tom", false, None),
+            teller.person("Ben", false, None),
+            teller.person("Mia", true, None),
+        );
         let roles = [("A", tom.into()), ("B", ben.into()), ("C", mia.into())];
         teller.say("{A.n} ~see {B.no}.", &roles);
         for _ in 0..40 {
@@ -844,7 +932,10 @@ mod tests {
     fn quoted_people_speak_of_themselves() {
         let mut teller = teller(true);
         let (tom, mia) = (teller.person("Tom", false, None), teller.person("Mia", true, None));
-        teller.say("\"@AB {A} ~be glad that {B} ~have {A.p} key, {B.v},\" {A.n} ~say.", &[("A", tom.into()), ("B", mia.into())]);
+        teller.say(
+            "\"@AB {A} ~be glad that {B} ~have {A.p} key, {B.v},\" {A.n} ~say.",
+            &[("A", tom.into()), ("B", mia.into())],
+        );
         assert_eq!(teller.text(), "\"I am glad that you have my key, Mia,\" Tom said.");
     }
 
@@ -852,12 +943,16 @@ mod tests {
     fn things_are_introduced_before_they_are_known() {
         let ball = &lexicon().objects[0];
         let mut teller = teller(true);
-        let thing = teller.add(Kind::Thing { noun: ball.clone(), adjective: Some("old"), owner: None, count: 1 });
+        let thing =
+            teller.add(Kind::Thing { noun: ball.clone(), adjective: Some("old"), owner: None, count: 1 });
         let many = teller.add(Kind::Thing { noun: ball.clone(), adjective: None, owner: None, count: 3 });
         teller.say("There ~was {O.n}. {O.N} ~be round.", &[("O", thing.into())]);
         assert!(teller.text().starts_with("There was an old ball. The "), "{}", teller.text());
         teller.say("There ~were {O.n}. {O.N} ~be round.", &[("O", many.into())]);
-        assert!(teller.text().contains("There were three balls. The ") && teller.text().ends_with("balls were round."));
+        assert!(
+            teller.text().contains("There were three balls. The ")
+                && teller.text().ends_with("balls were round.")
+        );
     }
 
     #[test]

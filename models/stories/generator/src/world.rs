@@ -97,7 +97,9 @@ impl World {
                 self.things.insert(thing, Place::With(person));
                 Ok(())
             }
-            (found, here) => Err(Impossible(format!("{person} at {here:?} takes {thing}, which is {found:?}"))),
+            (found, here) => {
+                Err(Impossible(format!("{person} at {here:?} takes {thing}, which is {found:?}")))
+            }
         }
     }
 

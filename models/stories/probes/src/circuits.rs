@@ -3,7 +3,9 @@
 use anyhow::Result;
 use candle_core::{D, DType};
 use candle_gpt2::{LogitsFor, Observer};
-use candle_gpt2_interpret::{Ablate, Chain, Edit, OfHeads, Place, Run, head_scores, named_site, random_rows as rows_of};
+use candle_gpt2_interpret::{
+    Ablate, Chain, Edit, OfHeads, Place, Run, head_scores, named_site, random_rows as rows_of,
+};
 use candle_nn::ops::log_softmax;
 use serde_json::{Value, json};
 use story_generator::Figure;
@@ -25,8 +27,13 @@ pub(crate) fn losses(subject: &Subject, ids: &[u32], edits: &mut [Edit]) -> Resu
 }
 
 /// The head with the highest score among some layers.
-fn best(scores: &OfHeads, layers: std::ops::Range<usize>, without: &[(usize, usize)]) -> Option<((usize, usize), f32)> {
-    let all = layers.flat_map(|layer| scores[layer].iter().enumerate().map(move |(head, score)| ((layer, head), *score)));
+fn best(
+    scores: &OfHeads,
+    layers: std::ops::Range<usize>,
+    without: &[(usize, usize)],
+) -> Option<((usize, usize), f32)> {
+    let all = layers
+        .flat_map(|layer| scores[layer].iter().enumerate().map(move |(head, score)| ((layer, head), *score)));
     all.filter(|(place, _)| !without.contains(place)).max_by(|one, other| one.1.total_cmp(&other.1))
 }
 
@@ -56,7 +63,9 @@ pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure
         .induction
         .iter()
         .enumerate()
-        .flat_map(|(layer, scores)| scores.iter().enumerate().map(move |(head, score)| ((layer, head), *score)))
+        .flat_map(|(layer, scores)| {
+            scores.iter().enumerate().map(move |(head, score)| ((layer, head), *score))
+        })
         .collect();
     weakest.sort_by(|one, other| one.1.total_cmp(&other.1));
     let others: Vec<(usize, usize)> =
@@ -68,7 +77,8 @@ pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure
             let ids = [&[subject.end], &row[..], &row[..]].concat();
             let losses = losses(subject, &ids, &mut without(heads)?)?;
             // The first token of the second reading is as random as any.
-            sum += losses[length + 1..].iter().map(|loss| f64::from(*loss)).sum::<f64>() / (length - 1) as f64;
+            sum +=
+                losses[length + 1..].iter().map(|loss| f64::from(*loss)).sum::<f64>() / (length - 1) as f64;
         }
         Ok(sum / rows.len() as f64)
     };
@@ -76,7 +86,12 @@ pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure
     let figures = vec![
         figure("random tokens read again: loss in nats", whole, 1.0, true),
         figure("best induction head", f64::from(induction_score), 0.5, false),
-        figure("best previous-token head below it", previous.map_or(0.0, |(_, score)| f64::from(score)), 0.6, false),
+        figure(
+            "best previous-token head below it",
+            previous.map_or(0.0, |(_, score)| f64::from(score)),
+            0.6,
+            false,
+        ),
         figure("nats lost without the two best induction heads", loss(&top)? - whole, 2.0, false),
         figure("nats lost without two other heads", loss(&others)? - whole, 0.2, true),
     ];

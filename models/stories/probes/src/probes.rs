@@ -50,7 +50,12 @@ pub(crate) fn run(subject: &Subject, all: &[Probe], of_each: usize) -> Result<Ve
         anyhow::ensure!(count > 0, "probes.json has no prompts of the kind `{kind}`; make the corpus again");
         figures.push(figure(name, f64::from(right) / f64::from(count), goal, false));
         if kind == "two people" {
-            figures.push(figure("who gets it: mean logit difference", difference / f64::from(count), 2.0, false));
+            figures.push(figure(
+                "who gets it: mean logit difference",
+                difference / f64::from(count),
+                2.0,
+                false,
+            ));
         }
     }
     let mut mass = 0.0;
@@ -59,7 +64,12 @@ pub(crate) fn run(subject: &Subject, all: &[Probe], of_each: usize) -> Result<Ve
         mass += share_of_answers(subject, probe)?;
         count += 1;
     }
-    figures.push(figure("greater than: share of the right numbers", mass / f64::from(count.max(1)), 0.8, false));
+    figures.push(figure(
+        "greater than: share of the right numbers",
+        mass / f64::from(count.max(1)),
+        0.8,
+        false,
+    ));
     Ok(figures)
 }
 
@@ -106,7 +116,8 @@ fn is_continued(subject: &Subject, probe: &Probe) -> Result<bool> {
     let prompt = subject.prompt(&probe.prompt)?;
     let whole = subject.prompt(&format!("{}{}", probe.prompt, probe.answers[0]))?;
     let run = Run::new(subject.loaded.model(), &whole)?;
-    let logits = run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?.squeeze(0)?.to_dtype(DType::F32)?;
+    let logits =
+        run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?.squeeze(0)?.to_dtype(DType::F32)?;
     let best = logits.argmax(1)?.to_vec1::<u32>()?;
     // The prompt's tokens are the whole's: an answer begins with a space, or after a quotation mark.
     Ok((prompt.len()..whole.len()).all(|place| best[place - 1] == whole[place]))

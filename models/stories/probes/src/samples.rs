@@ -19,8 +19,14 @@ const AT_ONCE: usize = 8;
 const FRESH: u64 = 0xfe5e_0000_0000;
 
 /// Figures of samples, and some of them. Half of them begin with a sentence of a held-out story.
-pub(crate) fn run(subject: &Subject, held_out: &[Line], trained: &[Line], count: usize) -> Result<(Vec<Figure>, Vec<String>)> {
-    let stories = held_out.iter().filter(|line| line.labels.len() > 1).filter_map(|line| line.text.as_deref());
+pub(crate) fn run(
+    subject: &Subject,
+    held_out: &[Line],
+    trained: &[Line],
+    count: usize,
+) -> Result<(Vec<Figure>, Vec<String>)> {
+    let stories =
+        held_out.iter().filter(|line| line.labels.len() > 1).filter_map(|line| line.text.as_deref());
     let openings: Vec<String> = stories
         .take(count)
         .enumerate()
@@ -60,7 +66,8 @@ pub(crate) fn run(subject: &Subject, held_out: &[Line], trained: &[Line], count:
         sound += u32::from(found.iter().all(is_cut));
     }
     let total = texts.len().max(1) as f64;
-    let fresh: Vec<String> = (0..texts.len() as u64).map(|seed| Ok(story(FRESH + seed)?.text)).collect::<Result<_>>()?;
+    let fresh: Vec<String> =
+        (0..texts.len() as u64).map(|seed| Ok(story(FRESH + seed)?.text)).collect::<Result<_>>()?;
     let known = [4, 8].map(|length| {
         let texts = trained.iter().filter_map(|line| line.text.as_deref());
         texts.flat_map(|text| sequences(text, length)).collect::<HashSet<u64>>()
@@ -74,8 +81,18 @@ pub(crate) fn run(subject: &Subject, held_out: &[Line], trained: &[Line], count:
     let figures = vec![
         figure("samples without a fault", f64::from(sound) / total, 0.90, false),
         figure("samples whose quotation marks are closed", f64::from(quoted) / total, 0.98, false),
-        figure("novelty of 4 words, over that of new stories", novelty(&texts, 0) / novelty(&fresh, 0), 0.7, false),
-        figure("novelty of 8 words, over that of new stories", novelty(&texts, 1) / novelty(&fresh, 1), 0.7, false),
+        figure(
+            "novelty of 4 words, over that of new stories",
+            novelty(&texts, 0) / novelty(&fresh, 0),
+            0.7,
+            false,
+        ),
+        figure(
+            "novelty of 8 words, over that of new stories",
+            novelty(&texts, 1) / novelty(&fresh, 1),
+            0.7,
+            false,
+        ),
     ];
     texts.truncate(10);
     Ok((figures, texts))
