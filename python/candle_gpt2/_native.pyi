@@ -86,6 +86,10 @@ class _TrainOptions(TypedDict, total=False):
     batch_size: int | None
     accumulate: int | None
     context: int | None
+    context_ramp: str | None
+    batch_ramp: str | None
+    random_positions: bool | None
+    document_starts: float | None
     recompute: bool | None
     train_blocks: int | None
     class_weights: Mapping[str, float] | Literal["balanced"] | None
@@ -95,8 +99,10 @@ class _TrainOptions(TypedDict, total=False):
     ignore_memory: bool | None
     lr: float | None
     schedule: Literal["cosine", "linear", "constant"] | None
+    final_share: float | None
     warmup_steps: int | None
     weight_decay: float | None
+    beta_2_half_life: float | None
     grad_clip: float | None
     dropout: float | None
     held_out: float | None

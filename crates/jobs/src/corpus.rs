@@ -370,7 +370,10 @@ mod tests {
         assert_eq!(of("{\"text\": \"a b\", \"labels\": []}"), Ok("a b".into()));
         assert_eq!(of("{\"ids\": [3, 0, 2047]}"), Ok("[3, 0, 2047]".into()));
         assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is no list of token ids".into()));
-        assert_eq!(of("{\"ids\": [3], \"text\": \"a\"}"), Err("the object has both `text` and `ids`; keep one".into()));
+        assert_eq!(
+            of("{\"ids\": [3], \"text\": \"a\"}"),
+            Err("the object has both `text` and `ids`; keep one".into())
+        );
         // A tokenizer is trained on the texts alone.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rows.jsonl");

@@ -39,11 +39,12 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// (step, sample); what it raises ends the training as Ctrl-C does: the state of the last step is saved. offline: only the hub's
 /// cache is used.
 ///
-/// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), recompute,
+/// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
+/// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), recompute,
 /// train_blocks (the last ones, so many, with the final norm and the head), class_weights ("balanced", or a dict of labels),
 /// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
-/// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), warmup_steps (a twentieth of the steps, at most 500),
-/// weight_decay (0.1), grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
+/// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),
+/// weight_decay (0.1), beta_2_half_life, grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
 /// save_every (100), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), device ("auto"), compute_dtype ("f32" or "bf16"), n_head.
 #[pyfunction]
 #[pyo3(signature = (

@@ -281,7 +281,11 @@ mod tests {
         assert_eq!(told, "`batch_ramp`: expected values from 1 to 8, found 0:0");
         let told = refused(Hyperparameters { task: Task::Answer, random_positions: true, ..default() });
         assert_eq!(told, "`random_positions` is of the task text: rows have lengths of their own");
-        assert!(refused(Hyperparameters { document_starts: 1.5, ..default() }).starts_with("`document_starts`"));
-        assert!(refused(Hyperparameters { beta_2_half_life: Some(0.0), ..default() }).contains("greater than 0"));
+        assert!(
+            refused(Hyperparameters { document_starts: 1.5, ..default() }).starts_with("`document_starts`")
+        );
+        assert!(
+            refused(Hyperparameters { beta_2_half_life: Some(0.0), ..default() }).contains("greater than 0")
+        );
     }
 }

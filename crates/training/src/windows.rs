@@ -146,7 +146,8 @@ impl<'a> Windows<'a> {
             windows.begin_stage(numbers.examples_before(*steps), *context)?;
         }
         windows.n_positions = numbers.random_positions.then_some(n_positions);
-        windows.document_starts = end.map(|end| (numbers.document_starts, end)).filter(|(share, _)| *share > 0.0);
+        windows.document_starts =
+            end.map(|end| (numbers.document_starts, end)).filter(|(share, _)| *share > 0.0);
         Ok(windows)
     }
 
@@ -354,12 +355,16 @@ mod tests {
         starts.sort_unstable();
         assert!(starts.windows(2).all(|pair| pair[1] - pair[0] == 8), "{starts:?}");
         // A run that is resumed asks for a later window first.
-        assert_eq!(Windows::of_training(&tokens, &numbers, 16, None).unwrap().batch(24, 4), windows.batch(24, 4));
+        assert_eq!(
+            Windows::of_training(&tokens, &numbers, 16, None).unwrap().batch(24, 4),
+            windows.batch(24, 4)
+        );
     }
 
     #[test]
     fn windows_begin_at_every_position_and_end_within_the_context() {
-        let numbers = Hyperparameters { context: 5, random_positions: true, seed: 3, ..Hyperparameters::default() };
+        let numbers =
+            Hyperparameters { context: 5, random_positions: true, seed: 3, ..Hyperparameters::default() };
         let tokens: Vec<u32> = (0..300).collect();
         let windows = Windows::of_training(&tokens, &numbers, 8, None).unwrap();
         let mut seen = [0; 4];
@@ -374,7 +379,8 @@ mod tests {
         // Documents of 7 tokens and their end, which is token 99.
         let tokens: Vec<u32> = (0..4000).map(|place| if place % 8 == 7 { 99 } else { place % 8 }).collect();
         let begins = |share| {
-            let numbers = Hyperparameters { context: 10, document_starts: share, ..Hyperparameters::default() };
+            let numbers =
+                Hyperparameters { context: 10, document_starts: share, ..Hyperparameters::default() };
             let windows = Windows::of_training(&tokens, &numbers, 16, Some(99)).unwrap();
             let batch = windows.batch(0, 400);
             assert!(batch.inputs.iter().zip(&batch.targets).all(|(input, target)| {

@@ -4,5 +4,6 @@
 
 mod devices;
 mod lora;
+mod positions;
 mod pytorch;
 mod tasks;

@@ -49,7 +49,7 @@ pub(crate) fn run(
     let mut is_done = vec![false; texts.len()];
     let tokenizer = subject.loaded.vocabulary().required_tokenizer()?;
     let model = subject.loaded.model();
-    for token in BatchGenerator::new(model, Request::each(&prompts, &config), AT_ONCE, Some(tokenizer))? {
+    for token in BatchGenerator::new(model, Request::each(&prompts, &config), AT_ONCE, Some(&**tokenizer))? {
         let token = token.map_err(|failed| failed.error)?;
         is_done[token.prompt] |= token.id == subject.end;
         if token.id != subject.end {
