@@ -209,7 +209,7 @@ impl Hyperparameters {
     pub fn beta_2_at(&self, steps_done: u64) -> f64 {
         let Some(half_life) = self.beta_2_half_life else { return self.beta_2 };
         let tokens = self.batch_size_at(steps_done) * self.accumulate * self.context_at(steps_done);
-        (-std::f64::consts::LN_2 * tokens as f64 / half_life).exp()
+        libm::exp(-std::f64::consts::LN_2 * tokens as f64 / half_life)
     }
 
     /// The most tokens that a batch has: how many windows, and of how many tokens.

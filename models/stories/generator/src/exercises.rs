@@ -156,13 +156,15 @@ impl Desk {
         let adjective = noun.map_or("good", |noun| *self.choices().pick(&noun.adjectives));
         self.set("W", adjective);
         let order = if self.choices().chance(50) { [giver, other] } else { [other, giver] };
-        (self.bind("X", order[0]), self.bind("Y", order[1]));
+        self.bind("X", order[0]);
+        self.bind("Y", order[1]);
         self.teller.tell("two.scene", &[]);
     }
 
     fn gender(&mut self) {
         self.people(true);
-        (self.thing("O"), self.place());
+        self.thing("O");
+        self.place();
         let number = self.choices().between(2, 20);
         self.number("K", number);
         self.teller.tell("gender", &[]);
@@ -240,7 +242,9 @@ impl Desk {
     }
 
     fn numbers(&mut self) {
-        (self.people(true), self.thing("O"), self.place());
+        self.people(true);
+        self.thing("O");
+        self.place();
         match self.choices().below(6) {
             0 | 1 => {
                 let first = self.choices().between(1, 25);
@@ -271,14 +275,17 @@ impl Desk {
                         break (few, many);
                     }
                 };
-                (self.number("F", few), self.number("M", many));
+                self.number("F", few);
+                self.number("M", many);
                 self.teller.tell("more", &[]);
             }
         }
     }
 
     fn nesting(&mut self) {
-        (self.people(true), self.thing("O"), self.place());
+        self.people(true);
+        self.thing("O");
+        self.place();
         let number = self.choices().between(2, 90);
         self.number("K", number);
         for role in ["X", "Y", "Z"] {

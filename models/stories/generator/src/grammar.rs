@@ -27,11 +27,11 @@ pub(crate) enum Piece {
     /// Roles, and a form.
     Slot(Vec<&'static str>, &'static str),
     /// One of several.
-    Choice(Vec<Vec<Piece>>),
+    Choice(Vec<Vec<Self>>),
     Rule(usize),
     Capital,
     /// One of several words that may stand for each other: the number of the habit, and what each of them is.
-    Same(usize, Vec<Vec<Piece>>),
+    Same(usize, Vec<Vec<Self>>),
     /// Who speaks to whom.
     Speaker(&'static str, &'static str),
 }

@@ -173,7 +173,9 @@ mod tests {
     fn nobody_has_what_is_elsewhere() {
         let (tom, mia, ball, park, barn) = (0, 1, 2, 3, 4);
         let mut world = World::default();
-        (world.go(tom, park), world.go(mia, barn), world.put(ball, barn));
+        world.go(tom, park);
+        world.go(mia, barn);
+        world.put(ball, barn);
         assert!(world.take(tom, ball).is_err());
         world.take(mia, ball).unwrap();
         assert!(world.take(mia, ball).is_err(), "she has it");
@@ -188,7 +190,9 @@ mod tests {
     fn a_thing_lent_stays_its_owners_and_one_given_does_not() {
         let (tom, mia, ball, park) = (0, 1, 2, 3);
         let mut world = World::default();
-        (world.go(tom, park), world.go(mia, park), world.own(tom, ball));
+        world.go(tom, park);
+        world.go(mia, park);
+        world.own(tom, ball);
         world.hand(tom, mia, ball).unwrap();
         assert_eq!(world.owner_of(ball), Some(tom));
         world.give(mia, tom, ball).unwrap();
