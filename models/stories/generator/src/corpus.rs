@@ -47,7 +47,7 @@ pub enum Split {
 /// # Errors
 /// When something happens in a story that cannot.
 pub fn tokenizer_texts(seed: u64, bytes: usize) -> Result<Vec<String>, Impossible> {
-    /// A word that is so frequent is merged before the rarest of two thousand tokens; a test of `story-probes` trains them.
+    /// A word that is so frequent is merged before the rarest of two thousand tokens.
     const REPEATS: usize = 1000;
     let mut corpus = Corpus::new(seed, Split::Training, 1);
     let mut texts = Vec::new();

@@ -401,7 +401,6 @@ impl Story {
         }
         self.tell("make.need");
         self.tell("make.have");
-        let _ = THINGS[kind].0;
         self.new_place("R");
         self.tell("make.get");
         self.perhaps(40, "thank-c");

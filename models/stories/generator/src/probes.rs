@@ -146,14 +146,9 @@ fn agreement(choices: &mut Choices, attractors: usize) -> Probe {
 fn successor(choices: &mut Choices) -> Probe {
     let lexicon = lexicon();
     let number = choices.between(1, 19);
-    let (frame, word) = *choices.pick(&[
-        ("{N} and one more is", true),
-        ("The number after {n} is", false),
-        ("After {n} comes", false),
-    ]);
+    let frame = *choices.pick(&["{N} and one more is", "The number after {n} is", "After {n} comes"]);
     let this = lexicon.number(number);
     let capital = capitalised(&this);
-    let _ = word;
     Probe {
         kind: "successor",
         prompt: filled(frame, &[("n", &this), ("N", &capital)]),
