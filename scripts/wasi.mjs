@@ -3,8 +3,9 @@
 //
 // The program gets the arguments and the environment, the folder it is started in as its own, and by their full names this
 // repository, the system's folder for temporary files and GPT2_CHECKPOINTS, if it is set; the exit code is the program's. There are no threads, and a panic
-// ends the program with code 101. Node 20 itself crashes now and then where a program's memory grows (SIGSEGV, SIGTRAP): it is then
-// started once more, which is said.
+// ends the program with code 101. Node 20 and 22 crash where a program's memory grows (SIGSEGV, SIGTRAP), mostly while they optimise its
+// functions: so these are optimised before they run, and after a crash the program is started once more, which is said. Give it memory
+// enough to begin with, as scripts/ci.sh does.
 import { spawnSync } from "node:child_process";
 import { readFile, realpath } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -21,7 +22,7 @@ if (program === undefined) {
 }
 const INNER = "GPT2_WASI_INNER";
 if (!process.env[INNER]) {
-  const run = () => spawnSync(process.execPath, [...process.execArgv, ...process.argv.slice(1)], { stdio: "inherit", env: { ...process.env, [INNER]: "1" } });
+  const run = () => spawnSync(process.execPath, ["--no-liftoff", ...process.execArgv, ...process.argv.slice(1)], { stdio: "inherit", env: { ...process.env, [INNER]: "1" } });
   let { status, signal } = run();
   if (signal === "SIGSEGV" || signal === "SIGTRAP") {
     console.error(`node ended with ${signal}; ${program} is started once more`);

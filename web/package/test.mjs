@@ -14,7 +14,7 @@ const PACKAGE = join(ROOT, "web/dist/npm");
 const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2");
 const BUILT_IN = join(ROOT, "models/shakespeare");
 const NAMES = ["config.json", "tokenizer.json", "model.safetensors"];
-// WebAssembly rounds twice where a weight in floating point, a key or a value in f32 is multiplied.
+// WebAssembly rounds twice where a weight, a key or a value in f32 is multiplied.
 const TOLERANCE = 1e-4;
 
 const { Checkpoint, Files, initSync, last_panic, version } = await import(join(PACKAGE, "gpt2.js"));
@@ -79,7 +79,7 @@ function assertSameLogits(folder, model, ids, types = []) {
 test("logits have the bits of every other machine", () => {
   const tiny = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
   for (const { config, fingerprints } of JSON.parse(readFileSync(join(ROOT, "crates/engine/tests/fingerprints.json")))) {
-    for (const dtype of ["q8", "q6", "q4"]) {
+    for (const dtype of ["f16", "q8", "q6", "q4"]) {
       const given = new Files("a model");
       for (const name of NAMES) {
         const bytes = readFileSync(join(config ? tiny : BUILT_IN, name));

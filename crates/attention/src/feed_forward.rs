@@ -103,6 +103,11 @@ impl FeedForward {
         pass.dropout(hidden, self.inner_dropout)
     }
 
+    /// The first layer, `width` to `inner`.
+    pub fn expand(&self) -> &Linear {
+        &self.expand
+    }
+
     /// The second layer, `inner` to `width`.
     pub fn contract(&self) -> &Linear {
         &self.contract

@@ -21,8 +21,7 @@ const CANARY_TOKENS: usize = 16;
 /// Rows of a matrix that are expanded at once.
 const ROWS: usize = 1024;
 
-/// The digest of sizes, tokens and weights: the head, and of each block the norms and the layers that add to the residual stream
-/// and that make queries, keys and values.
+/// The digest of sizes, tokens and weights.
 pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8; DIGEST_BYTES]> {
     let config = model.config();
     let mut digest = Digester(Sha256::new());
@@ -40,6 +39,10 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
         digest.number(bytes.len() as u64);
         digest.0.update(bytes);
     }
+    if !config.tie_word_embeddings {
+        digest.layer(model.transformer().wte())?;
+    }
+    digest.tensor(model.transformer().wpe())?;
     for block in model.transformer().blocks() {
         digest.norm(block.ln_1())?;
         match block.attn().projection() {
@@ -48,6 +51,7 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
         }
         digest.layer(block.attn().out_proj())?;
         digest.norm(block.ln_2())?;
+        digest.layer(block.mlp().expand())?;
         digest.layer(block.mlp().contract())?;
     }
     digest.norm(model.transformer().ln_f())?;

@@ -39,6 +39,16 @@ impl Block {
 }
 
 impl Gpt2Model {
+    /// The token embeddings, `(V, C)`.
+    pub fn wte(&self) -> &Linear {
+        &self.embeddings.wte
+    }
+
+    /// The position embeddings, `(n_positions, C)`.
+    pub fn wpe(&self) -> &Tensor {
+        &self.embeddings.wpe
+    }
+
     /// The blocks, first to last.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks

@@ -174,7 +174,7 @@ mod tests {
             }
         }
         drop(between);
-        assert!(LargeBox::<f32>::zeros(usize::MAX / 8).is_none(), "more than there is");
+        assert!(LargeBox::<f32>::zeros(usize::MAX / 4).is_none(), "more than there is");
     }
 
     #[test]

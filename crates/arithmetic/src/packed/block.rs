@@ -20,6 +20,8 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     /// Whether products multiply bytes.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool;
+    /// Whether they multiply weights in f32.
+    const MULTIPLIES_F32: bool = false;
     /// Activations of a block and row.
     const ACTIVATIONS: usize;
     /// Blocks of a slice. Products of a slice are added first, so formats that expand to each other have the same.

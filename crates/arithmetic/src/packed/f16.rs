@@ -1,15 +1,14 @@
 //! Weights in f16, two inputs a cache line. Each tile converts them as it meets them, which costs less than a copy that is twice as
-//! large, unless there is no instruction for it: then they are converted once for many rows.
+//! large.
 
 use std::slice::Chunks;
 
 use half::f16;
 
 use super::block::{Block, DEPTH, Expanded};
-use super::f32::F32Block;
 use super::floats::{Lines, SLICE_BLOCKS, interleave, sums};
 use crate::fetch::Ahead;
-use crate::simd::{LANES, Simd, TileJob, tile_height};
+use crate::simd::{LANES, Simd, TileJob};
 
 /// Weights in f16.
 #[derive(Clone, Copy)]
@@ -18,7 +17,7 @@ pub(crate) struct F16Block([[u16; LANES]; DEPTH]);
 
 impl Block for F16Block {
     type Activation = f32;
-    type ForManyRows = F32Block;
+    type ForManyRows = Self;
     const MULTIPLIES_BYTES: bool = false;
     const ACTIVATIONS: usize = DEPTH;
     const SLICE_BLOCKS: usize = SLICE_BLOCKS;
@@ -38,17 +37,7 @@ impl Block for F16Block {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [F32Block]) {
-        if !Self::is_expanded_for_many_rows::<S>() {
-            return;
-        }
-        let to = &mut to[..blocks.len()];
-        for index in 0..blocks.len() {
-            for line in 0..DEPTH {
-                simd.store(simd.load_f16(&blocks[index].0[line]), &mut to[index][line].0);
-            }
-        }
-    }
+    fn expand<S: Simd>(_: S, _: &[Self], _: &mut [Self]) {}
 
     #[inline(always)]
     fn arrange<S: Simd>(_: S, rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
@@ -56,13 +45,8 @@ impl Block for F16Block {
     }
 
     #[inline(always)]
-    fn is_expanded_for_many_rows<S: Simd>() -> bool {
-        !S::CONVERTS_F16
-    }
-
-    #[inline(always)]
     fn tile_height<S: Simd>(rows: usize) -> usize {
-        if S::CONVERTS_F16 { S::product_height(rows) } else { tile_height(rows, S::TILE_ROWS) }
+        S::product_height(rows)
     }
 
     #[inline(always)]

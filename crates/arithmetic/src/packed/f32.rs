@@ -15,6 +15,7 @@ impl Block for F32Block {
     type Activation = f32;
     type ForManyRows = Self;
     const MULTIPLIES_BYTES: bool = false;
+    const MULTIPLIES_F32: bool = true;
     const ACTIVATIONS: usize = DEPTH;
     const SLICE_BLOCKS: usize = SLICE_BLOCKS;
     const ZERO: Self = [Line([0.0; LANES]); DEPTH];

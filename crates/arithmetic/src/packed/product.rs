@@ -116,7 +116,7 @@ struct Choose<B>(usize, PhantomData<B>);
 impl<B: Block> Job for Choose<B> {
     type Output = Chosen;
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
+    const MULTIPLIES_F32: bool = B::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> Chosen {
@@ -228,7 +228,7 @@ struct Walk<'a, 'b, B: Block> {
 impl<B: Block> Job for Walk<'_, '_, B> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
+    const MULTIPLIES_F32: bool = B::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -252,7 +252,7 @@ struct Expand<'a, 'b, B: Block> {
 impl<B: Block> Job for Expand<'_, '_, B> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = B::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !B::MULTIPLIES_BYTES;
+    const MULTIPLIES_F32: bool = B::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -330,7 +330,7 @@ struct Tile<'a, 'b, 'c, P: Block> {
 impl<P: Block> Job for Tile<'_, '_, '_, P> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = P::MULTIPLIES_BYTES;
-    const MULTIPLIES_FLOATS: bool = !P::MULTIPLIES_BYTES;
+    const MULTIPLIES_F32: bool = P::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

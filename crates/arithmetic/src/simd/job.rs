@@ -9,8 +9,6 @@ use super::vectors::{ByteGroup, ByteLines, LANES, Line, TileJob, Vectors, Work, 
 pub(crate) trait Simd: Vectors<Real = f32> {
     /// Sixteen i32.
     type Integers: Copy;
-    /// Whether an instruction converts f16.
-    const CONVERTS_F16: bool = true;
     /// Rows of the highest tile of a product with weights in f32.
     const PRODUCT_ROWS: usize = Self::TILE_ROWS;
     /// Whether [`Simd::sum_lines`] is a loop of its own, for any number of lines.
@@ -157,10 +155,10 @@ pub(crate) trait Job {
     /// Whether it multiplies bytes. Other jobs are compiled once for processors that differ in these products only.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether it multiplies weights, keys or values in floating point. Without fused products these are rounded twice: computed
-    /// as elsewhere they would take many times as long.
+    /// Whether it multiplies weights, keys or values in f32. Without fused products these are rounded twice: computed as elsewhere
+    /// they would take many times as long.
     #[allow(dead_code, reason = "only instruction sets without fused products ask")]
-    const MULTIPLIES_FLOATS: bool = false;
+    const MULTIPLIES_F32: bool = false;
 
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }

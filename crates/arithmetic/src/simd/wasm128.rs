@@ -2,8 +2,8 @@
 //!
 //! A module with an instruction that a browser lacks does not load at all, so these are chosen when it is built: with the target
 //! feature `simd128`. A product and a sum are two instructions, rounded each, where other processors round once. They are computed in
-//! f64, but for products with weights, keys and values in floating point, which that would make many times slower. Relaxed
-//! instructions, whose results differ between machines, are not used.
+//! f64, but for products with weights, keys and values in f32, which that would make many times slower. Relaxed instructions, whose
+//! results differ between machines, are not used.
 
 #![expect(unsafe_code, reason = "loads and stores take pointers")]
 
@@ -364,12 +364,11 @@ impl<const ONCE: bool> Vectors for Wasm128<ONCE> {
 
 impl<const ONCE: bool> Simd for Wasm128<ONCE> {
     type Integers = Integers;
-    const CONVERTS_F16: bool = false;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     #[inline(never)]
     fn run<J: Job>(self, job: J) -> J::Output {
-        if J::MULTIPLIES_FLOATS { job.run(Wasm128::<false>(())) } else { job.run(Wasm128::<true>(())) }
+        if J::MULTIPLIES_F32 { job.run(Wasm128::<false>(())) } else { job.run(Wasm128::<true>(())) }
     }
 
     #[inline(always)]

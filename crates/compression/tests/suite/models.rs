@@ -37,29 +37,33 @@ fn another_model_is_refused_by_name() {
     let told =
         "the file was compressed with another model, called `folder/tiny`; decompress it with that one";
     assert_eq!(decompressed(&BUILT_IN, &file).unwrap_err().to_string(), told);
-    // The same sizes and tokens, and one weight that is another.
-    let other = CheckpointFolder::tiny().with_tensors(|tensors| {
-        let norm = tensors.iter_mut().find(|(name, _)| name.ends_with("h.1.ln_2.bias")).unwrap().1;
-        *norm = (&*norm + 0.01).unwrap();
-    });
-    let other = load(&ModelOptions { model: other.path().to_owned(), ..tiny_options() });
-    assert_eq!(decompressed(&other, &file).unwrap_err().to_string(), told);
+    // The same sizes and tokens, and one tensor that is another.
+    for name in ["wte.weight", "wpe.weight", "h.0.attn.c_attn.bias", "h.0.mlp.c_fc.weight", "h.1.ln_2.bias"] {
+        let other = CheckpointFolder::tiny().with_tensors(|tensors| {
+            let tensor = tensors.iter_mut().find(|(found, _)| found.ends_with(name)).unwrap().1;
+            *tensor = tensor.affine(1.1, 0.01).unwrap();
+        });
+        let other = load(&ModelOptions { model: other.path().to_owned(), ..tiny_options() });
+        assert_eq!(decompressed(&other, &file).unwrap_err().to_string(), told, "{name}");
+    }
     // The same weights, which compute otherwise.
     let other = CheckpointFolder::tiny().with_config(json!({"activation_function": "gelu"}));
     let other = load(&ModelOptions { model: other.path().to_owned(), ..tiny_options() });
     assert_eq!(decompressed(&other, &file).unwrap_err().to_string(), told);
 }
 
-/// A weight that the digest does not cover is one that the canary does.
+/// As a machine would write it that computes other bits.
 #[test]
-fn other_logits_of_the_same_model_are_noticed() {
-    let (file, _) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), TEXT);
-    let other = CheckpointFolder::tiny().with_tensors(|tensors| {
-        let positions = tensors.iter_mut().find(|(name, _)| name.ends_with("wpe.weight")).unwrap().1;
-        *positions = (&*positions * 1.001).unwrap();
-    });
-    let other = load(&ModelOptions { model: other.path().to_owned(), ..tiny_options() });
-    let refusal = decompressed(&other, &file).unwrap_err();
+fn another_canary_of_the_same_model_is_noticed() {
+    let (mut file, _) = compressed(&Compressor::new(&TINY, "tiny", None).unwrap(), TEXT);
+    // The canary is before the name; a length of up to 126 bytes and the header's checksum are behind it.
+    let name = file.windows(5).position(|bytes| bytes == b"\x04tiny").unwrap();
+    assert!(TEXT.len() < 127);
+    file[name - 1] ^= 1;
+    let checked = name + 6;
+    let checksum = crc32fast::hash(&file[..checked]).to_le_bytes();
+    file[checked..checked + 4].copy_from_slice(&checksum);
+    let refusal = decompressed(&TINY, &file).unwrap_err();
     assert!(matches!(refusal, CompressionError::OtherArithmetic), "{refusal}");
 }
 
