@@ -1,14 +1,17 @@
-//! Every machine computes the same bits: the hashes of logits in `fingerprints.json`, which other tests read too, in other processes
-//! with other instructions and thread counts, and under Node.
+//! Every machine computes the same bits: the hashes of `fingerprints.json`, of logits, and of what the built-in model scores, samples and
+//! searches for. Other tests read the file too, in other processes with other instructions and thread counts, and under Node.
 //!
 //! After a change of the arithmetic `WRITE_FINGERPRINTS=1 cargo test -p candle-gpt2-engine --test fingerprints` writes them anew.
 
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use candle_gpt2_engine::{BUILT_IN, ModelOptions, Opened, Silent, fingerprint, process};
+use candle_gpt2_engine::{BUILT_IN, LoadedModel, ModelOptions, Opened, Silent, Texts, fingerprint, process};
+use candle_gpt2_generation::{Event, GenerationConfig, Request, SchedulerOptions, score};
 use candle_gpt2_testing::CheckpointFolder;
 use candle_gpt2_weights::GivenFiles;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 /// The file: a list of models, each with what is changed in the configuration of the tiny checkpoint, and its hash by type.
 fn file() -> PathBuf {
@@ -19,9 +22,25 @@ fn file() -> PathBuf {
 const TYPES: [(&str, &str); 5] =
     [("f32", "f32"), ("f16", "f16"), ("q8", "f16"), ("q6", "f16"), ("q4", "f16")];
 
+/// How texts are sampled and searched for: four of each, or two.
+const SAMPLERS: [&str; 12] = [
+    r#"{"top_k": 0}"#,
+    r#"{"temperature": 1.7, "top_k": 40}"#,
+    r#"{"top_k": 0, "top_p": 0.9}"#,
+    r#"{"top_k": 0, "min_p": 0.02}"#,
+    r#"{"top_k": 0, "typical_p": 0.8}"#,
+    r#"{"top_k": 0, "epsilon_cutoff": 0.001}"#,
+    r#"{"top_k": 0, "eta_cutoff": 0.002}"#,
+    r#"{"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}"#,
+    r#"{"renormalize_logits": true, "no_repeat_ngram_size": 3}"#,
+    r#"{"do_sample": false, "num_beams": 4, "length_penalty": 0.7}"#,
+    r#"{"do_sample": false, "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}"#,
+    r#"{"do_sample": false, "num_beams": 3, "length_penalty": -1.3, "early_stopping": "never"}"#,
+];
+
 /// With the instructions that `GPT2_INSTRUCTION_SET` names, or the fastest.
 #[test]
-fn logits_have_the_bits_of_every_other_machine() {
+fn logits_texts_and_scores_have_the_bits_of_every_other_machine() {
     if let Ok(name) = std::env::var(process::INSTRUCTION_SET) {
         process::use_instruction_set(&name).unwrap();
     }
@@ -40,11 +59,16 @@ fn logits_have_the_bits_of_every_other_machine() {
                 ..ModelOptions::default()
             };
             let loaded = open(&options, folder.as_ref()).load(&Silent).unwrap();
-            let found = Value::from(fingerprint(loaded.model(), &Silent).unwrap());
-            if is_writing {
-                model["fingerprints"][dtype] = found;
-            } else {
-                assert_eq!(model["fingerprints"][dtype], found, "{:?}, {dtype}", model.get("config"));
+            let mut found = vec![("fingerprints", fingerprint(loaded.model(), &Silent).unwrap())];
+            if folder.is_none() {
+                found.push(("texts", hash_of_texts(&loaded)));
+            }
+            for (what, hash) in found {
+                if is_writing {
+                    model[what][dtype] = hash.into();
+                } else {
+                    assert_eq!(model[what][dtype], hash, "{what}, {:?}, {dtype}", model.get("config"));
+                }
             }
         }
     }
@@ -52,6 +76,46 @@ fn logits_have_the_bits_of_every_other_machine() {
         let text = serde_json::to_string_pretty(&models).unwrap() + "\n";
         std::fs::write(file(), text).unwrap();
     }
+}
+
+/// Of a text's log-probabilities, and of the tokens that every sampler and search gives.
+fn hash_of_texts(loaded: &LoadedModel) -> String {
+    let encode = |text: &str| loaded.vocabulary().encode(text).unwrap();
+    let mut hash = Sha256::new();
+    let scored = encode("But soft, what light through yonder window breaks?");
+    for logprob in score(loaded.model(), &scored, 256, 0, &|_| ()).unwrap().logprobs.into_iter().flatten() {
+        hash.update(logprob.to_le_bytes());
+    }
+    let scheduler = SchedulerOptions { max_texts: 8, kv_tokens: 1024, chunk_tokens: 16 };
+    let mut texts = Texts::new(loaded.scheduler(scheduler).unwrap());
+    for sampler in SAMPLERS {
+        let config = GenerationConfig { do_sample: true, seed: 7, max_new_tokens: 16, ..Default::default() };
+        let mut config = config.with_json(sampler).unwrap();
+        config.num_return_sequences = if config.do_sample { 4 } else { 2 };
+        let mut ids = vec![Vec::new(); config.num_return_sequences];
+        texts.begin(Request::each(&[encode("ROMEO: I")], &config), ());
+        while !texts.is_idle() {
+            while let Some((_, _, taken)) = texts.feed(8) {
+                taken.unwrap();
+            }
+            let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
+            assert!(failure.is_none(), "{failure:?}");
+            for happened in happened {
+                match happened.event {
+                    Event::Token { sequence, id, .. } => ids[sequence].push(id),
+                    Event::Found { texts, .. } => {
+                        ids = texts.into_iter().map(|found| found.ids).collect();
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for text in ids {
+            assert!(!text.is_empty(), "{sampler}");
+            text.iter().for_each(|id| hash.update(id.to_le_bytes()));
+        }
+    }
+    format!("{:x}", hash.finalize())
 }
 
 /// The files of a folder, which WebAssembly can only be given, or the built-in model.
