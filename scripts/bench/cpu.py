@@ -2,8 +2,9 @@
 
 usage: python -m bench cpu [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
 
-Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds. The folder of the peers
-is what peers.sh makes; what it has no engine for is left out. Speed does not depend on the values of the weights.
+Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds, and what the machine's
+memory and arithmetic allow at most by `gpt2 doctor`, the best over the rounds. The folder of the peers is what peers.sh makes; what it
+has no engine for is left out. Speed does not depend on the values of the weights.
 
 Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
 after 896; and of 32 tokens after 8 in batches of 8 and 32 texts. `--isa avx2` holds every engine to AVX2 where the processor has
@@ -26,6 +27,8 @@ ROWS = [f"prefill {tokens}" for tokens in PREFILL_TOKENS] + list(DECODE) + [f"{t
 GGUF_TYPES = {"f32": ["F32"], "f16": ["F16"], "q8": ["Q8_0"], "q4": ["Q4_0", "Q4_K_M"]}
 CTRANSLATE2_TYPES = {"f32": "float32", "q8": "int8"}
 VOCAB_SIZE = 50257
+# Keys and values of a token, in bytes: both, 12 layers, 768 wide.
+KV_BYTES = {"f32": 2 * 12 * 768 * 4, "f16": 2 * 12 * 768 * 2, "q8": 2 * 12 * 768 * 2, "q4": 2 * 12 * 768 * 2}
 
 
 def write_checkpoint(folder):
@@ -175,11 +178,27 @@ def engines(peers, dtype, ours, threads, isa):
             yield engine, lambda command=command: json_of(command)
 
 
+def limits(program, threads):
+    """Tokens per second that the machine allows, for each precision and row: what is read once a step is read by all texts together."""
+    found = {}
+    for estimate in json_of([program, "doctor", "--threads", threads, "--json"])["estimates"]:
+        dtype, read, step, prompt = (estimate[key] for key in ("dtype", "read_bytes", "new_tokens_per_s", "prompt_tokens_per_s"))
+        rows = {f"prefill {tokens}": prompt for tokens in PREFILL_TOKENS} | {"decode": step}
+        depth, new_tokens = DECODE["decode_at_896"]
+        rows["decode_at_896"] = step * read / (read + KV_BYTES.get(dtype, 0) * (depth + new_tokens / 2))
+        rows |= {f"{texts} texts": min(texts * step, prompt) for texts in BATCHES}
+        found |= {(dtype, row): limit for row, limit in rows.items()}
+    return found
+
+
 def compare(arguments):
     peers = arguments.peers.resolve()
     hold_to(arguments.isa)
-    samples = {}
+    samples, most = {}, {}
     for _ in range(arguments.rounds):
+        if arguments.program.exists():
+            for place, limit in limits(arguments.program, arguments.threads).items():
+                most[place] = max(limit, most.get(place, 0))
         for dtype in arguments.only.split(","):
             for engine, measure in engines(peers, dtype, arguments.program.exists() and arguments.program, arguments.threads, arguments.isa):
                 for row, speed in measure().items():
@@ -188,7 +207,7 @@ def compare(arguments):
         for row in ROWS:
             medians = {engine: statistics.median(speeds) for engine, speeds in samples.get((dtype, row), {}).items()}
             others = [engine for engine in medians if engine != "ours"]
-            line = {"dtype": dtype, "row": row, "tokens_per_s": medians}
+            line = {"dtype": dtype, "row": row, "tokens_per_s": medians, "limit": most.get((dtype, row))}
             if others:
                 line["best_peer"] = max(others, key=medians.get)
             print(json.dumps(line), flush=True)

@@ -22,14 +22,15 @@ BEGIN, END = "<!-- speed: written by python -m bench page -->\n", "<!-- end of s
 
 
 def table(heading, rows):
-    lines, ratios = [heading + ":", "", "| | | ours | best peer | ours / best |", "|---|---|---|---|---|"], []
+    lines, ratios = [heading + ":", "", "| | | ours | of the limit | best peer | ours / best |", "|---|---|---|---|---|---|"], []
     for row in rows:
         ours, peer = row["tokens_per_s"]["ours"], row.get("best_peer")
         place = row["row"].replace("decode_at_896", "decode after 896")
         best = row["tokens_per_s"][peer] if peer else None
         ratios += [ours / best] if peer else []
         compared = f"{best:.0f} {peer} | **{ours / best:.2f}**" if peer else "none | "
-        lines.append(f"| {row['dtype']} | {place} | {ours:.0f} | {compared} |")
+        share = f"{ours / row['limit']:.0%}" if row.get("limit") else "unknown"
+        lines.append(f"| {row['dtype']} | {place} | {ours:.0f} | {share} | {compared} |")
     if ratios:
         mean = statistics.geometric_mean(ratios)
         lines += ["", f"Geometric mean of the {len(ratios)} ratios: {mean:.2f}, from {min(ratios):.2f} to {max(ratios):.2f}."]
