@@ -34,6 +34,9 @@ Looks inside are methods with the names and the options of ``gpt2 look``: ``atte
 a :class:`Picture`, which a notebook shows by itself. Words that Python keeps for itself end in an underscore: ``as_``,
 ``from_``, ``with_``.
 
+:class:`HookedTransformer` has the names and the numbers of TransformerLens: hook points, ``run_with_cache``, ``run_with_hooks``,
+``ActivationCache``, ``patching``, ``head_detector``, ``utils``, sparse autoencoders. It runs on numpy and needs no torch.
+
 Models with a head over labels or choices open as :class:`Classifier`, whose ``classify`` says what ``gpt2 classify --json``
 prints.
 
@@ -57,6 +60,7 @@ from ._native import (
     BatchStream,
     Cache,
     Classifier,
+    Dictionary,
     Gpt2Error,
     Model,
     Picture,
@@ -76,6 +80,20 @@ from ._native import (
     verify,
 )
 
+from .hooked import (
+    SAE,
+    ActivationCache,
+    FactoredMatrix,
+    HookedSAETransformer,
+    HookedTransformer,
+    HookedTransformerConfig,
+    HookPoint,
+    components,
+    head_detector,
+    hook_points,
+    patching,
+    utils,
+)
 from .rows import Rows
 
 _threads = _threads_of_environment()
@@ -84,25 +102,38 @@ if _threads is not None:
 
 
 __all__ = [
+    "ActivationCache",
     "BatchStream",
     "Cache",
     "Classifier",
+    "Dictionary",
+    "FactoredMatrix",
     "Gpt2Error",
+    "HookPoint",
+    "HookedSAETransformer",
+    "HookedTransformer",
+    "HookedTransformerConfig",
     "Model",
     "Picture",
     "Rows",
+    "SAE",
     "Steering",
     "TextStream",
     "Trainer",
     "__version__",
+    "components",
     "compress",
     "convert",
     "decompress",
+    "head_detector",
+    "hook_points",
     "inspect",
+    "patching",
     "protocols",
     "set_threads",
     "thread_count",
     "tokenize",
     "train",
+    "utils",
     "verify",
 ]

@@ -524,6 +524,17 @@ impl Dictionary {
     /// # Errors
     /// When the last axis is not `C`, or the values are on another device.
     pub fn encode(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        self.activate(&self.pre_activations(x)?)
+    }
+
+    /// The latents of values before their activation.
+    ///
+    /// # Shapes
+    /// `x (…, C)`, result `(…, F)` in f32.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode`].
+    pub fn pre_activations(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         let mut input = self.rows(x, self.width())?; // (N, C)
         if self.config.normalizes_input {
             let (mean, deviation) = statistics(&input)?;
@@ -533,14 +544,24 @@ impl Dictionary {
             input = input.broadcast_sub(&self.decoder_bias)?;
         }
         let before = input.matmul(&self.encoder)?.broadcast_add(&self.encoder_bias)?; // (N, F)
+        before.reshape(with_last(x, self.latents()))
+    }
+
+    /// The latents of what [`Self::pre_activations`] gives.
+    ///
+    /// # Shapes
+    /// `before (…, F)`, result the same in f32.
+    ///
+    /// # Errors
+    /// When the last axis is not `F`, or the values are on another device.
+    pub fn activate(&self, before: &Tensor) -> candle_core::Result<Tensor> {
+        let rows = self.rows(before, self.latents())?; // (N, F)
         let latents = match (self.config.activation, &self.threshold) {
-            (LatentActivation::TopK { k }, _) => (before.relu()? * mask_of_largest(&before, k)?)?,
-            (_, Some(threshold)) => {
-                (before.relu()? * before.broadcast_gt(threshold)?.to_dtype(DType::F32)?)?
-            }
-            _ => before.relu()?,
+            (LatentActivation::TopK { k }, _) => (rows.relu()? * mask_of_largest(&rows, k)?)?,
+            (_, Some(threshold)) => (rows.relu()? * rows.broadcast_gt(threshold)?.to_dtype(DType::F32)?)?,
+            _ => rows.relu()?,
         };
-        latents.reshape(with_last(x, self.latents()))
+        latents.reshape(before.dims())
     }
 
     /// The values that latents stand for. `input` is what was encoded: its mean and deviation return where the input is normalized.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_gpt2::{Site, SiteKind};
+use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, named_sites, openai_site};
 use candle_gpt2_pictures::{Axis, Scale};
@@ -55,41 +55,58 @@ fn usual_top() -> usize {
 impl Features {
     /// Reads the autoencoder, and checks that it is one for such a model.
     fn open(&self, reader: &Reader) -> Result<Dictionary> {
-        let (path, model) = (&self.sae, reader.config());
-        let site = match &self.site {
-            Some(name) => {
-                let sites =
-                    named_sites(name, model.n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
-                let [site] = sites[..] else {
-                    return Err(wrong(format!("`site` {name}: expected one place, such as 8.resid_post")));
-                };
-                Some(site)
-            }
-            None => None,
-        };
-        let of_file = |error: FileError| LookError::File { path: path.clone(), error };
-        let (file, mut config) = if path.is_dir() {
-            let text = read_text(&path.join("cfg.json"))?;
-            let weights = path.join("sae_weights.safetensors");
-            (TensorFile::read(&weights)?, DictionaryConfig::from_json(&text).map_err(of_file)?)
-        } else {
-            let file = TensorFile::read(path)?;
-            let Some(site) = site.or_else(|| of_folder(path)) else {
-                return Err(wrong(format!(
-                    "{}: the file does not say what it was trained on; `site` does",
-                    path.display()
-                )));
-            };
-            let config = DictionaryConfig::openai(&file.entries, site).map_err(of_file)?;
-            (file, config)
-        };
-        if let Some(site) = site {
-            config.site = site;
-        }
-        let dictionary = Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)?;
-        dictionary.check_model(model).map_err(of_file)?;
-        Ok(dictionary)
+        read_dictionary(&self.sae, self.site.as_deref(), reader.config())
     }
+}
+
+/// Reads a sparse autoencoder, a folder of SAELens or a file of OpenAI's, and checks that it is one for such a model. `site` is the
+/// hook point that it was trained on, if its files do not tell.
+///
+/// ```
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_look::read_dictionary;
+///
+/// let error = read_dictionary("no/such/folder".as_ref(), None, &Gpt2Config::gpt2()).err().ok_or("it is there")?;
+/// assert!(error.to_string().contains("no/such/folder"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When a file cannot be read, is no autoencoder, or is one for another model.
+pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> Result<Dictionary> {
+    let site = match site {
+        Some(name) => {
+            let sites =
+                named_sites(name, model.n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
+            let [site] = sites[..] else {
+                return Err(wrong(format!("`site` {name}: expected one place, such as 8.resid_post")));
+            };
+            Some(site)
+        }
+        None => None,
+    };
+    let of_file = |error: FileError| LookError::File { path: path.to_owned(), error };
+    let (file, mut config) = if path.is_dir() {
+        let text = read_text(&path.join("cfg.json"))?;
+        let weights = path.join("sae_weights.safetensors");
+        (TensorFile::read(&weights)?, DictionaryConfig::from_json(&text).map_err(of_file)?)
+    } else {
+        let file = TensorFile::read(path)?;
+        let Some(site) = site.or_else(|| of_folder(path)) else {
+            return Err(wrong(format!(
+                "{}: the file does not say what it was trained on; `site` does",
+                path.display()
+            )));
+        };
+        let config = DictionaryConfig::openai(&file.entries, site).map_err(of_file)?;
+        (file, config)
+    };
+    if let Some(site) = site {
+        config.site = site;
+    }
+    let dictionary = Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)?;
+    dictionary.check_model(model).map_err(of_file)?;
+    Ok(dictionary)
 }
 
 /// The place that OpenAI's folder and file names tell: `resid_post_mlp_v5_32k/8.pt`.

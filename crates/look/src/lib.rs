@@ -31,7 +31,7 @@ pub use attribute::Attribute;
 pub use cache::{Activations, CacheFormat, Cached, CheckedActivations};
 pub use compared::ComparedTexts;
 pub use error::LookError;
-pub use features::Features;
+pub use features::{Features, read_dictionary};
 pub use found::{Details, Found, LensDetails};
 pub use head::{CheckedHead, HeadSteps, OneHead};
 pub use lens::{CheckedLens, Lens};

@@ -3,17 +3,21 @@
 
 use std::path::PathBuf;
 
+use candle_core::Device;
+use candle_gpt2::{Parameter, expected_parameters};
 use candle_gpt2_engine::{
-    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification, VerifyOptions,
+    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification,
+    VerifyOptions, Watched,
 };
 use candle_gpt2_weights::UnknownWrittenDType;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
-use crate::errors::{Result, wrong_value};
+use crate::errors::{Failure, Result, wrong_value};
 use crate::model::{Model, hub, short_name};
 use crate::process::start;
 use crate::reporting::reporting;
-use crate::values::{dict_of, number};
+use crate::values::{Values, dict_of, number};
 
 // Signatures write it out, for whoever reads them.
 const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
@@ -123,6 +127,31 @@ impl Model {
         let model = self.opened.options()?;
         let tokenizer = tokenizer.or_else(|| model.tokenizer.clone());
         converted(py, &ModelOptions { tokenizer, ..model }, output, dtype)
+    }
+
+    /// Every parameter of the checkpoint that this model was opened from, as stored, in f32: a dict of arrays by the names of a Hugging
+    /// Face checkpoint without `transformer.`. Matrices are (out, in). A tied head is `wte.weight` and not listed.
+    fn parameters<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        start()?;
+        let options = self.opened.options()?;
+        let read = reporting(py, |listener| {
+            let checkpoint = options.open_checkpoint(listener)?;
+            checkpoint.check()?;
+            let progress = Watched::new(listener, "reading", checkpoint.parameter_bytes());
+            let of = |name: &str| checkpoint.parameter(name, &Device::Cpu, &progress);
+            let mut read = Vec::new();
+            for Parameter { name, .. } in expected_parameters(checkpoint.config()) {
+                let missing = || candle_core::Error::Msg(format!("`{name}` holds no weights"));
+                let values = Values::of(&of(&name)?.ok_or_else(missing)?)?;
+                read.push((name, values));
+            }
+            Ok::<_, Failure>(read)
+        })?;
+        let parameters = PyDict::new(py);
+        for (name, values) in read {
+            parameters.set_item(name, values.into_array(py)?)?;
+        }
+        Ok(parameters)
     }
 }
 

@@ -9,6 +9,7 @@ mod checkpoint;
 mod classifier;
 mod complete;
 mod compression;
+mod dictionary;
 mod errors;
 mod evaluate;
 mod generate;
@@ -43,6 +44,8 @@ mod _native {
     use super::classifier::Classifier;
     #[pymodule_export]
     use super::compression::{compress, decompress};
+    #[pymodule_export]
+    use super::dictionary::Dictionary;
     #[pymodule_export]
     use super::errors::Gpt2Error;
     #[pymodule_export]

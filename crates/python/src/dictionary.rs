@@ -1,0 +1,125 @@
+//! Sparse autoencoders of the residual stream and of what is added to it.
+
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor};
+use candle_gpt2_interpret::TrainedOn;
+use candle_gpt2_look::read_dictionary;
+use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+
+use crate::errors::Result;
+use crate::model::Model;
+use crate::process::start;
+use crate::values::{Values, float_array};
+
+/// A sparse autoencoder: values at one hook point as sums of few directions out of many.
+#[pyclass(frozen, module = "candle_gpt2")]
+pub(crate) struct Dictionary(candle_gpt2_interpret::Dictionary);
+
+/// An array of Python's as a tensor on the CPU.
+fn tensor(array: &Bound<'_, PyAny>) -> Result<Tensor> {
+    let array = float_array(array)?;
+    Ok(Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?)
+}
+
+impl Dictionary {
+    /// What is computed from arrays, without the interpreter's lock.
+    fn computed<'py, const N: usize>(
+        &self,
+        py: Python<'py>,
+        arrays: [&Bound<'py, PyAny>; N],
+        compute: impl FnOnce(&candle_gpt2_interpret::Dictionary, [Tensor; N]) -> candle_core::Result<Tensor> + Send,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        start()?;
+        let tensors = arrays.map(tensor).into_iter().collect::<Result<Vec<_>>>()?;
+        let tensors: [Tensor; N] = tensors.try_into().unwrap_or_else(|_| unreachable!("as many as arrays"));
+        let values = py.detach(|| Values::of(&compute(&self.0, tensors)?))?;
+        Ok(values.into_array(py)?)
+    }
+}
+
+#[pymethods]
+impl Dictionary {
+    /// The hook point that it explains.
+    #[getter]
+    fn hook_name(&self) -> String {
+        self.0.config().site.to_string()
+    }
+
+    /// Width of a value.
+    #[getter]
+    fn d_in(&self) -> usize {
+        self.0.width()
+    }
+
+    /// Number of latents.
+    #[getter]
+    fn d_sae(&self) -> usize {
+        self.0.latents()
+    }
+
+    /// Whether it was trained on the values of TransformerLens' processed weights.
+    #[getter]
+    fn trained_on_processed(&self) -> bool {
+        self.0.config().trained_on == TrainedOn::TransformerLens
+    }
+
+    /// The latents of values (…, d_in) before their activation, (…, d_sae).
+    fn pre_activations<'py>(
+        &self,
+        py: Python<'py>,
+        x: &Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        self.computed(py, [x], |dictionary, [x]| dictionary.pre_activations(&x))
+    }
+
+    /// The latents of what pre_activations gives, (…, d_sae).
+    fn activate<'py>(
+        &self,
+        py: Python<'py>,
+        before: &Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        self.computed(py, [before], |dictionary, [before]| dictionary.activate(&before))
+    }
+
+    /// The latents of values (…, d_in): (…, d_sae).
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        x: &Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        self.computed(py, [x], |dictionary, [x]| dictionary.encode(&x))
+    }
+
+    /// The values that latents (…, d_sae) stand for, (…, d_in). x: what was encoded; a dictionary that normalizes its input needs its
+    /// mean and deviation.
+    fn decode<'py>(
+        &self,
+        py: Python<'py>,
+        latents: &Bound<'py, PyAny>,
+        x: &Bound<'py, PyAny>,
+    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        self.computed(py, [latents, x], |dictionary, [latents, x]| dictionary.decode(&latents, &x))
+    }
+
+    /// What one unit of a latent adds to a value, (d_in).
+    fn direction<'py>(&self, py: Python<'py>, latent: usize) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        self.computed(py, [], |dictionary, []| dictionary.direction(latent))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Dictionary({:?}, d_in={}, d_sae={})", self.hook_name(), self.d_in(), self.d_sae())
+    }
+}
+
+#[pymethods]
+impl Model {
+    /// Reads a sparse autoencoder for this model: a folder of SAELens, or a .pt file of OpenAI's. site: the hook point that it was
+    /// trained on, if its files do not tell.
+    #[pyo3(signature = (path, site = None))]
+    fn dictionary(&self, path: PathBuf, site: Option<&str>) -> Result<Dictionary> {
+        start()?;
+        Ok(Dictionary(read_dictionary(&path, site, self.loaded.config())?))
+    }
+}

@@ -1,0 +1,357 @@
+"""Hook points, and the tree of modules that holds them: names, hooks in order, contexts."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from .arrays import Kind, array
+from .slices import Slice
+
+Name = str | Callable[[str], bool]
+NamesFilter = None | str | Sequence[str] | Callable[[str], bool]
+Hook = Callable[..., Any]
+Direction = Literal["fwd", "bwd", "both"]
+
+# The axis of positions, counted from the end, of hook points whose values have heads before the last axis.
+WITH_HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result", "_input", "hook_attn_in")
+
+
+def refuse_backward() -> NoReturn:
+    """The one thing that needs torch's tape."""
+    raise NotImplementedError(
+        "backward hooks need torch's autograd, which this model does not use; Model.estimate (attribution patching) and "
+        "Model.saliency compute gradients here"
+    )
+
+
+class Module:
+    """Something with a name in a model, other modules below it, and a `forward`."""
+
+    name: str | None = None
+    #: Names of the weights.
+    weights: tuple[str, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def named_children(self) -> Iterator[tuple[str, "Module"]]:
+        """Modules right below, in the order in which they were made."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}.{i}", one) for i, one in enumerate(value) if isinstance(one, Module))
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
+        """All modules, each before those below it."""
+        yield prefix, self
+        for name, child in self.named_children():
+            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def named_parameters(self) -> Iterator[tuple[str, Any]]:
+        """All weights by name."""
+        for prefix, module in self.named_modules():
+            for name in module.weights:
+                yield (f"{prefix}.{name}" if prefix else name), getattr(module, name)
+
+    def parameters(self) -> Iterator[Any]:
+        """All weights."""
+        return (value for _, value in self.named_parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """All weights by name."""
+        return dict(self.named_parameters())
+
+    def eval(self) -> Any:
+        """Itself: there is no dropout."""
+        return self
+
+    def train(self, mode: bool = True) -> Any:
+        """Itself: there is no dropout."""
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Itself: there are no gradients."""
+        return self
+
+
+@dataclass
+class LensHandle:
+    """A hook that was added."""
+
+    hook: Hook
+    is_permanent: bool = False
+    context_level: int | None = None
+
+
+class HookPoint(Module):
+    """A place in a model. A hook is called as ``f(value, hook=hook_point)``; what it returns, unless None, goes on in its place."""
+
+    def __init__(self, kind: Kind | None = None) -> None:
+        self.kind = kind or Kind(False)
+        self.fwd_hooks: list[LensHandle] = []
+        self.bwd_hooks: list[LensHandle] = []
+        #: What hooks keep from one call to the next, until the hooks are reset.
+        self.ctx: dict[Any, Any] = {}
+
+    def forward(self, value: Any) -> Any:
+        """The value after all hooks, in the order in which they were added."""
+        for handle in self.fwd_hooks:
+            shown = self.kind.out(value)
+            found = handle.hook(shown, hook=self)
+            if found is not None and found is not shown:
+                value = array(found).astype(array(value).dtype, copy=False)
+        return value
+
+    def add_hook(
+        self,
+        hook: Hook,
+        dir: Literal["fwd", "bwd"] = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Adds a hook behind, or with `prepend` before, those that are there."""
+        if dir == "bwd":
+            refuse_backward()
+        if dir != "fwd":
+            raise ValueError(f"dir: expected 'fwd', found {dir!r}")
+        self.fwd_hooks.insert(0 if prepend else len(self.fwd_hooks), LensHandle(hook, is_permanent, level))
+
+    def add_perma_hook(self, hook: Hook, dir: Literal["fwd", "bwd"] = "fwd") -> None:
+        """Adds a hook that resets leave where it is."""
+        self.add_hook(hook, dir, is_permanent=True)
+
+    def remove_hooks(
+        self, dir: Direction = "fwd", including_permanent: bool = False, level: int | None = None
+    ) -> None:
+        """Removes hooks: all but permanent ones, or those of one context."""
+
+        def stays(handle: LensHandle) -> bool:
+            if including_permanent:
+                return False
+            return handle.is_permanent or (level is not None and handle.context_level != level)
+
+        if dir in ("fwd", "both"):
+            self.fwd_hooks = [handle for handle in self.fwd_hooks if stays(handle)]
+
+    def clear_context(self) -> None:
+        """Empties `ctx`."""
+        self.ctx = {}
+
+    def layer(self) -> int:
+        """The number of its block."""
+        parts = (self.name or "").split(".")
+        if len(parts) < 2 or not parts[1].isdecimal():
+            raise ValueError(f"{self.name} is in no block")
+        return int(parts[1])
+
+    def __repr__(self) -> str:
+        return f"HookPoint({self.name!r})"
+
+
+class HookedRootModule(Module):
+    """The root of a tree of modules: finds hook points by name, and adds and removes hooks."""
+
+    def __init__(self) -> None:
+        self.is_caching = False
+        self.context_level = 0
+        self.mod_dict: dict[str, Module] = {}
+        self.hook_dict: dict[str, HookPoint] = {}
+
+    def setup(self) -> None:
+        """Gives every module its name. To be called when the tree is complete."""
+        self.mod_dict, self.hook_dict = {}, {}
+        for name, module in self.named_modules():
+            if name:
+                module.name = name
+                self.mod_dict[name] = module
+                if isinstance(module, HookPoint):
+                    self.hook_dict[name] = module
+
+    def hook_points(self) -> Iterable[HookPoint]:
+        """All hook points."""
+        return self.hook_dict.values()
+
+    def hook_point(self, name: str) -> HookPoint:
+        """The hook point of this name; a KeyError with the nearest name if there is none."""
+        found = self.hook_dict.get(name)
+        if found is None:
+            nearest = difflib.get_close_matches(name, self.hook_dict, n=1, cutoff=0)
+            raise KeyError(f"{name!r} is no hook point; did you mean {nearest[0]!r}?" if nearest else f"{name!r} is no hook point")
+        return found
+
+    def switch(self, name: str) -> str | None:
+        """The method that turns a hook point on, if it is off."""
+        return None
+
+    def check_hooks_to_add(self, hook_point: HookPoint, hook_point_name: str, hook: Hook, **options: Any) -> None:
+        """Refuses a hook that would never be called."""
+        switch = self.switch(hook_point_name)
+        assert switch is None, f"{hook_point_name} is computed only after model.{switch}(True)"
+
+    def add_hook(
+        self,
+        name: Name,
+        hook: Hook,
+        dir: Literal["fwd", "bwd"] = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """Adds a hook where the name is, or where the function of names says True. It stays until reset_hooks."""
+        for point in self._points(name):
+            self.check_hooks_to_add(point, point.name or "", hook)
+            point.add_hook(hook, dir, is_permanent, level, prepend)
+
+    def add_perma_hook(self, name: Name, hook: Hook, dir: Literal["fwd", "bwd"] = "fwd") -> None:
+        """Adds a hook that resets leave where it is."""
+        self.add_hook(name, hook, dir, is_permanent=True)
+
+    def _points(self, name: Name) -> list[HookPoint]:
+        if isinstance(name, str):
+            return [self.hook_point(name)]
+        return [point for known, point in self.hook_dict.items() if name(known)]
+
+    def remove_all_hook_fns(
+        self, direction: Direction = "both", including_permanent: bool = False, level: int | None = None
+    ) -> None:
+        """Removes hooks everywhere."""
+        for point in self.hook_points():
+            point.remove_hooks(direction, including_permanent, level)
+
+    def clear_contexts(self) -> None:
+        """Empties the `ctx` of every hook point."""
+        for point in self.hook_points():
+            point.clear_context()
+
+    def reset_hooks(
+        self,
+        clear_contexts: bool = True,
+        direction: Direction = "both",
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """Removes hooks, permanent ones only if told to, and empties contexts."""
+        if clear_contexts:
+            self.clear_contexts()
+        self.remove_all_hook_fns(direction, including_permanent, level)
+        self.is_caching = False
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Sequence[tuple[Name, Hook]] = (),
+        bwd_hooks: Sequence[tuple[Name, Hook]] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[Any]:
+        """Hooks for as long as this lasts."""
+        if bwd_hooks:
+            refuse_backward()
+        self.context_level += 1
+        try:
+            for name, hook in fwd_hooks:
+                for point in self._points(name):
+                    point.add_hook(hook, level=self.context_level)
+            yield self
+        finally:
+            if reset_hooks_end:
+                self.reset_hooks(clear_contexts, level=self.context_level)
+            self.context_level -= 1
+
+    def run_with_hooks(
+        self,
+        *model_args: Any,
+        fwd_hooks: Sequence[tuple[Name, Hook]] = (),
+        bwd_hooks: Sequence[tuple[Name, Hook]] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **model_kwargs: Any,
+    ) -> Any:
+        """What `forward` gives with these hooks, pairs of a name or a function of names and a hook."""
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
+            return self.forward(*model_args, **model_kwargs)
+
+    def get_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Any] | None = None,
+        pos_slice: Any = None,
+    ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
+        """A dict, and the hooks that fill it."""
+        if incl_bwd:
+            refuse_backward()
+        kept: dict[str, Any] = {} if cache is None else cache
+        positions = Slice.unwrap(pos_slice)
+
+        def keep(value: Any, hook: HookPoint) -> None:
+            name = hook.name or ""
+            if remove_batch_dim:
+                value = value[0]
+            axis = -3 if name.endswith(WITH_HEADS) else -2
+            if pos_slice is not None and value.ndim >= -axis:
+                value = positions.apply(value, dim=axis)
+            kept[name] = value
+
+        return kept, [(name, keep) for name in self._wanted(names_filter)], []
+
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A dict that later runs fill, until the hooks are reset."""
+        kept, hooks, _ = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
+        self.is_caching = True
+        for name, hook in hooks:
+            for point in self._points(name):
+                point.add_hook(hook)
+        return kept
+
+    def _wanted(self, names_filter: NamesFilter) -> list[str]:
+        """Names of hook points. One that is given by name must be there and on."""
+        if names_filter is None:
+            return list(self.hook_dict)
+        if callable(names_filter):
+            return [name for name in self.hook_dict if names_filter(name)]
+        names = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        for name in names:
+            self.hook_point(name)
+            switch = self.switch(name)
+            if switch is not None:
+                raise KeyError(f"{name!r} is computed only after model.{switch}(True)")
+        return [name for name in self.hook_dict if name in set(names)]
+
+    def run_with_cache(
+        self,
+        *model_args: Any,
+        names_filter: NamesFilter = None,
+        device: Any = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Any = None,
+        **model_kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """What `forward` gives, and a dict of what is at the hook points that names_filter picks: all, a name, a list, or a function
+        of names."""
+        kept, fwd, bwd = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim=remove_batch_dim, pos_slice=pos_slice
+        )
+        with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
+            found = self.forward(*model_args, **model_kwargs)
+        return found, kept
+

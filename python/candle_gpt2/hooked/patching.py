@@ -1,0 +1,216 @@
+"""Activation patching: a corrupted run with one activation at a time as in a clean run."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays import array, has_tensor, tensor
+from .cache import ActivationCache
+from .utils import get_act_name
+
+Metric = Callable[[Any], Any]
+Setter = Callable[[Any, Sequence[int], Any], Any]
+
+
+def layer_pos_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
+    """One position."""
+    _, pos = index
+    corrupted[:, pos] = clean[:, pos]
+    return corrupted
+
+
+def layer_pos_head_vector_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
+    """One head at one position."""
+    _, pos, head = index
+    corrupted[:, pos, head] = clean[:, pos, head]
+    return corrupted
+
+
+def layer_head_vector_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
+    """One head."""
+    _, head = index
+    corrupted[:, :, head] = clean[:, :, head]
+    return corrupted
+
+
+def layer_head_pattern_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
+    """The pattern of one head."""
+    _, head = index
+    corrupted[:, head] = clean[:, head]
+    return corrupted
+
+
+def layer_head_pos_pattern_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
+    """One row of the pattern of one head."""
+    _, head, dest = index
+    corrupted[:, head, dest] = clean[:, head, dest]
+    return corrupted
+
+
+def layer_head_dest_src_pos_pattern_patch_setter(corrupted: Any, index: Sequence[int], clean: Any) -> Any:
+    """One number of the pattern of one head."""
+    _, head, dest, src = index
+    corrupted[:, head, dest, src] = clean[:, head, dest, src]
+    return corrupted
+
+
+def generic_activation_patch(
+    model: Any,
+    corrupted_tokens: Any,
+    clean_cache: ActivationCache,
+    patching_metric: Metric,
+    patch_setter: Setter,
+    activation_name: str,
+    index_axis_names: Sequence[str] | None = None,
+    index_df: Any = None,
+    return_index_df: bool = False,
+) -> Any:
+    """The metric of the logits of the corrupted run for each patch.
+
+    corrupted_tokens (b, p); clean_cache: of a run over as many tokens; patching_metric: from logits (b, p, V) to a number. The axes are
+    those of index_axis_names, layer, pos, head or head_index, dest_pos, src_pos; or index_df, a table of pandas or rows of indices, of
+    which the first is the layer, and the result has one axis.
+    """
+    sizes = {"layer": model.cfg.n_layers, "head": model.cfg.n_heads, "head_index": model.cfg.n_heads}
+    sizes |= dict.fromkeys(("pos", "src_pos", "dest_pos"), corrupted_tokens.shape[-1])
+    if (index_df is None) == (index_axis_names is None):
+        raise AssertionError("expected either index_axis_names or index_df")
+    if index_axis_names is not None:
+        shape: tuple[int, ...] = tuple(sizes[name] for name in index_axis_names)
+        rows: list[Sequence[int]] = list(itertools.product(*map(range, shape)))
+    else:
+        rows = [tuple(map(int, row)) for row in (index_df.to_numpy() if hasattr(index_df, "to_numpy") else index_df)]
+        shape = (len(rows),)
+    found = np.zeros(len(rows), np.float32)
+    for place, index, logits in _patched(model, corrupted_tokens, clean_cache, patch_setter, activation_name, rows):
+        found[place] = array(patching_metric(logits)).item()
+    out = model.kind.out(found.reshape(shape))
+    out = tensor(out) if has_tensor(corrupted_tokens) else out
+    return (out, rows if index_df is None else index_df) if return_index_df else out
+
+
+def _patched(
+    model: Any, tokens: Any, clean_cache: ActivationCache, setter: Setter, activation_name: str, rows: Iterable[Sequence[int]]
+) -> Iterable[tuple[int, Sequence[int], Any]]:
+    """Logits of each patch. Blocks before the patched one are computed once."""
+    before: tuple[int, Any] = (-1, None)
+    for place, index in enumerate(rows):
+        layer = index[0]
+        name = get_act_name(activation_name, layer)
+        if before[0] != layer:
+            before = (layer, model(tokens, stop_at_layer=layer))
+        clean = clean_cache[name]
+
+        def patch(value: Any, hook: Any, index: Sequence[int] = index, clean: Any = clean) -> Any:
+            return setter(value, index, clean)
+
+        residual = before[1].clone() if has_tensor(before[1]) else before[1].copy()
+        yield place, index, model.run_with_hooks(residual, fwd_hooks=[(name, patch)], start_at_layer=layer, tokens=tokens)
+
+
+def _of(activation_name: str, setter: Setter, *axes: str) -> Callable[..., Any]:
+    def patch(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, patching_metric: Metric, **options: Any) -> Any:
+        axis_names = None if options.get("index_df") is not None else axes
+        return generic_activation_patch(
+            model, corrupted_tokens, clean_cache, patching_metric, setter, activation_name, axis_names, **options
+        )
+
+    patch.__doc__ = f"Patches `{activation_name}` by {', '.join(axes)}: the metric for each, with these axes."
+    return patch
+
+
+get_act_patch_resid_pre = _of("resid_pre", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_resid_mid = _of("resid_mid", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_attn_out = _of("attn_out", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_mlp_out = _of("mlp_out", layer_pos_patch_setter, "layer", "pos")
+get_act_patch_attn_head_out_by_pos = _of("z", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_q_by_pos = _of("q", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_k_by_pos = _of("k", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_v_by_pos = _of("v", layer_pos_head_vector_patch_setter, "layer", "pos", "head")
+get_act_patch_attn_head_pattern_by_pos = _of(
+    "pattern", layer_head_pos_pattern_patch_setter, "layer", "head_index", "dest_pos"
+)
+get_act_patch_attn_head_pattern_dest_src_pos = _of(
+    "pattern", layer_head_dest_src_pos_pattern_patch_setter, "layer", "head_index", "dest_pos", "src_pos"
+)
+get_act_patch_attn_head_out_all_pos = _of("z", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_q_all_pos = _of("q", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_k_all_pos = _of("k", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_v_all_pos = _of("v", layer_head_vector_patch_setter, "layer", "head")
+get_act_patch_attn_head_pattern_all_pos = _of("pattern", layer_head_pattern_patch_setter, "layer", "head_index")
+
+
+def _every(model: Any, tokens: Any, found: Iterable[Any]) -> Any:
+    stack = np.stack([array(one) for one in found])
+    return tensor(stack) if model.kind.is_torch or has_tensor(tokens) else stack
+
+
+def get_act_patch_attn_head_all_pos_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
+    """Output, queries, keys, values and pattern of each head: (5, layer, head)."""
+    patches = (
+        get_act_patch_attn_head_out_all_pos,
+        get_act_patch_attn_head_q_all_pos,
+        get_act_patch_attn_head_k_all_pos,
+        get_act_patch_attn_head_v_all_pos,
+        get_act_patch_attn_head_pattern_all_pos,
+    )
+    return _every(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
+
+
+def get_act_patch_attn_head_by_pos_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
+    """Output, queries, keys, values and pattern of each head at each position: (5, layer, pos, head)."""
+    patches = (
+        get_act_patch_attn_head_out_by_pos,
+        get_act_patch_attn_head_q_by_pos,
+        get_act_patch_attn_head_k_by_pos,
+        get_act_patch_attn_head_v_by_pos,
+    )
+    found = [patch(model, corrupted_tokens, clean_cache, metric) for patch in patches]
+    pattern = get_act_patch_attn_head_pattern_by_pos(model, corrupted_tokens, clean_cache, metric)
+    return _every(model, corrupted_tokens, [*found, array(pattern).swapaxes(1, 2)])
+
+
+def get_act_patch_block_every(model: Any, corrupted_tokens: Any, clean_cache: ActivationCache, metric: Metric) -> Any:
+    """The residual stream before each block, attention's output and the MLP's: (3, layer, pos)."""
+    patches = (get_act_patch_resid_pre, get_act_patch_attn_out, get_act_patch_mlp_out)
+    return _every(model, corrupted_tokens, (patch(model, corrupted_tokens, clean_cache, metric) for patch in patches))
+
+
+def get_act_patch_direct_path(
+    model: Any,
+    corrupted_tokens: Any,
+    clean_cache: ActivationCache,
+    corrupted_cache: ActivationCache,
+    patching_metric: Metric,
+    src_layer: int,
+    src_head: int,
+    component: str = "q",
+    verbose: bool = True,
+) -> Any:
+    """The metric of the corrupted run when one later head alone sees the clean output of a head (src_layer, src_head), in what its
+    queries, keys or values are made of (component "q", "k" or "v"): (layer, head), 0 up to src_layer."""
+    if component not in ("q", "k", "v"):
+        raise ValueError(f"component: expected 'q', 'k' or 'v', found {component!r}")
+    name = get_act_name("z", src_layer)
+    change = array(clean_cache[name])[:, :, src_head] - array(corrupted_cache[name])[:, :, src_head]
+    delta = change @ array(model.blocks[src_layer].attn.W_O)[src_head]
+    found = np.zeros((model.cfg.n_layers, model.cfg.n_heads), np.float32)
+    before = model.cfg.use_attn_in, model.cfg.use_split_qkv_input
+    model.set_use_attn_in(False)
+    model.set_use_split_qkv_input(True)
+    try:
+        for layer, head in itertools.product(range(src_layer + 1, model.cfg.n_layers), range(model.cfg.n_heads)):
+
+            def add(value: Any, hook: Any, head: int = head) -> Any:
+                value = array(value).copy()
+                value[:, :, head] += delta
+                return value
+
+            logits = model.run_with_hooks(corrupted_tokens, fwd_hooks=[(f"blocks.{layer}.hook_{component}_input", add)])
+            found[layer, head] = array(patching_metric(logits)).item()
+    finally:
+        model.set_use_attn_in(before[0])
+        model.set_use_split_qkv_input(before[1])
+    return _every(model, corrupted_tokens, found)

@@ -1,0 +1,148 @@
+"""Sparse autoencoders at hook points of a model, with what they leave unexplained added back."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from .._native import Dictionary, Model
+from .arrays import Kind, array
+from .hook_points import HookPoint, HookedRootModule, Module
+
+
+class SAE(Module):
+    """A sparse autoencoder, with hook points in it.
+
+    With use_error_term what it leaves unexplained is added to its output: a run is then the model's own until a latent is edited.
+    """
+
+    def __init__(self, dictionary: Dictionary, use_error_term: bool = False, kind: Kind | None = None) -> None:
+        kind = kind or Kind(False)
+        self.dictionary = dictionary
+        self.use_error_term = use_error_term
+        self.kind = kind
+        self.hook_sae_input = HookPoint(kind)
+        self.hook_sae_acts_pre = HookPoint(kind)
+        self.hook_sae_acts_post = HookPoint(kind)
+        self.hook_sae_recons = HookPoint(kind)
+        self.hook_sae_error = HookPoint(kind)
+        self.hook_sae_output = HookPoint(kind)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], model: Any, site: str | None = None, use_error_term: bool = False) -> "SAE":
+        """Reads one for a Model or a HookedTransformer: a folder of SAELens, or a .pt file of OpenAI's. site: the hook point that it was
+        trained on, if its files do not tell."""
+        native = model if isinstance(model, Model) else model.native
+        return cls(native.dictionary(path, site), use_error_term, getattr(model, "kind", None))
+
+    @property
+    def hook_name(self) -> str:
+        """The hook point that it was trained on."""
+        return self.dictionary.hook_name
+
+    @property
+    def W_dec(self) -> Any:
+        """What one unit of each latent adds, (F, C)."""
+        return self.kind.out(np.stack([self.dictionary.direction(i) for i in range(self.dictionary.d_sae)]))
+
+    def encode(self, x: Any) -> Any:
+        """The latents (…, F) of values (…, C)."""
+        with self.kind.of(x):
+            return self.kind.out(self.dictionary.encode(array(x)))
+
+    def decode(self, latents: Any, x: Any = None) -> Any:
+        """The values (…, C) that latents (…, F) stand for. x: what was encoded, for dictionaries that normalize their input."""
+        numbers = array(latents)
+        like_x = np.zeros((*numbers.shape[:-1], self.dictionary.d_in), np.float32) if x is None else array(x)
+        with self.kind.of(latents):
+            return self.kind.out(self.dictionary.decode(numbers, like_x))
+
+    def forward(self, value: Any) -> Any:
+        """What goes on in place of a value: values of heads side by side, (…, H, D), are one vector."""
+        of = self.dictionary
+        shape = value.shape
+        x = self.hook_sae_input(value.reshape(*shape[:2], of.d_in))
+        latents = self.hook_sae_acts_post(of.activate(self.hook_sae_acts_pre(of.pre_activations(x))))
+        output = self.hook_sae_recons(of.decode(latents, x))
+        if self.use_error_term:
+            # Of the latents as they were: edits stay edits.
+            output = output + self.hook_sae_error(x - of.decode(of.encode(x), x))
+        return self.hook_sae_output(output).reshape(shape)
+
+
+class WithSAEs(HookedRootModule):
+    """What SAELens' HookedSAETransformer adds to a model."""
+
+    kind: Kind
+
+    def saes(self) -> dict[str, SAE]:
+        """Those that are spliced in, by hook point."""
+        return {name: module for name, module in self.mod_dict.items() if isinstance(module, SAE)}
+
+    def add_sae(self, sae: SAE, use_error_term: bool | None = None) -> None:
+        """Puts an autoencoder in the place of its hook point, until reset_saes. Names of its hook points begin with that of the place:
+        `blocks.8.hook_resid_pre.hook_sae_acts_post`."""
+        if use_error_term is not None:
+            sae.use_error_term = use_error_term
+        is_processed = getattr(self, "cfg").normalization_type == "LNPre"
+        if sae.dictionary.trained_on_processed != is_processed:
+            wanted = "from_pretrained" if sae.dictionary.trained_on_processed else "from_pretrained_no_processing"
+            warnings.warn(f"{sae.hook_name}: this SAE was trained on the activations of {wanted}", stacklevel=2)
+        sae.kind = self.kind
+        for _, point in sae.named_children():
+            if isinstance(point, HookPoint):
+                point.kind = self.kind
+        self._place(sae.hook_name, sae)
+
+    def reset_saes(self, act_names: str | Sequence[str] | None = None) -> None:
+        """Takes autoencoders out again: all, or those at these hook points."""
+        names = list(self.saes()) if act_names is None else [act_names] if isinstance(act_names, str) else act_names
+        for name in names:
+            self._place(name, HookPoint(self.kind))
+
+    def _place(self, name: str, module: Module) -> None:
+        if name not in self.mod_dict:
+            self.hook_point(name)
+        *parents, last = name.split(".")
+        target: Any = self
+        for parent in parents:
+            target = target[int(parent)] if parent.isdecimal() else getattr(target, parent)
+        setattr(target, last, module)
+        self.setup()
+
+    @contextmanager
+    def spliced(self, saes: SAE | Sequence[SAE] = (), use_error_term: bool | None = None) -> Iterator[Any]:
+        """Autoencoders for as long as this lasts; those that were there return."""
+        given = [saes] if isinstance(saes, SAE) else list(saes)
+        before = self.saes()
+        terms = [(sae, sae.use_error_term) for sae in given]
+        try:
+            for sae in given:
+                self.add_sae(sae, use_error_term)
+            yield self
+        finally:
+            for sae, term in terms:
+                sae.use_error_term = term
+                self.reset_saes(sae.hook_name)
+                if sae.hook_name in before:
+                    self.add_sae(before[sae.hook_name])
+
+    def _run(self, run: Callable[..., Any], args: Any, saes: Any, use_error_term: bool | None, options: Any) -> Any:
+        with self.spliced(saes, use_error_term):
+            return run(*args, **options)
+
+    def run_with_saes(self, *args: Any, saes: Any = (), use_error_term: bool | None = None, **options: Any) -> Any:
+        """What `forward` gives with these autoencoders."""
+        return self._run(self.forward, args, saes, use_error_term, options)
+
+    def run_with_cache_with_saes(self, *args: Any, saes: Any = (), use_error_term: bool | None = None, **options: Any) -> Any:
+        """As run_with_cache; keys of the autoencoders are `{hook}.hook_sae_input`, `_acts_pre`, `_acts_post`, `_recons`, `_error` and
+        `_output`."""
+        return self._run(self.run_with_cache, args, saes, use_error_term, options)
+
+    def run_with_hooks_with_saes(self, *args: Any, saes: Any = (), use_error_term: bool | None = None, **options: Any) -> Any:
+        """As run_with_hooks."""
+        return self._run(self.run_with_hooks, args, saes, use_error_term, options)

@@ -1,0 +1,77 @@
+"""Texts and tokens, with the beginning-of-text token and the padding that TransformerLens adds."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .._native import Model
+from .arrays import array
+
+
+class Tokenizer:
+    """The tokenizer of a model, with the attributes of transformers' that notebooks read."""
+
+    def __init__(self, model: Model, padding_side: str = "right") -> None:
+        self._model = model
+        self.padding_side = padding_side
+        config = model.config
+        self.eos_token_id: int = config["eos_token_id"] if config.get("eos_token_id") is not None else config["bos_token_id"]
+        self.bos_token_id: int = config["bos_token_id"] if config.get("bos_token_id") is not None else self.eos_token_id
+        # GPT-2 has no token for padding: the end of a text stands in, and a mask tells them apart.
+        self.pad_token_id = self.eos_token_id
+        self.name_or_path = model.name
+        self.vocab_size: int = config["vocab_size"]
+
+    @property
+    def bos_token(self) -> str:
+        """The text of the token before every text."""
+        return self.decode([self.bos_token_id])
+
+    @property
+    def eos_token(self) -> str:
+        """The text of the token behind every text."""
+        return self.decode([self.eos_token_id])
+
+    @property
+    def pad_token(self) -> str:
+        """The text of the token that fills rows up."""
+        return self.decode([self.pad_token_id])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with nothing before it."""
+        return self._model.encode(text)
+
+    def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        """The text of token ids."""
+        return self._model.decode(array(tokens).reshape(-1), skip_special_tokens)
+
+    def batch_decode(self, rows: Iterable[Any], skip_special_tokens: bool = False, **_: Any) -> list[str]:
+        """The text of each row."""
+        return [self.decode(row, skip_special_tokens) for row in rows]
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+
+def padded(rows: list[list[int]], pad: int, side: str) -> np.ndarray:
+    """Rows of ids filled up to the longest, (b, p)."""
+    if side not in ("left", "right"):
+        raise ValueError(f"padding_side: expected 'left' or 'right', found {side!r}")
+    length = max(map(len, rows), default=0)
+    filled = [[pad] * (length - len(row)) + row if side == "left" else row + [pad] * (length - len(row)) for row in rows]
+    return np.array(filled, np.int64).reshape(len(rows), length)
+
+
+def attention_mask(tokenizer: Tokenizer, tokens: np.ndarray, prepend_bos: bool, padding_side: str | None = None) -> np.ndarray:
+    """1 for every token, 0 for padding at the side where it is, (b, p). Padding and the beginning of a text may be the same token:
+    with padding at the left, the last of them is the beginning."""
+    is_token = tokens != tokenizer.pad_token_id
+    if (padding_side or tokenizer.padding_side) == "right":
+        is_seen = np.logical_or.accumulate(is_token[:, ::-1], 1)[:, ::-1]
+    else:
+        is_seen = np.logical_or.accumulate(is_token, 1)
+        if prepend_bos and tokenizer.bos_token_id == tokenizer.pad_token_id:
+            begin = (~is_seen).sum(1) - 1
+            is_seen[np.arange(len(tokens)), begin] = True
+    return is_seen.astype(np.int64)

@@ -1,0 +1,552 @@
+"""`HookedTransformer`: GPT-2 under the names and with the numbers of TransformerLens, on numpy."""
+
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from .._native import Model
+from . import utils
+from .arrays import Kind, array, has_tensor, torch_module
+from .cache import ActivationCache
+from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock, Unembed
+from .config import HookedTransformerConfig
+from .factored_matrix import FactoredMatrix
+from .hook_points import HookedRootModule, HookPoint
+from .slices import Slice
+from .splice import WithSAEs
+from .tokens import Tokenizer, attention_mask, padded
+from .weights import Weights
+
+#: What ``return_type="both"`` gives.
+Output = namedtuple("Output", ["logits", "loss"])
+
+# Hook points that take time or memory, and what turns them on.
+SWITCHES = {
+    "attn.hook_result": "use_attn_result",
+    "hook_q_input": "use_split_qkv_input",
+    "hook_k_input": "use_split_qkv_input",
+    "hook_v_input": "use_split_qkv_input",
+    "hook_mlp_in": "use_hook_mlp_in",
+    "hook_attn_in": "use_attn_in",
+}
+
+
+class HookedTransformer(WithSAEs, HookedRootModule):
+    """A GPT-2 whose inside can be read and edited at every hook point, with the names of TransformerLens 2.x.
+
+    >>> from candle_gpt2 import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("gpt2")
+    >>> logits, cache = model.run_with_cache("When Mary and John went to the store")
+    >>> cache["pattern", 3].shape
+    (1, 12, 9, 9)
+
+    Values are arrays of numpy. They are tensors of torch if torch was imported when the model was opened, or if what a method is given
+    is a tensor.
+    """
+
+    def __init__(
+        self,
+        cfg: HookedTransformerConfig,
+        native: Model,
+        weights: Weights,
+        default_padding_side: str = "right",
+        is_torch: bool = False,
+    ) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.native = native
+        self.kind = Kind(is_torch)
+        self.tokenizer = Tokenizer(native, default_padding_side)
+        self._weights = weights
+        self.embed = Embed(self.kind, W_E=weights.W_E)
+        self.hook_embed = HookPoint(self.kind)
+        self.pos_embed = PosEmbed(self.kind, W_pos=weights.W_pos)
+        self.hook_pos_embed = HookPoint(self.kind)
+        self.blocks = [TransformerBlock(cfg, self.kind, layer, weights) for layer in range(cfg.n_layers)]
+        self.ln_final = LayerNorm(cfg, self.kind, weights.ln_w, weights.ln_b)
+        self.unembed = Unembed(self.kind, W_U=weights.W_U, b_U=weights.b_U)
+        self.setup()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name: str | PathLike[str] | Model | None = None,
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+        *,
+        fold_value_biases: bool = True,
+        device: Any = None,
+        default_prepend_bos: bool | None = None,
+        default_padding_side: str = "right",
+        dtype: Any = "float32",
+        tensors: str | None = None,
+        **options: Any,
+    ) -> "HookedTransformer":
+        """Opens a model, a name of the Hugging Face Hub, a path, a `Model`, or, without any, the one inside the package, and processes
+        its weights as TransformerLens does.
+
+        fold_ln, center_writing_weights, center_unembed, fold_value_biases: steps that change activations and no prediction.
+        refactor_factored_attn_matrices: also make W_Q and W_K of each head even and W_O's rows orthonormal. default_prepend_bos: put
+        <|endoftext|> before texts, True if None. tensors: "numpy" or "torch", what methods give; by default torch if it is imported.
+        Everything is computed in float32 on the CPU. Other options are those of `Model.from_pretrained`.
+        """
+        if str(device or "cpu") not in ("cpu", "auto"):
+            raise ValueError(f"device: this model runs on the CPU, found {device!r}; Model runs on GPUs")
+        if str(dtype).removeprefix("torch.") not in ("float32", "f32"):
+            raise ValueError(f"dtype: this model computes in float32, found {dtype!r}")
+        if tensors not in (None, "numpy", "torch") or (tensors == "torch" and torch_module() is None):
+            raise ValueError(f"tensors: expected 'numpy', or 'torch' after `import torch`, found {tensors!r}")
+        native = model_name if isinstance(model_name, Model) else Model.from_pretrained(model_name, **options)
+        cfg = HookedTransformerConfig.of_model(native.config, native.name)
+        cfg.default_prepend_bos = default_prepend_bos is not False
+        weights = Weights.of_checkpoint(native.parameters(), cfg)
+        if fold_ln:
+            weights.fold_ln()
+            cfg.normalization_type = "LNPre"
+        if center_writing_weights:
+            weights.center_writing_weights()
+        if center_unembed:
+            weights.center_unembed()
+        if fold_value_biases:
+            weights.fold_value_biases()
+        if refactor_factored_attn_matrices:
+            weights.refactor_factored_attn_matrices()
+        is_torch = torch_module() is not None if tensors is None else tensors == "torch"
+        return cls(cfg, native, weights, default_padding_side, is_torch)
+
+    @classmethod
+    def from_pretrained_no_processing(
+        cls, model_name: str | PathLike[str] | Model | None = None, **options: Any
+    ) -> "HookedTransformer":
+        """The same with the weights as they are stored."""
+        raw = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
+        return cls.from_pretrained(model_name, **{**raw, **options})
+
+    def __repr__(self) -> str:
+        of = self.cfg
+        return f"HookedTransformer({of.model_name!r}, n_layers={of.n_layers}, n_heads={of.n_heads}, d_model={of.d_model})"
+
+    # Text.
+
+    def to_tokens(
+        self,
+        input: str | Sequence[str],
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        move_to_device: bool = True,
+        truncate: bool = True,
+    ) -> Any:
+        """Token ids (b, p) of one text or several, padded to the longest and cut at n_ctx."""
+        return self.kind.out(self._tokens(input, prepend_bos, padding_side, truncate))
+
+    def _tokens(
+        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None, truncate: bool = True
+    ) -> np.ndarray:
+        """Ids (b, p) of texts, or of ids."""
+        if not self._is_text(input):
+            ids = array(input)
+            ids = ids[None] if ids.ndim == 1 else ids
+            if ids.ndim != 2 or ids.dtype.kind not in "iu":
+                raise ValueError(f"expected a text, texts, or token ids (p) or (b, p), found shape {ids.shape} of {ids.dtype}")
+            if ids.size and not (0 <= ids.min() and ids.max() < self.cfg.d_vocab):
+                raise ValueError(f"token ids: expected 0 to {self.cfg.d_vocab - 1}, found {ids.min()} to {ids.max()}")
+            return ids
+        texts = [input] if isinstance(input, str) else list(input)
+        begin = [self.tokenizer.bos_token_id] if self._prepends(prepend_bos) else []
+        rows = [begin + self.tokenizer.encode(text) for text in texts]
+        rows = [row[: self.cfg.n_ctx] for row in rows] if truncate else rows
+        return padded(rows, self.tokenizer.pad_token_id, padding_side or self.tokenizer.padding_side)
+
+    def _prepends(self, prepend_bos: bool | None) -> bool:
+        return self.cfg.default_prepend_bos if prepend_bos is None else bool(prepend_bos)
+
+    @staticmethod
+    def _is_text(input: Any) -> bool:
+        return isinstance(input, str) or (
+            isinstance(input, (list, tuple)) and len(input) > 0 and all(isinstance(one, str) for one in input)
+        )
+
+    def to_string(self, tokens: Any) -> str | list[str]:
+        """The text of ids; a list of them for (b, p)."""
+        ids = array(tokens)
+        if ids.ndim > 2:
+            raise ValueError(f"expected token ids of one or two dimensions, found shape {ids.shape}")
+        return self.tokenizer.batch_decode(ids) if ids.ndim == 2 else self.tokenizer.decode(ids)
+
+    def to_str_tokens(self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None) -> Any:
+        """The text of each token of a text or of ids (p) or (1, p), where prepend_bos counts for texts alone; of a list, a list of
+        lists."""
+        if isinstance(input, list):
+            return [self.to_str_tokens(one, prepend_bos, padding_side) for one in input]
+        if isinstance(input, str):
+            ids = self._tokens(input, prepend_bos, padding_side)[0]
+        else:
+            ids = np.atleast_1d(array(input).squeeze())
+            if ids.ndim != 1:
+                raise AssertionError(f"expected token ids (p) or (1, p), found shape {ids.shape}")
+        return self.native.str_tokens(ids)
+
+    def to_single_token(self, string: str) -> int:
+        """The id of a text that is one token; an AssertionError if it is none or more."""
+        ids = self.tokenizer.encode(string)
+        assert len(ids) == 1, f"{string!r} is {len(ids)} tokens, not one"
+        return int(ids[0])
+
+    def to_single_str_token(self, int_token: int) -> str:
+        """The text of an id."""
+        return self.native.str_tokens([int(int_token)])[0]
+
+    def get_token_position(
+        self,
+        single_token: str | int,
+        input: Any,
+        mode: str = "first",
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+    ) -> int:
+        """Where a token is in a text or in ids, the first or the last time; the beginning-of-text token counts."""
+        ids = self._tokens(input, prepend_bos, padding_side)
+        assert len(ids) == 1, f"expected one text, found {len(ids)}"
+        token = self.to_single_token(single_token) if isinstance(single_token, str) else int(single_token)
+        places = np.flatnonzero(ids[0] == token)
+        assert len(places) > 0, f"{single_token!r} is not in the text"
+        if mode not in ("first", "last"):
+            raise ValueError(f"mode: expected 'first' or 'last', found {mode!r}")
+        return int(places[0 if mode == "first" else -1])
+
+    # Running.
+
+    def forward(
+        self,
+        input: Any,
+        return_type: str | None = "logits",
+        loss_per_token: bool = False,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        start_at_layer: int | None = None,
+        tokens: Any = None,
+        attention_mask: Any = None,
+        stop_at_layer: int | None = None,
+        past_kv_cache: list[KeyValues] | None = None,
+    ) -> Any:
+        """Runs the model over a text, texts, or ids (p) or (b, p); with start_at_layer over the residual stream (b, p, C) before that
+        block.
+
+        return_type: "logits" (b, p, V), "loss", the mean of −log p(next token), "both", or None. loss_per_token: the loss of each,
+        (b, p − 1). stop_at_layer: the residual stream before that block, and nothing behind it is computed; negative from the end.
+        """
+        if return_type not in ("logits", "loss", "both", None):
+            raise ValueError(f"return_type: expected 'logits', 'loss', 'both' or None, found {return_type!r}")
+        with self.kind.of(input):
+            ids: np.ndarray | None
+            if start_at_layer is None:
+                ids = self._tokens(input, prepend_bos, padding_side)
+                residual, mask = self._embedded(ids, prepend_bos, padding_side, attention_mask, past_kv_cache)
+            else:
+                ids = None if tokens is None else array(tokens)
+                residual, mask = array(input), self._mask(ids, prepend_bos, padding_side, attention_mask)
+            layers = range(self.cfg.n_layers)[start_at_layer or 0 : stop_at_layer]
+            for layer in layers:
+                entry = None if past_kv_cache is None else past_kv_cache[layer]
+                residual = self.blocks[layer].compute(residual, past_kv_cache_entry=entry, attention_mask=mask)
+            if stop_at_layer is not None:
+                return self.kind.out(residual)
+            residual = self.ln_final.compute(residual)
+            if return_type is None:
+                return None
+            logits = self.unembed.compute(residual)
+            if return_type == "logits":
+                return self.kind.out(logits)
+            if ids is None:
+                raise ValueError("tokens: the loss needs the ids (b, p) that the residual stream belongs to")
+            loss = self.kind.out(utils.lm_cross_entropy_loss(logits, ids, mask, loss_per_token))
+            return loss if return_type == "loss" else Output(self.kind.out(logits), loss)
+
+    def _embedded(
+        self,
+        ids: np.ndarray,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        mask: Any = None,
+        past: list[KeyValues] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """The residual stream before the first block, and the mask of the padding if it matters."""
+        mask = self._mask(ids, prepend_bos, padding_side, mask)
+        before = past[0].past_keys if past else None
+        offset = 0 if before is None else before.shape[1]
+        if offset + ids.shape[1] > self.cfg.n_ctx:
+            raise ValueError(f"{offset + ids.shape[1]} tokens; the context holds {self.cfg.n_ctx}")
+        if ids.shape[1] == 0:
+            raise ValueError("no tokens: the text is empty and prepend_bos is False")
+        embed = self.hook_embed(self.embed.compute(ids))
+        return embed + self.hook_pos_embed(self.pos_embed.compute(ids, offset, mask)), mask
+
+    def _mask(self, ids: np.ndarray | None, prepend_bos: bool | None, padding_side: str | None, mask: Any) -> np.ndarray | None:
+        """The given mask; else that of the padding at the left, which later tokens would see."""
+        if mask is not None:
+            mask = array(mask)
+            if ids is not None and mask.shape != ids.shape:
+                raise ValueError(f"attention_mask: expected the shape of the tokens {ids.shape}, found {mask.shape}")
+            return mask
+        side = padding_side or self.tokenizer.padding_side
+        if side == "left" and ids is not None:
+            return attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side)
+        return None
+
+    def input_to_embed(
+        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None, attention_mask: Any = None
+    ) -> tuple[Any, Any, None, Any]:
+        """The residual stream before the first block, the ids, None, and the mask of the padding if there is one."""
+        with self.kind.of(input):
+            ids = self._tokens(input, prepend_bos, padding_side)
+            residual, mask = self._embedded(ids, prepend_bos, padding_side, attention_mask)
+            return self.kind.out(residual), self.kind.out(ids), None, self.kind.out(mask)
+
+    def loss_fn(self, logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
+        """The loss of logits (b, p, V), see utils.lm_cross_entropy_loss."""
+        return utils.lm_cross_entropy_loss(logits, tokens, attention_mask, per_token)
+
+    def run_with_cache(  # type: ignore[override]
+        self, *model_args: Any, return_cache_object: bool = True, remove_batch_dim: bool = False, **options: Any
+    ) -> tuple[Any, Any]:
+        """What `forward` gives, and an ActivationCache of what was at the hook points; see HookedRootModule.run_with_cache for
+        names_filter, pos_slice and hooks, and `forward` for the rest."""
+        found, kept = super().run_with_cache(*model_args, remove_batch_dim=remove_batch_dim, **options)
+        if return_cache_object:
+            return found, ActivationCache(kept, self, has_batch_dim=not remove_batch_dim)
+        return found, kept
+
+    def generate(
+        self,
+        input: Any = "",
+        max_new_tokens: int = 10,
+        stop_at_eos: bool = True,
+        eos_token_id: int | Sequence[int] | None = None,
+        do_sample: bool = True,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        freq_penalty: float = 0.0,
+        use_past_kv_cache: bool = True,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        return_type: str | None = "input",
+        verbose: bool = True,
+    ) -> Any:
+        """Continues texts or ids (b, p), prompt included; hooks see every step. return_type: "str", "tokens", or "input" for the type of
+        the input. Draws are numpy's (`numpy.random.seed`). verbose: accepted and without effect."""
+        if return_type not in ("input", "str", "tokens"):
+            raise ValueError(f"return_type: expected 'input', 'str' or 'tokens', found {return_type!r}")
+        is_text = self._is_text(input)
+        # Several texts end together: the next tokens are all in the last column.
+        side = padding_side or ("left" if is_text and not isinstance(input, str) else None)
+        ids = self._tokens(input, prepend_bos, side)
+        if side == "left":
+            mask = attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side)
+        else:
+            mask = np.ones_like(ids)
+        stops = [] if not stop_at_eos else [self.tokenizer.eos_token_id] if eos_token_id is None else np.atleast_1d(eos_token_id)
+        past = [KeyValues() for _ in self.blocks] if use_past_kv_cache else None
+        is_finished = np.zeros(len(ids), bool)
+        new = ids
+        with self.kind.of(input):
+            for _ in range(max_new_tokens):
+                logits = array(self._next_logits(new if past else ids, mask, past))
+                if do_sample:
+                    drawn = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
+                else:
+                    drawn = logits.argmax(-1)
+                if len(stops):
+                    drawn = np.where(is_finished, stops[0], drawn)
+                    is_finished |= np.isin(drawn, stops)
+                new = drawn[:, None].astype(np.int64)
+                ids = np.concatenate([ids, new], 1)
+                mask = np.concatenate([mask, np.ones_like(new)], 1)
+                if is_finished.all():
+                    break
+            if return_type == "tokens" or not (is_text or return_type == "str"):
+                return self.kind.out(ids)
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts[0] if len(texts) == 1 else texts
+
+    def _next_logits(self, new: np.ndarray, mask: np.ndarray, past: list[KeyValues] | None) -> np.ndarray:
+        """Logits of the last position, (b, V). The mask is that of all tokens, those of the cache included."""
+        before = past[0].past_keys if past else None
+        offset = 0 if before is None else before.shape[1]
+        if offset + new.shape[1] > self.cfg.n_ctx:
+            raise ValueError(f"{offset + new.shape[1]} tokens; the context holds {self.cfg.n_ctx}")
+        embed = self.hook_embed(self.embed.compute(new))
+        residual = embed + self.hook_pos_embed(self.pos_embed.compute(new, offset, mask))
+        for layer, block in enumerate(self.blocks):
+            entry = None if past is None else past[layer]
+            residual = block.compute(residual, past_kv_cache_entry=entry, attention_mask=mask)
+        return self.unembed.compute(self.ln_final.compute(residual[:, -1:]))[:, -1]
+
+    # Switches.
+
+    def switch(self, name: str) -> str | None:
+        """The method that turns a hook point on, if it is off."""
+        for end, option in SWITCHES.items():
+            if name.endswith(end) and not getattr(self.cfg, option):
+                return f"set_{option}"
+        return None
+
+    def set_use_attn_result(self, use_attn_result: bool) -> None:
+        """Whether `attn.hook_result`, what each head writes, is computed."""
+        self.cfg.use_attn_result = use_attn_result
+
+    def set_use_split_qkv_input(self, use_split_qkv_input: bool) -> None:
+        """Whether queries, keys and values of each head have inputs of their own, at `hook_q_input`, `hook_k_input`, `hook_v_input`."""
+        self.cfg.use_split_qkv_input = use_split_qkv_input
+
+    def set_use_attn_in(self, use_attn_in: bool) -> None:
+        """Whether each head has an input of its own, at `hook_attn_in`."""
+        self.cfg.use_attn_in = use_attn_in
+
+    def set_use_hook_mlp_in(self, use_hook_mlp_in: bool) -> None:
+        """Whether MLPs read what is at `hook_mlp_in`."""
+        self.cfg.use_hook_mlp_in = use_hook_mlp_in
+
+    # Weights.
+
+    @property
+    def W_E(self) -> Any:
+        """(V, C)."""
+        return self.kind.out(self._weights.W_E)
+
+    @property
+    def W_pos(self) -> Any:
+        """(n_ctx, C)."""
+        return self.kind.out(self._weights.W_pos)
+
+    @property
+    def W_E_pos(self) -> Any:
+        """Both, (V + n_ctx, C)."""
+        return self.kind.out(np.concatenate([self._weights.W_E, self._weights.W_pos]))
+
+    @property
+    def W_U(self) -> Any:
+        """(C, V)."""
+        return self.kind.out(self._weights.W_U)
+
+    @property
+    def b_U(self) -> Any:
+        """(V)."""
+        return self.kind.out(self._weights.b_U)
+
+    @property
+    def W_Q(self) -> Any:
+        """(L, H, C, D)."""
+        return self.kind.out(np.moveaxis(self._weights.W_QKV[:, :, 0], 1, 2))
+
+    @property
+    def W_K(self) -> Any:
+        """(L, H, C, D)."""
+        return self.kind.out(np.moveaxis(self._weights.W_QKV[:, :, 1], 1, 2))
+
+    @property
+    def W_V(self) -> Any:
+        """(L, H, C, D)."""
+        return self.kind.out(np.moveaxis(self._weights.W_QKV[:, :, 2], 1, 2))
+
+    @property
+    def W_O(self) -> Any:
+        """(L, H, D, C)."""
+        return self.kind.out(self._weights.W_O)
+
+    @property
+    def W_in(self) -> Any:
+        """(L, C, M)."""
+        return self.kind.out(self._weights.W_in)
+
+    @property
+    def W_out(self) -> Any:
+        """(L, M, C)."""
+        return self.kind.out(self._weights.W_out)
+
+    @property
+    def b_Q(self) -> Any:
+        """(L, H, D)."""
+        return self.kind.out(self._weights.b_QKV[:, 0])
+
+    @property
+    def b_K(self) -> Any:
+        """(L, H, D)."""
+        return self.kind.out(self._weights.b_QKV[:, 1])
+
+    @property
+    def b_V(self) -> Any:
+        """(L, H, D)."""
+        return self.kind.out(self._weights.b_QKV[:, 2])
+
+    @property
+    def b_O(self) -> Any:
+        """(L, C)."""
+        return self.kind.out(self._weights.b_O)
+
+    @property
+    def b_in(self) -> Any:
+        """(L, M)."""
+        return self.kind.out(self._weights.b_in)
+
+    @property
+    def b_out(self) -> Any:
+        """(L, C)."""
+        return self.kind.out(self._weights.b_out)
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """Where each head looks: W_Q W_Kᵀ, leading (L, H)."""
+        return FactoredMatrix(self.W_Q, self.W_K.swapaxes(-1, -2))
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """What each head moves: W_V W_O, leading (L, H)."""
+        return FactoredMatrix(self.W_V, self.W_O)
+
+    def all_composition_scores(self, mode: str) -> Any:
+        """How much each head (l1, h1) writes of what each later one (l2, h2) reads for queries ("Q"), keys ("K") or values ("V"),
+        (L, H, L, H); 0 unless l1 < l2. Source: "A Mathematical Framework for Transformer Circuits"."""
+        if mode not in ("Q", "K", "V"):
+            raise ValueError(f"mode: expected 'Q', 'K' or 'V', found {mode!r}")
+        right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]
+        scores = utils.composition_scores(self.OV, right)
+        layers = np.arange(self.cfg.n_layers)
+        is_later = layers[:, None, None, None] < layers[None, None, :, None]
+        return self.kind.out(np.where(is_later, array(scores), np.float32(0)))
+
+    def all_head_labels(self) -> list[str]:
+        """L0H0, L0H1, …"""
+        return [f"L{layer}H{head}" for layer in range(self.cfg.n_layers) for head in range(self.cfg.n_heads)]
+
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Any:
+        """The sum of the biases that blocks before `layer` write, (C); with mlp_input the attention's of that block too."""
+        if mlp_input and layer >= self.cfg.n_layers:
+            raise AssertionError(f"mlp_input: there is no block {layer}")
+        total = self._weights.b_O[: layer + mlp_input].sum(0)
+        return self.kind.out(total + self._weights.b_out[:layer].sum(0) if include_mlp_biases else total)
+
+    def tokens_to_residual_directions(self, tokens: Any) -> Any:
+        """The columns of W_U for a token, a text that is one, or ids of any shape: (…, C). One id in an array gives (C)."""
+        ids = np.asarray(self.to_single_token(tokens)) if isinstance(tokens, str) else array(tokens)
+        ids = ids.reshape(()) if ids.size == 1 else ids
+        with self.kind.of(tokens):
+            return self.kind.out(np.moveaxis(self._weights.W_U[:, ids], 0, -1))
+
+    # Devices: there is one.
+
+    def to(self, device_or_dtype: Any, print_details: bool = True) -> "HookedTransformer":
+        """Itself; a device other than the CPU is refused."""
+        if str(device_or_dtype) not in ("cpu", "torch.float32", "float32"):
+            raise ValueError(f"this model computes in float32 on the CPU, found {device_or_dtype!r}")
+        return self
+
+    def cpu(self) -> "HookedTransformer":
+        """Itself."""
+        return self

@@ -1,0 +1,257 @@
+"""The helpers of `transformer_lens.utils` that notebooks use."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from .arrays import array, like
+from .components import gelu_new as _gelu_new
+from .components import softmax
+from .factored_matrix import FactoredMatrix
+from .slices import Slice, SliceInput
+from .tokens import Tokenizer
+from .tokens import attention_mask as _attention_mask
+
+__all__ = [
+    "Slice",
+    "SliceInput",
+    "USE_DEFAULT_VALUE",
+    "composition_scores",
+    "gelu_new",
+    "get_act_name",
+    "get_attention_mask",
+    "get_corner",
+    "get_device",
+    "is_lower_triangular",
+    "is_square",
+    "lm_accuracy",
+    "lm_cross_entropy_loss",
+    "remove_batch_dim",
+    "repeat_along_head_dimension",
+    "sample_logits",
+    "test_prompt",
+    "to_numpy",
+    "transpose",
+]
+
+USE_DEFAULT_VALUE = None
+
+_LAYER_TYPES = {"a": "attn", "m": "mlp", "b": "", "block": "", "blocks": "", "attention": "attn"}
+_SHORT = {
+    "attn": "pattern",
+    "attn_logits": "attn_scores",
+    "key": "k",
+    "query": "q",
+    "value": "v",
+    "mlp_pre": "pre",
+    "mlp_mid": "mid",
+    "mlp_post": "post",
+}
+_IN_ATTENTION = ("k", "v", "q", "z", "result", "pattern", "attn_scores")
+_IN_MLP = ("pre", "post", "mid")
+_IN_NORMS = ("scale", "normalized")
+
+
+def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
+    """The full name of a hook point: `get_act_name("k", 6)`, `get_act_name("scale", 4, "ln1")`, `get_act_name("pre5")`."""
+    if ("." in name or name.startswith("hook_")) and layer is None and layer_type is None:
+        return name
+    match = re.match(r"([a-z]+)(\d+)([a-z]?.*)", name)
+    if match:
+        name, layer, layer_type = match.groups()
+    name = _SHORT.get(name, name)
+    if name in _IN_ATTENTION:
+        layer_type = "attn"
+    elif name in _IN_MLP:
+        layer_type = "mlp"
+    else:
+        layer_type = _LAYER_TYPES.get(layer_type or "", layer_type)
+    block = "" if layer is None else f"blocks.{layer}."
+    part = f"{layer_type}." if layer_type else ""
+    final = "ln_final." if name in _IN_NORMS and layer is None else ""
+    return f"{final}{block}{part}hook_{name}"
+
+
+def to_numpy(tensor: Any) -> np.ndarray:
+    """An array of a tensor, an array, a list or a number."""
+    return array(tensor)
+
+
+def get_corner(tensor: Any, n: int = 3) -> Any:
+    """The first n values along every axis."""
+    if isinstance(tensor, FactoredMatrix):
+        return tensor.get_corner(n)
+    return tensor[tuple(slice(n) for _ in range(tensor.ndim))]
+
+
+def remove_batch_dim(tensor: Any) -> Any:
+    """The same without a first axis of length 1."""
+    return tensor[0] if tensor.shape[0] == 1 else tensor
+
+
+def transpose(tensor: Any) -> Any:
+    """The last two axes exchanged."""
+    return tensor.swapaxes(-1, -2)
+
+
+def repeat_along_head_dimension(tensor: Any, n_heads: int, clone_tensor: bool = True) -> Any:
+    """(b, p, C) as (b, p, n_heads, C)."""
+    return like(tensor, np.repeat(array(tensor)[:, :, None], n_heads, axis=2))
+
+
+def gelu_new(input: Any) -> Any:
+    """GPT-2's activation."""
+    return like(input, _gelu_new(array(input)))
+
+
+def is_square(x: Any) -> bool:
+    """Whether it is a square matrix."""
+    return bool(x.ndim == 2 and x.shape[0] == x.shape[1])
+
+
+def is_lower_triangular(x: Any) -> bool:
+    """Whether it is a square matrix with nothing above the diagonal."""
+    return is_square(x) and bool(np.array_equal(array(x), np.tril(array(x))))
+
+
+def get_device() -> str:
+    """Where arrays are."""
+    return "cpu"
+
+
+def get_attention_mask(tokenizer: Tokenizer, tokens: Any, prepend_bos: bool) -> Any:
+    """1 for tokens, 0 for padding at the tokenizer's padding_side, (b, p)."""
+    return like(tokens, _attention_mask(tokenizer, array(tokens), prepend_bos))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Natural logarithms of the probabilities along the last axis."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def lm_cross_entropy_loss(logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
+    """The mean over all predictions of −log p(next token); with per_token each of them, (b, p − 1). What predicts padding, or is
+    padding, counts nothing."""
+    log_probs = log_softmax(array(logits)[..., :-1, :])
+    found = np.take_along_axis(log_probs, array(tokens)[..., 1:, None], -1)[..., 0]
+    count: Any = found.size
+    if attention_mask is not None:
+        mask = array(attention_mask)
+        is_counted = (mask[:, :-1] != 0) & (mask[:, 1:] != 0)
+        found = found * is_counted
+        count = is_counted.sum()
+    return like(logits, -found if per_token else np.float32(-found.sum() / count))
+
+
+def lm_accuracy(logits: Any, tokens: Any, per_token: bool = False) -> Any:
+    """The share of next tokens that are the most probable ones; with per_token whether each is, (b, p − 1)."""
+    matches = array(logits).argmax(-1)[:, :-1] == array(tokens)[:, 1:]
+    return like(logits, matches if per_token else np.float32(matches.mean()))
+
+
+def sample_logits(
+    final_logits: Any,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    temperature: float = 1.0,
+    freq_penalty: float = 0.0,
+    tokens: Any = None,
+) -> Any:
+    """A token for each row of logits (b, V), drawn with numpy's global generator (`numpy.random.seed`)."""
+    logits = array(final_logits)
+    if temperature == 0:
+        return like(final_logits, logits.argmax(-1))
+    logits = logits.astype(np.float64) / temperature
+    if freq_penalty > 0:
+        if tokens is None:
+            raise ValueError("freq_penalty needs tokens, (b, p): how often each was there")
+        logits -= freq_penalty * np.stack([np.bincount(row, minlength=logits.shape[-1]) for row in array(tokens)])
+    if top_k is not None:
+        if top_k < 1:
+            raise ValueError(f"top_k: expected a number from 1, found {top_k}")
+        least = np.sort(logits, -1)[:, -min(top_k, logits.shape[-1]), None]
+        logits[logits < least] = -np.inf
+    elif top_p is not None:
+        if not 0 < top_p <= 1:
+            raise ValueError(f"top_p: expected a number above 0 and up to 1, found {top_p}")
+        order = np.argsort(-logits, -1)
+        before = np.cumsum(softmax(np.take_along_axis(logits, order, -1)), -1)
+        is_out = np.roll(before > top_p, 1, -1)
+        is_out[:, 0] = False
+        np.put_along_axis(logits, order, np.where(is_out, -np.inf, np.take_along_axis(logits, order, -1)), -1)
+    cumulative = np.cumsum(softmax(logits), -1)
+    drawn = np.random.random((len(logits), 1)) * cumulative[:, -1:]
+    return like(final_logits, (cumulative <= drawn).sum(-1).clip(max=logits.shape[-1] - 1))
+
+
+def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Any:
+    """``‖left @ right‖ / (‖left‖ ‖right‖)`` in Frobenius norms; with broadcast_dims of every pair, (*left's, *right's leading)."""
+    if left.rdim != right.ldim:
+        raise AssertionError(f"left.rdim must be right.ldim, found shapes {left.shape} and {right.shape}")
+    if broadcast_dims:
+        leading = left.ndim - 2
+        for i in range(right.ndim - 2):
+            left = left.unsqueeze(leading + i)
+        for i in range(leading):
+            right = right.unsqueeze(i)
+    # The norm of a product is that of its small core.
+    before, behind = array(left.collapse_l()), array(right.collapse_r())
+
+    def norm(x: np.ndarray) -> np.ndarray:
+        return np.sqrt(np.einsum("...ij,...ij->...", x, x))
+
+    return like(left.A, norm(before @ behind) / norm(behind) / norm(before))
+
+
+def test_prompt(
+    prompt: str,
+    answer: str | list[str],
+    model: Any,
+    prepend_space_to_answer: bool = True,
+    print_details: bool = True,
+    prepend_bos: bool | None = None,
+    top_k: int = 10,
+) -> None:
+    """Prints how a model ranks an answer after a prompt, token by token; of several answers, the first token of each."""
+    answers = [answer] if isinstance(answer, str) else answer
+    if prepend_space_to_answer:
+        answers = [one if one.startswith(" ") else f" {one}" for one in answers]
+    several = not isinstance(answer, str)
+    ids = [array(model.to_tokens(one, prepend_bos=False))[0] for one in answers]
+    ids = [one[:1] for one in ids] if several else ids
+    before = array(model.to_tokens(prompt, prepend_bos=prepend_bos))[0]
+    logits = array(model(np.stack([np.concatenate([before, one]) for one in ids])))
+    probabilities = softmax(logits)
+
+    def text(token: int) -> str:
+        return str(model.to_string([int(token)]))
+
+    if print_details:
+        print("Tokenized prompt:", model.to_str_tokens(prompt, prepend_bos=prepend_bos))
+        shown = [[text(token) for token in one] for one in ids]
+        print(f"Tokenized {'answers' if several else 'answer'}:", shown if several else shown[0])
+    ranks = []
+    for offset in range(len(ids[0])):
+        place = len(before) + offset - 1
+        of_step = []
+        for row, one in enumerate(ids):
+            token = one[offset]
+            rank = int((logits[row, place] > logits[row, place, token]).sum())
+            of_step.append((text(token), rank))
+            if print_details:
+                if row == 0:
+                    print(f"Performance on answer token{'s' if several else ''}:")
+                logit, probability = logits[row, place, token], probabilities[row, place, token]
+                print(f"Rank: {rank: <8} Logit: {logit:5.2f} Prob: {probability:6.2%} Token: |{text(token)}|")
+        if print_details:
+            for number, token in enumerate(np.argsort(-logits[0, place], kind="stable")[:top_k]):
+                logit, probability = logits[0, place, token], probabilities[0, place, token]
+                print(f"Top {number}th token. Logit: {logit:5.2f} Prob: {probability:6.2%} Token: |{text(token)}|")
+        ranks.append(of_step if several else of_step[0])
+    print("Ranks of the answer tokens:", ranks)
+
+
+# It is no test of pytest's.
+test_prompt.__test__ = False  # type: ignore[attr-defined]

@@ -1,0 +1,111 @@
+"""Weights in TransformerLens' shapes, and what its processing makes of them.
+
+Arrays of all blocks are stacked, so that `model.W_Q` and `model.blocks[3].attn.W_Q` are views of the array that is computed with.
+Processing changes no prediction. Sources: TransformerLens 4.3.0, `weight_processing.py`; "A Mathematical Framework for Transformer
+Circuits", appendix on centring.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .config import HookedTransformerConfig
+from .factored_matrix import FactoredMatrix
+
+
+@dataclass
+class Weights:
+    """L blocks, H heads of width D, residual width C, inner width M, V tokens. Everything is for `x @ W`."""
+
+    W_E: np.ndarray  # (V, C)
+    W_pos: np.ndarray  # (n_ctx, C)
+    ln1_w: np.ndarray  # (L, C)
+    ln1_b: np.ndarray  # (L, C)
+    W_QKV: np.ndarray  # (L, C, 3, H, D)
+    b_QKV: np.ndarray  # (L, 3, H, D)
+    W_O: np.ndarray  # (L, H, D, C)
+    b_O: np.ndarray  # (L, C)
+    ln2_w: np.ndarray  # (L, C)
+    ln2_b: np.ndarray  # (L, C)
+    W_in: np.ndarray  # (L, C, M)
+    b_in: np.ndarray  # (L, M)
+    W_out: np.ndarray  # (L, M, C)
+    b_out: np.ndarray  # (L, C)
+    ln_w: np.ndarray  # (C)
+    ln_b: np.ndarray  # (C)
+    W_U: np.ndarray  # (C, V)
+    b_U: np.ndarray  # (V)
+
+    @classmethod
+    def of_checkpoint(cls, parameters: dict[str, np.ndarray], cfg: HookedTransformerConfig) -> "Weights":
+        """Those of `Model.parameters()`, whose matrices are (out, in)."""
+        layers, heads, width, channels = cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_model
+
+        def stacked(name: str, *shape: int) -> np.ndarray:
+            found = np.empty((layers, *shape), np.float32)
+            for layer in range(layers):
+                value = parameters.pop(f"h.{layer}.{name}")
+                found[layer] = (value.T if value.ndim == 2 else value).reshape(shape)
+            return found
+
+        embedding = parameters["wte.weight"]
+        head = parameters.get("lm_head.weight", embedding)
+        return cls(
+            W_E=embedding,
+            W_pos=parameters["wpe.weight"],
+            ln1_w=stacked("ln_1.weight", channels),
+            ln1_b=stacked("ln_1.bias", channels),
+            W_QKV=stacked("attn.c_attn.weight", channels, 3, heads, width),
+            b_QKV=stacked("attn.c_attn.bias", 3, heads, width),
+            W_O=stacked("attn.c_proj.weight", heads, width, channels),
+            b_O=stacked("attn.c_proj.bias", channels),
+            ln2_w=stacked("ln_2.weight", channels),
+            ln2_b=stacked("ln_2.bias", channels),
+            W_in=stacked("mlp.c_fc.weight", channels, cfg.d_mlp),
+            b_in=stacked("mlp.c_fc.bias", cfg.d_mlp),
+            W_out=stacked("mlp.c_proj.weight", cfg.d_mlp, channels),
+            b_out=stacked("mlp.c_proj.bias", channels),
+            ln_w=parameters["ln_f.weight"],
+            ln_b=parameters["ln_f.bias"],
+            # A copy: a tied head may be processed without the embedding.
+            W_U=head.T.copy(),
+            b_U=np.zeros(len(head), np.float32),
+        )
+
+    def fold_ln(self) -> None:
+        """Moves weights and biases of the norms into what follows them, and centres what reads a norm's output."""
+        flat = self.W_QKV.reshape(*self.W_QKV.shape[:2], -1)  # (L, C, 3HD)
+        self.b_QKV += (self.ln1_b[:, None] @ flat).reshape(self.b_QKV.shape)
+        self.b_in += (self.ln2_b[:, None] @ self.W_in)[:, 0]
+        self.b_U += self.ln_b @ self.W_U
+        for matrix, weight in ((flat, self.ln1_w), (self.W_in, self.ln2_w), (self.W_U, self.ln_w)):
+            matrix *= weight[..., None]
+            matrix -= matrix.mean(-2, keepdims=True)
+        for weight, bias in ((self.ln1_w, self.ln1_b), (self.ln2_w, self.ln2_b), (self.ln_w, self.ln_b)):
+            weight[...], bias[...] = 1, 0
+
+    def center_writing_weights(self) -> None:
+        """Makes everything that is written to the residual stream zero on average: norms subtract the mean anyway."""
+        for values in (self.W_E, self.W_pos, self.W_O, self.b_O, self.W_out, self.b_out):
+            values -= values.mean(-1, keepdims=True)
+
+    def center_unembed(self) -> None:
+        """Makes the logits of a position zero on average: the softmax is the same."""
+        self.W_U -= self.W_U.mean(-1, keepdims=True)
+        self.b_U -= self.b_U.mean()
+
+    def fold_value_biases(self) -> None:
+        """Moves the biases of the values behind the pattern, whose rows sum to 1."""
+        self.b_O += np.einsum("lhd,lhdc->lc", self.b_QKV[:, 2], self.W_O)
+        self.b_QKV[:, 2] = 0
+
+    def refactor_factored_attn_matrices(self) -> None:
+        """Makes W_Q and W_K of each head even, and W_O's rows orthonormal. OV and QK, their biases included, stay the same."""
+        self.fold_value_biases()
+        query, key, value = (np.moveaxis(self.W_QKV[:, :, i], 1, 2) for i in range(3))  # (L, H, C, D), views
+        with_bias = [np.concatenate([w, self.b_QKV[:, i, :, None]], -2) for i, w in enumerate((query, key))]
+        even = FactoredMatrix(with_bias[0], with_bias[1].swapaxes(-1, -2)).make_even()
+        for i, (weight, found) in enumerate(((query, even.A), (key, even.B.swapaxes(-1, -2)))):
+            weight[...], self.b_QKV[:, i] = found[..., :-1, :], found[..., -1, :]
+        u, s, v = FactoredMatrix(value, self.W_O).svd()
+        value[...], self.W_O[...] = u * s[..., None, :], v.swapaxes(-1, -2)
