@@ -224,10 +224,9 @@ class ActivationCache:
         stack = [np.moveaxis(self._neurons(i, neurons, part, centred), axis, 0) for i in range(layer)]
         labels = [f"L{i}N{n}" for i in range(layer) for n in neurons.apply(np.arange(self.model.cfg.d_mlp))]
         divides = apply_ln and onto is not None
-        scale = self._scale(layer, mlp_input, part) if divides else np.float32(1)
-        if onto is not None and onto.ndim == 1 and divides:
-            scale = scale[..., 0]
-        stack = [rows / scale for rows in stack] if divides else stack
+        if divides:
+            scale = self._scale(layer, mlp_input, part)
+            stack = [rows / (scale[..., 0] if axis == -1 else scale) for rows in stack]
         if incl_remainder:
             end = part.apply(self._array(*(("resid_mid", layer) if mlp_input else ("resid_post", layer - 1))), -2)
             if divides:
@@ -252,7 +251,7 @@ class ActivationCache:
         """Every summand of the residual stream before `layer`: heads, neurons (or MLPs), embeddings, and all biases as one."""
         layer, part = self._layer(layer), Slice.of(pos_slice)
         onto = None if project_output_onto is None else array(project_output_onto)
-        ln = dict(pos_slice=part, mlp_input=mlp_input)
+        ln: dict[str, Any] = dict(pos_slice=part, mlp_input=mlp_input)
 
         def finished(rows: list[np.ndarray]) -> np.ndarray:
             stack = self._normalized(np.stack(rows), layer, **ln) if apply_ln else np.stack(rows)

@@ -35,7 +35,7 @@ def gelu_new(x: np.ndarray) -> np.ndarray:
 
 def gelu(x: np.ndarray) -> np.ndarray:
     """``0.5 x (1 + erf(x / sqrt 2))``."""
-    return np.float32(0.5) * x * (1 + _erf(x / np.float32(math.sqrt(2))).astype(np.float32))
+    return np.float32(0.5) * x * (1 + np.asarray(_erf(x / np.float32(math.sqrt(2))), np.float32))
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -87,9 +87,9 @@ class Weighted(Module):
         else:
             super().__setattr__(name, value)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Arrays in, an array out; a tensor if the first is one."""
-        return like(args[0], self.compute(*(array(one) for one in args)))
+        return like(args[0], self.compute(*(array(one) for one in args), **kwargs))
 
     def compute(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise NotImplementedError
@@ -179,20 +179,16 @@ class Attention(Weighted):
         """Where each head looks, (H, C, C)."""
         return FactoredMatrix(self.W_Q, self.W_K.swapaxes(-1, -2))
 
-    def forward(self, query_input: Any, key_input: Any, value_input: Any, **options: Any) -> Any:
-        """What is added to the residual stream, (b, p, C)."""
-        arrays = [query_input, key_input, value_input]
-        inputs = arrays[:1] if key_input is query_input and value_input is query_input else arrays
-        return like(arrays, self.compute(*(array(one) for one in inputs), **options))
-
     def compute(
         self,
-        *inputs: np.ndarray,
+        query_input: np.ndarray,
+        key_input: np.ndarray | None = None,
+        value_input: np.ndarray | None = None,
         past_kv_cache_entry: "KeyValues | None" = None,
         attention_mask: np.ndarray | None = None,
     ) -> np.ndarray:
-        """As `forward`, from one input for queries, keys and values, or from three."""
-        q, k, v = self._projected(*inputs)
+        """What is added to the residual stream, (b, p, C). Keys and values have the input of the queries if they have none."""
+        q, k, v = self._projected(query_input, key_input, value_input)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         if past_kv_cache_entry is not None:
             k, v = past_kv_cache_entry.append(k, v)
@@ -214,19 +210,21 @@ class Attention(Weighted):
         """What each head writes, (…, H, C), for z (…, H, D); b_O is in none of them."""
         return by_head(z, self._weights["W_O"])
 
-    def _projected(self, *inputs: np.ndarray) -> list[np.ndarray]:
+    def _projected(self, x: np.ndarray, key_input: np.ndarray | None, value_input: np.ndarray | None) -> list[np.ndarray]:
         """Queries, keys and values, each (b, p, H, D)."""
-        if len(inputs) == 1 and inputs[0].ndim == 3:
+        is_one = (key_input is None or key_input is x) and (value_input is None or value_input is x)
+        if is_one and x.ndim == 3:
             matrix, bias = self._fused
-            both = inputs[0].reshape(-1, len(matrix)) @ matrix
+            both = x.reshape(-1, len(matrix)) @ matrix
             both += bias
-            both = both.reshape(*inputs[0].shape[:2], 3, self.cfg.n_heads, self.cfg.d_head)
+            both = both.reshape(*x.shape[:2], 3, self.cfg.n_heads, self.cfg.d_head)
             return [both[:, :, i] for i in range(3)]
+        inputs = (x, x if key_input is None else key_input, x if value_input is None else value_input)
         found = []
-        for part, x in zip("QKV", inputs * 3 if len(inputs) == 1 else inputs, strict=True):
+        for part, one in zip("QKV", inputs, strict=True):
             weight, bias = self._weights[f"W_{part}"], self._weights[f"b_{part}"]
-            x = np.broadcast_to(x[:, :, None], (*x.shape[:2], len(weight), x.shape[2])) if x.ndim == 3 else x
-            found.append(by_head(x, weight) + bias)
+            one = np.broadcast_to(one[:, :, None], (*one.shape[:2], len(weight), one.shape[2])) if one.ndim == 3 else one
+            found.append(by_head(one, weight) + bias)
         return found
 
 
@@ -290,8 +288,9 @@ class TransformerBlock(Module):
 
     def compute(self, resid_pre: np.ndarray, **options: Any) -> np.ndarray:
         resid_pre = self.hook_resid_pre(resid_pre)
-        inputs = [self.ln1.compute(one) for one in self._attention_inputs(resid_pre)]
-        attn_out = self.hook_attn_out(self.attn.compute(*inputs, **options))
+        inputs = zip(("query_input", "key_input", "value_input"), self._attention_inputs(resid_pre))
+        normalized: dict[str, Any] = {name: self.ln1.compute(one) for name, one in inputs}
+        attn_out = self.hook_attn_out(self.attn.compute(**normalized, **options))
         resid_mid = self.hook_resid_mid(resid_pre + attn_out)
         mlp_in = self.hook_mlp_in(resid_mid.copy()) if self.cfg.use_hook_mlp_in else resid_mid
         mlp_out = self.hook_mlp_out(self.mlp.compute(self.ln2.compute(mlp_in)))

@@ -131,8 +131,8 @@ class FactoredMatrix:
     @property
     def eigenvalues(self) -> Any:
         """Eigenvalues of the product that are not zero by its rank: those of BA, complex."""
-        found = np.linalg.eigvals(array(self.BA))
-        return self._out(found.astype(np.complex64 if found.dtype.itemsize <= 8 else np.complex128))
+        product = array(self.BA)
+        return self._out(np.linalg.eigvals(product).astype(np.result_type(product, np.complex64)))
 
     def norm(self) -> Any:
         """The Frobenius norm of each product."""

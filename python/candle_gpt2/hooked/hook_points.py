@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from .arrays import Kind, array
 from .slices import Slice
@@ -12,7 +12,6 @@ from .slices import Slice
 Name = str | Callable[[str], bool]
 NamesFilter = None | str | Sequence[str] | Callable[[str], bool]
 Hook = Callable[..., Any]
-Direction = Literal["fwd", "bwd", "both"]
 
 # The axis of positions, counted from the end, of hook points whose values have heads before the last axis.
 WITH_HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result", "_input", "hook_attn_in")
@@ -111,7 +110,7 @@ class HookPoint(Module):
     def add_hook(
         self,
         hook: Hook,
-        dir: Literal["fwd", "bwd"] = "fwd",
+        dir: str = "fwd",
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
@@ -123,12 +122,12 @@ class HookPoint(Module):
             raise ValueError(f"dir: expected 'fwd', found {dir!r}")
         self.fwd_hooks.insert(0 if prepend else len(self.fwd_hooks), LensHandle(hook, is_permanent, level))
 
-    def add_perma_hook(self, hook: Hook, dir: Literal["fwd", "bwd"] = "fwd") -> None:
+    def add_perma_hook(self, hook: Hook, dir: str = "fwd") -> None:
         """Adds a hook that resets leave where it is."""
         self.add_hook(hook, dir, is_permanent=True)
 
     def remove_hooks(
-        self, dir: Direction = "fwd", including_permanent: bool = False, level: int | None = None
+        self, dir: str = "fwd", including_permanent: bool = False, level: int | None = None
     ) -> None:
         """Removes hooks: all but permanent ones, or those of one context."""
 
@@ -199,7 +198,7 @@ class HookedRootModule(Module):
         self,
         name: Name,
         hook: Hook,
-        dir: Literal["fwd", "bwd"] = "fwd",
+        dir: str = "fwd",
         is_permanent: bool = False,
         level: int | None = None,
         prepend: bool = False,
@@ -209,7 +208,7 @@ class HookedRootModule(Module):
             self.check_hooks_to_add(point, point.name or "", hook)
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
-    def add_perma_hook(self, name: Name, hook: Hook, dir: Literal["fwd", "bwd"] = "fwd") -> None:
+    def add_perma_hook(self, name: Name, hook: Hook, dir: str = "fwd") -> None:
         """Adds a hook that resets leave where it is."""
         self.add_hook(name, hook, dir, is_permanent=True)
 
@@ -219,7 +218,7 @@ class HookedRootModule(Module):
         return [point for known, point in self.hook_dict.items() if name(known)]
 
     def remove_all_hook_fns(
-        self, direction: Direction = "both", including_permanent: bool = False, level: int | None = None
+        self, direction: str = "both", including_permanent: bool = False, level: int | None = None
     ) -> None:
         """Removes hooks everywhere."""
         for point in self.hook_points():
@@ -233,7 +232,7 @@ class HookedRootModule(Module):
     def reset_hooks(
         self,
         clear_contexts: bool = True,
-        direction: Direction = "both",
+        direction: str = "both",
         including_permanent: bool = False,
         level: int | None = None,
     ) -> None:

@@ -312,7 +312,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         """The loss of logits (b, p, V), see utils.lm_cross_entropy_loss."""
         return utils.lm_cross_entropy_loss(logits, tokens, attention_mask, per_token)
 
-    def run_with_cache(  # type: ignore[override]
+    def run_with_cache(
         self, *model_args: Any, return_cache_object: bool = True, remove_batch_dim: bool = False, **options: Any
     ) -> tuple[Any, Any]:
         """What `forward` gives, and an ActivationCache of what was at the hook points; see HookedRootModule.run_with_cache for

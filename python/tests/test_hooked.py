@@ -1,0 +1,835 @@
+"""`HookedTransformer` gives TransformerLens' numbers (4.3.0, compatibility mode) under the names of 2.x."""
+
+import json
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+import candle_gpt2
+import numpy as np
+import pytest
+from candle_gpt2 import FactoredMatrix, HookedTransformer, head_detector, patching, utils
+
+from support import FIXTURES, read_safetensors, write_safetensors
+
+INSIDE = FIXTURES / "inside"
+CASES = sorted(path.name for path in INSIDE.iterdir())
+HOOKED = sorted(path.stem for path in (FIXTURES / "hooked").glob("*.safetensors"))
+# Sums in float32 beside TransformerLens' in float64, of values up to about 20.
+CLOSE = partial(np.testing.assert_allclose, rtol=2e-5, atol=5e-5)
+STEPS = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
+TEXT = "Thou, my lord, art"
+
+_opened: dict[str, HookedTransformer] = {}
+
+
+def processed(name):
+    """A checkpoint of the fixtures, whose reference has no beginning-of-text token; every test gets it without hooks."""
+    if name not in _opened:
+        _opened[name] = HookedTransformer.from_pretrained(INSIDE / name, default_prepend_bos=False)
+    model = _opened[name]
+    model.reset_hooks(including_permanent=True)
+    for switch in ("attn_result", "split_qkv_input", "attn_in", "hook_mlp_in"):
+        getattr(model, f"set_use_{switch}")(False)
+    return model
+
+
+def write_model(folder, **sizes):
+    """A checkpoint of random weights."""
+    of = {"bos_token_id": 0, "eos_token_id": 0, **sizes}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **of}))
+    width, inner = of["n_embd"], of["n_inner"]
+    block = {"ln_1.weight": (width,), "ln_1.bias": (width,), "ln_2.weight": (width,), "ln_2.bias": (width,)}
+    for name, shape in (("attn.c_attn", (width, 3 * width)), ("attn.c_proj", (width, width)), ("mlp.c_fc", (width, inner)), ("mlp.c_proj", (inner, width))):
+        block |= {f"{name}.weight": shape, f"{name}.bias": shape[1:]}
+    shapes = {"wte.weight": (of["vocab_size"], width), "wpe.weight": (of["n_positions"], width)}
+    shapes |= {"ln_f.weight": (width,), "ln_f.bias": (width,)}
+    shapes |= {f"h.{layer}.{name}": shape for layer in range(of["n_layer"]) for name, shape in block.items()}
+    random = np.random.default_rng(0)
+    write_safetensors(folder / "model.safetensors", {name: random.normal(size=shape) for name, shape in shapes.items()})
+
+
+@pytest.fixture(scope="module")
+def model():
+    """The model inside the package."""
+    return HookedTransformer.from_pretrained()
+
+
+@pytest.fixture
+def plain():
+    return processed("plain")
+
+
+@pytest.fixture(params=CASES)
+def analyses(request):
+    """A model, what TransformerLens found, and the ids that it is about."""
+    folder = INSIDE / request.param
+    values = json.loads((folder / "analyses.json").read_text())
+    return processed(request.param), read_safetensors(folder / "analyses.safetensors")[1], values
+
+
+@pytest.fixture(params=HOOKED)
+def hooked(request):
+    """A model, what TransformerLens gives, and ids (3, 7)."""
+    expected = read_safetensors(FIXTURES / "hooked" / f"{request.param}.safetensors")[1]
+    return processed(request.param), expected, expected["ids"].astype(int)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", ["raw", "compat"])
+def test_every_hook_point_has_the_reference_value(name, kind):
+    model = processed(name)
+    if kind == "raw":
+        model = HookedTransformer.from_pretrained_no_processing(INSIDE / name)
+    metadata, expected = read_safetensors(INSIDE / name / f"{kind}.safetensors")
+    ids = np.array(json.loads(metadata["reference"])["ids"])
+    model.set_use_attn_result(True)
+    logits, cache = model.run_with_cache(ids)
+    kept = dict(cache.items()) | {"logits": logits, "W_U": model.W_U, "b_U": model.b_U}
+    expected.pop("unembed.hook_in")  # a name of version 4 alone
+    assert set(expected) - set(kept) == set()
+    for key, value in expected.items():
+        CLOSE(kept[key], value, err_msg=key)
+    layers = model.cfg.n_layers
+    assert len(cache) == 18 * layers + 4, "as in TransformerLens, 17 in a block without hook_result"
+
+
+def test_weights_have_the_names_and_shapes_of_transformer_lens(hooked):
+    model, expected, _ = hooked
+    for name in "W_Q W_K W_V W_O b_Q b_K b_V b_O W_in b_in W_out b_out W_E W_pos b_U".split():
+        CLOSE(getattr(model, name), expected[name], err_msg=name)
+    of = model.cfg
+    assert model.W_E_pos.shape == (of.d_vocab + of.n_ctx, of.d_model)
+    for part in ("W_Q", "W_O", "b_K"):
+        np.testing.assert_array_equal(getattr(model.blocks[1].attn, part), getattr(model, part)[1])
+    np.testing.assert_array_equal(model.state_dict()["blocks.1.mlp.W_in"], model.W_in[1])
+    CLOSE(model.accumulated_bias(1, mlp_input=True), expected["accumulated_bias"])
+    CLOSE(model.accumulated_bias(of.n_layers, include_mlp_biases=False), expected["accumulated_bias.attn"])
+    assert model.all_head_labels()[: of.n_heads + 1][-2:] == [f"L0H{of.n_heads - 1}", "L1H0"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", HOOKED)
+def test_each_step_of_the_processing_is_that_of_transformer_lens(name, step):
+    expected = read_safetensors(FIXTURES / "hooked" / f"{name}.safetensors")[1]
+    model = HookedTransformer.from_pretrained(INSIDE / name, **{other: other == step for other in STEPS})
+    logits, cache = model.run_with_cache(expected["ids"].astype(int)[:1])
+    CLOSE(logits, expected[f"step.{step}.logits"])
+    for site in ("resid_post", "z", "q"):
+        CLOSE(cache[site, -1], expected[f"step.{step}.{site}"], err_msg=site)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_processing_changes_no_prediction(name):
+    ids = [[1, 2, 3, 4, 5]]
+    raw, model = HookedTransformer.from_pretrained_no_processing(INSIDE / name), processed(name)
+    CLOSE(utils.log_softmax(raw(ids)), utils.log_softmax(model(ids)))
+    CLOSE(raw(ids)[0], raw.native.logits(ids[0], last_only=False), err_msg="the engine computes the same")
+    even = HookedTransformer.from_pretrained(INSIDE / name, refactor_factored_attn_matrices=True)
+    CLOSE(even(ids), model(ids))
+    for now, before in ((even.OV, model.OV), (even.QK, model.QK)):
+        CLOSE(now.AB, before.AB)
+    CLOSE(even.W_O @ even.W_O.swapaxes(-1, -2), np.broadcast_to(np.eye(model.cfg.d_head), even.W_O.shape[:2] + (model.cfg.d_head,) * 2))
+    CLOSE(np.linalg.norm(even.W_Q, axis=2), np.linalg.norm(even.W_K, axis=2), rtol=0.5, atol=1)
+    assert not even.b_V.any()
+
+
+def test_composition_scores(hooked):
+    model, expected, _ = hooked
+    for mode in "QKV":
+        scores = model.all_composition_scores(mode)
+        CLOSE(scores, expected[f"composition.{mode}"], err_msg=mode)
+        of = model.cfg
+        assert scores.shape == (of.n_layers, of.n_heads) * 2
+        for early, late in np.ndindex(of.n_layers, of.n_layers):
+            assert scores[early, :, late].any() == (early < late)
+    # Against products that are multiplied out.
+    norm = np.linalg.norm
+    ov, qk = model.OV.AB[0, 1].astype(float), model.QK.AB[1, 2].astype(float)
+    found = model.all_composition_scores("K")[0, 1, 1, 2]
+    assert abs(found - norm(ov @ qk.T) / norm(ov) / norm(qk)) < 1e-5
+    with pytest.raises(ValueError, match="mode: expected 'Q', 'K' or 'V', found 'X'"):
+        model.all_composition_scores("X")
+
+
+def test_split_inputs_and_other_switches(hooked):
+    model, expected, ids = hooked
+    for name, head in (
+        ("blocks.1.hook_q_input", 1),
+        ("blocks.1.hook_k_input", 0),
+        ("blocks.0.hook_v_input", 2),
+        ("blocks.1.hook_attn_in", 1),
+        ("blocks.1.attn.hook_result", 2),
+        ("blocks.0.hook_mlp_in", None),
+    ):
+        switch = model.switch(name)
+        with pytest.raises(KeyError, match=rf"computed only after model\.{switch}\(True\)"):
+            model.run_with_cache(ids[:1], names_filter=name)
+        with pytest.raises(AssertionError, match=rf"{name} is computed only after model\.{switch}\(True\)"):
+            model.add_hook(name, print)
+
+        def edit(value, hook, head=head):
+            assert value.shape[2] == (model.cfg.d_model if head is None else model.cfg.n_heads)
+            (value if head is None else value[:, :, head])[..., 0] += 1
+            return value
+
+        getattr(model, switch)(True)
+        CLOSE(model.run_with_hooks(ids[:1], fwd_hooks=[(name, edit)]), expected[f"edit.{name}"], err_msg=name)
+        CLOSE(model(ids[:1]), expected["left.logits"][:1], err_msg="unedited")
+        getattr(model, switch)(False)
+
+
+def test_ragged_batches(hooked):
+    model, expected, ids = hooked
+    left, mask, right = np.zeros_like(ids), np.zeros_like(ids), ids.copy()
+    for row, length in enumerate((7, 4, 2)):
+        left[row, 7 - length :], mask[row, 7 - length :] = ids[row, :length], 1
+        right[row, length:] = 0
+    is_token = mask == 1
+    logits, cache = model.run_with_cache(left, attention_mask=mask)
+    CLOSE(logits[is_token], expected["left.logits"][is_token])
+    CLOSE(cache["z", 1][is_token], expected["left.z"][is_token])
+    CLOSE(cache["pos_embed"][is_token], expected["left.pos_embed"][is_token])
+    assert not cache["pos_embed"][~is_token].any(), "padding has no position"
+    assert not cache["pattern", 1][1, :, 3:, :3].any(), "nothing looks at padding"
+    CLOSE(model(left, attention_mask=mask, return_type="loss"), expected["left.loss"])
+    per_token = model(left, attention_mask=mask, return_type="loss", loss_per_token=True)
+    CLOSE(per_token, expected["left.loss_per_token"])
+    # Id 0 is the padding and in no text, so that the mask is found.
+    np.testing.assert_array_equal(model(left, padding_side="left", prepend_bos=False), logits)
+    for row, length in enumerate((7, 4, 2)):
+        CLOSE(logits[row, 7 - length :], model(ids[row, :length])[0], err_msg="alone")
+        CLOSE(model(right)[row, :length], model(ids[row, :length])[0], err_msg="alone")
+    CLOSE(model(right), expected["right.logits"])
+    CLOSE(model(right, return_type="loss"), expected["right.loss"])
+
+
+def test_parts_of_a_run(hooked):
+    model, expected, ids = hooked
+    CLOSE(model(ids, stop_at_layer=1), expected["stop_at_layer"])
+    CLOSE(model(ids, stop_at_layer=-1), expected["stop_at_layer.-1"])
+    CLOSE(model(model(ids, stop_at_layer=1), start_at_layer=1), expected["start_at_layer"])
+    seen = []
+    model.run_with_hooks(ids, stop_at_layer=1, fwd_hooks=[(lambda name: True, lambda value, hook: seen.append(hook.name))])
+    assert seen[-1] == "blocks.0.hook_resid_post", "nothing behind it is computed"
+    residual, cache = model.run_with_cache(ids, names_filter=["blocks.0.attn.hook_z"], stop_at_layer=1, pos_slice=(1, 3))
+    assert list(cache) == ["blocks.0.attn.hook_z"]
+    np.testing.assert_array_equal(cache["z", 0], model.run_with_cache(ids)[1]["z", 0][:, 1:3])
+    np.testing.assert_array_equal(residual, model(ids, stop_at_layer=1))
+
+
+def test_greedy_generation(hooked):
+    model, expected, ids = hooked
+    for past in (True, False):
+        found = model.generate(ids[:1], max_new_tokens=8, do_sample=False, stop_at_eos=False, use_past_kv_cache=past)
+        np.testing.assert_array_equal(found, expected["generated"])
+
+
+def test_stacks_on_a_batch(hooked):
+    model, expected, ids = hooked
+    _, cache = model.run_with_cache(ids)
+    direction = model.W_U[:, 3] - model.W_U[:, 5]
+    stack = cache.decompose_resid()
+    found = {
+        "full.mlp_input": cache.get_full_resid_decomposition(1, mlp_input=True, expand_neurons=False, apply_ln=True, pos_slice=-1),
+        "full.onto": cache.get_full_resid_decomposition(apply_ln=True, pos_slice=-1, project_output_onto=direction),
+        "neurons.onto": cache.stack_neuron_results(
+            1, neuron_slice=(0, 5), incl_remainder=True, apply_ln=True, project_output_onto=direction
+        ),
+        "neurons.onto_plain": cache.stack_neuron_results(-1, pos_slice=2, neuron_slice=[1, 4], project_output_onto=direction),
+        "heads.remainder.ln": cache.stack_head_results(1, incl_remainder=True, apply_ln=True, pos_slice=(2, 5)),
+        "decompose.attn": cache.decompose_resid(mode="attn", incl_embeds=False, pos_slice=[0, 3]),
+        "attrs.batch": cache.logit_attrs(stack, np.array([1, 2, 4]), np.array([2, 1, 0])),
+        "attrs.positions": cache.logit_attrs(stack, ids, np.roll(ids, 1, 0)),
+        "attrs.last": cache.logit_attrs(cache.decompose_resid(pos_slice=-1), 3, 4, pos_slice=-1),
+        "attrs.row": cache.logit_attrs(stack, 3, batch_slice=1),
+        "directions": model.tokens_to_residual_directions(ids),
+        "stack_activation": cache.stack_activation("z")[:, 1],
+    }
+    for name, value in found.items():
+        CLOSE(value, expected[name], err_msg=name)
+    # Everything that is written to the stream is the stream.
+    CLOSE(cache.get_full_resid_decomposition(expand_neurons=False).sum(0), cache["resid_post", -1])
+
+
+def test_patches_of_everything(hooked):
+    model, expected, ids = hooked
+    clean, corrupted = ids[:1, :4], ids[1:2, :4]
+    _, cache = model.run_with_cache(clean)
+    for part in ("attn_head_all_pos_every", "attn_head_by_pos_every", "block_every", "attn_head_pattern_dest_src_pos"):
+        patch = getattr(patching, f"get_act_patch_{part}")
+        found = patch(model, corrupted, cache, lambda logits: logits[0, -1, 3] - logits[0, -1, 5])
+        CLOSE(found, expected[f"patch.{part}"], err_msg=part)
+
+
+def test_analyses_of_the_residual_stream(analyses):
+    model, expected, values = analyses
+    model.set_use_attn_result(True)
+    _, cache = model.run_with_cache(np.array(values["clean_ids"]))
+    answer, wrong, last = values["answer"], values["wrong"], dict(pos_slice=-1)
+    accumulated, labels = cache.accumulated_resid(incl_mid=True, return_labels=True)
+    assert labels == values["labels.accumulated_resid"]
+    CLOSE(accumulated, expected["accumulated_resid"])
+    CLOSE(cache.accumulated_resid(incl_mid=True, apply_ln=True), expected["accumulated_resid.ln"])
+    CLOSE(cache.apply_ln_to_stack(accumulated, layer=-1), expected["accumulated_resid.cached"])
+    CLOSE(cache.accumulated_resid(1, incl_mid=True, apply_ln=True), expected["accumulated_resid.layer1.ln"])
+    lens = cache.accumulated_resid(apply_ln=True) @ model.W_U + model.b_U
+    CLOSE(lens, expected["lens.logits"])
+    components, labels = cache.decompose_resid(return_labels=True)
+    assert labels == values["labels.decompose_resid"]
+    CLOSE(components, expected["decompose_resid"])
+    CLOSE(cache.decompose_resid(apply_ln=True), expected["decompose_resid.ln"])
+    found, labels = cache.decompose_resid(1, mlp_input=True, apply_ln=True, return_labels=True)
+    assert labels == values["labels.decompose_resid.layer1_mlp_input"]
+    CLOSE(found, expected["decompose_resid.layer1_mlp_input.ln"])
+    heads, labels = cache.stack_head_results(incl_remainder=True, return_labels=True)
+    assert labels == values["labels.stack_head_results"]
+    CLOSE(heads, expected["stack_head_results"])
+    neurons = cache.stack_neuron_results(-1, incl_remainder=True, **last)
+    CLOSE(neurons, expected["stack_neuron_results.last"])
+    full = cache.get_full_resid_decomposition(**last)
+    CLOSE(full, expected["full_resid_decomposition.last"])
+    for name, stack, options in (
+        ("accumulated_resid", accumulated, {}),
+        ("decompose_resid", components, {}),
+        ("stack_head_results", heads, {}),
+        ("stack_neuron_results.last", neurons, last),
+        ("full_resid_decomposition.last", full, last),
+    ):
+        CLOSE(cache.logit_attrs(stack, answer, **options), expected[f"logit_attrs.{name}.answer"])
+        CLOSE(cache.logit_attrs(stack, answer, wrong, **options), expected[f"logit_attrs.{name}.difference"])
+
+
+def test_patching_and_head_detection(analyses):
+    model, expected, values = analyses
+    clean, corrupted = (np.array([values[f"{kind}_ids"]]) for kind in ("clean", "corrupted"))
+    (_, clean_cache), (_, corrupted_cache) = model.run_with_cache(clean), model.run_with_cache(corrupted)
+    difference = values["logit_difference"]
+
+    def metric(logits):
+        logits = logits[0, -1, values["answer"]] - logits[0, -1, values["wrong"]]
+        return (logits - difference["corrupted"]) / (difference["clean"] - difference["corrupted"])
+
+    names = [key.removeprefix("patch.") for key in expected if key.startswith("patch.")]
+    assert len(names) == 11
+    for name in names:
+        found = getattr(patching, f"get_act_patch_{name}")(model, corrupted, clean_cache, metric)
+        CLOSE(found, expected[f"patch.{name}"], err_msg=name)
+    for number, path in enumerate(values["paths"]):
+        for part in "qkv":
+            found = patching.get_act_patch_direct_path(
+                model, corrupted, clean_cache, corrupted_cache, metric, *path["sender"], component=part
+            )
+            CLOSE(found, expected[f"direct_path.{number}.{part}"], err_msg=part)
+    # Scores of a text whose ids are these.
+    ids = np.array([values["detect_head"]["ids"]])
+    _, cache = model.run_with_cache(ids, remove_batch_dim=True)
+    exclusions = {"none": {}, "exclude_bos": {"exclude_bos": True}, "exclude_current_token": {"exclude_current_token": True}}
+    exclusions["both"] = exclusions["exclude_bos"] | exclusions["exclude_current_token"]
+    for kind in head_detector.HEAD_NAMES:
+        pattern = getattr(head_detector, f"get_{kind}_detection_pattern")(ids)
+        for measure, close in (("mul", CLOSE), ("abs", partial(np.testing.assert_allclose, atol=1.01e-3))):
+            for row, name in enumerate(values["detect_head"]["exclusions"]):
+                for place in np.ndindex(model.cfg.n_layers, model.cfg.n_heads):
+                    found = head_detector.compute_head_attention_similarity_score(
+                        cache["pattern", place[0]][place[1]], pattern, error_measure=measure, **exclusions[name]
+                    )
+                    close(found, expected[f"detect_head.{kind}.{measure}"][row][place])
+
+
+def test_ablation_and_losses(analyses):
+    model, expected, values = analyses
+    ids = np.array([values["clean_ids"]])
+    for layer, head in np.ndindex(*expected["ablate.tl_zero"].shape):
+
+        def leave_out(z, hook, head=head):
+            assert hook.layer() == layer and hook.name == f"blocks.{layer}.attn.hook_z"
+            z[:, :, head] = 0
+            return z
+
+        logits = model.run_with_hooks(ids, fwd_hooks=[(utils.get_act_name("z", layer), leave_out)])
+        CLOSE(logits[0, -1, values["answer"]] - logits[0, -1, values["wrong"]], expected["ablate.tl_zero"][layer, head])
+    for kind in ("clean", "corrupted"):
+        loss = model(values[f"{kind}_ids"], return_type="loss")
+        CLOSE(loss, values[f"loss.{kind}"]["mean"])
+        CLOSE(model(values[f"{kind}_ids"], return_type="loss", loss_per_token=True)[0], values[f"loss.{kind}"]["per_token"])
+    both = model(ids, return_type="both")
+    np.testing.assert_array_equal(both.logits, model(ids))
+    assert both.loss == model(ids, return_type="loss") and model(ids, return_type=None) is None
+
+
+# Hooks.
+
+
+def test_hooks_run_in_order_and_stay_as_long_as_they_should(plain):
+    ids, calls = [1, 2, 3], []
+
+    def note(what):
+        return lambda value, hook: calls.append((what, hook.name))
+
+    name = "blocks.1.hook_resid_mid"
+    plain.add_hook(name, note("first"))
+    plain.add_hook(name, note("permanent"), is_permanent=True)
+    plain.add_hook(name, note("zeroth"), prepend=True)
+    with plain.hooks([(name, note("inside"))]):
+        plain(ids)
+        # The context's hooks end with it, and no others.
+        plain.run_with_hooks(ids, fwd_hooks=[(lambda known: known == name, note("innermost"))])
+    plain(ids)
+    once = [(what, name) for what in ("zeroth", "first", "permanent")]
+    inside = [*once, ("inside", name)]
+    assert calls == [*inside, *inside, ("innermost", name), *once]
+    calls.clear()
+    plain.reset_hooks()
+    plain(ids)
+    assert calls == [("permanent", name)]
+    plain.reset_hooks(including_permanent=True)
+    assert not plain.hook_dict[name].fwd_hooks
+
+
+def test_a_hook_sees_what_the_one_before_it_made_and_may_keep_things(plain):
+    name = "blocks.0.hook_mlp_out"
+
+    def count(value, hook, step):
+        hook.ctx["calls"] = hook.ctx.get("calls", 0) + step
+        return value + hook.ctx["calls"]
+
+    hooks = [(name, partial(count, step=1)), (name, partial(count, step=10)), (name, lambda value, hook: None)]
+    _, before = plain.run_with_cache([1, 2])
+    with plain.hooks(hooks):
+        _, after = plain.run_with_cache([1, 2])
+    CLOSE(after[name], before[name] + 1 + 11)
+    assert plain.hook_dict[name].ctx == {"calls": 11}
+    plain.run_with_hooks([1, 2], fwd_hooks=hooks, clear_contexts=True)
+    assert plain.hook_dict[name].ctx == {}
+    plain.hook_dict[name].ctx["kept"] = 1
+    plain.reset_hooks(clear_contexts=False)
+    assert plain.hook_dict[name].ctx == {"kept": 1}
+    plain.reset_hooks()
+    assert plain.hook_dict[name].ctx == {}
+
+
+def test_edits_of_every_hook_point_go_on(plain):
+    """What a hook returns is what comes after it, at every hook point that is on the way."""
+    for switch in ("attn_result", "split_qkv_input", "hook_mlp_in"):
+        getattr(plain, f"set_use_{switch}")(True)
+    ids, unedited = [1, 2, 3, 4], plain([1, 2, 3, 4])
+
+    def edited(value, hook):
+        # Not what a norm or a softmax would take out again.
+        return value * np.linspace(0.5, 1.5, value.shape[-1]) + 0.1 if value.shape[-1] > 1 else value * 2
+
+    without = {name for name in plain.hook_dict if name.endswith("hook_attn_in")}
+    for name in plain.hook_dict:
+        changed = plain.run_with_hooks(ids, fwd_hooks=[(name, edited)])
+        assert np.array_equal(changed, unedited) == (name in without), name
+    np.testing.assert_array_equal(plain(ids), unedited)
+
+
+def test_what_a_hook_raises_is_raised_and_its_context_ends(plain):
+    def fail(value, hook):
+        raise RuntimeError(hook.name)
+
+    with pytest.raises(RuntimeError, match="hook_embed"):
+        plain.run_with_hooks([1], fwd_hooks=[("hook_embed", fail)])
+    assert plain([1]).shape == (1, 1, plain.cfg.d_vocab)
+
+
+def test_names_of_hook_points(plain):
+    for name in ("blocks.1.attn.hok_z", "blocks.7.attn.hook_z"):
+        for run in (
+            lambda: plain.run_with_hooks([1], fwd_hooks=[(name, print)]),
+            lambda: plain.add_hook(name, print),
+            lambda: plain.run_with_cache([1], names_filter=name),
+            lambda: plain.run_with_cache([1], names_filter=["hook_embed", name]),
+        ):
+            with pytest.raises(KeyError, match=r"is no hook point; did you mean 'blocks\.1\.attn\.hook_z'"):
+                run()
+    assert len(plain.run_with_cache([1], names_filter=lambda name: False)[1]) == 0
+    assert list(plain.run_with_cache([1], names_filter=lambda name: "pattern" in name)[1]) == [
+        f"blocks.{layer}.attn.hook_pattern" for layer in range(2)
+    ]
+    kept = plain.add_caching_hooks("hook_embed")
+    plain([1, 2])
+    assert list(kept) == ["hook_embed"] and plain.is_caching
+    plain.reset_hooks()
+    with pytest.raises(NotImplementedError, match=r"need torch's autograd.*Model\.estimate"):
+        plain.run_with_hooks([1], bwd_hooks=[("hook_embed", print)])
+    with pytest.raises(NotImplementedError, match="autograd"):
+        plain.run_with_cache([1], incl_bwd=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        (("k", 6), "blocks.6.attn.hook_k"),
+        (("pre", 2), "blocks.2.mlp.hook_pre"),
+        (("scale", 4, "ln1"), "blocks.4.ln1.hook_scale"),
+        (("pre5",), "blocks.5.mlp.hook_pre"),
+        (("scale4ln1",), "blocks.4.ln1.hook_scale"),
+        (("attn", 3), "blocks.3.attn.hook_pattern"),
+        (("mlp_out", 1), "blocks.1.hook_mlp_out"),
+        (("embed",), "hook_embed"),
+        (("normalized",), "ln_final.hook_normalized"),
+        (("blocks.0.hook_q_input",), "blocks.0.hook_q_input"),
+    ],
+)
+def test_shorthand(name, full):
+    assert utils.get_act_name(*name) == full
+
+
+def test_a_cache_is_indexed_in_many_ways(plain):
+    _, cache = plain.run_with_cache([1, 2, 3])
+    for key in ("pattern1", ("pattern", 1), ("pattern", -1), ("attn", 1), ("pattern", 1, "attn")):
+        assert cache[key] is cache["blocks.1.attn.hook_pattern"]
+    assert cache["scale", 0, "ln2"] is cache["blocks.0.ln2.hook_scale"] and cache["scale"] is cache["ln_final.hook_scale"]
+    with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter left it out, or it is off"):
+        cache["result", 0]
+    with pytest.raises(KeyError, match="'blocks.2.attn.hook_pattern' is no hook point"):
+        cache["pattern", 2]
+    one = plain.run_with_cache([1, 2, 3], remove_batch_dim=True)[1]
+    np.testing.assert_array_equal(one["resid_mid", 0], cache["resid_mid", 0][0])
+    CLOSE(one.accumulated_resid(apply_ln=True), cache.accumulated_resid(apply_ln=True)[:, 0])
+    CLOSE(one.stack_head_results(apply_ln=True), cache.stack_head_results(apply_ln=True)[:, 0])
+    assert not one.has_batch_dim and cache.remove_batch_dim()["embed"].shape == (3, 21)
+    _, several = plain.run_with_cache([[1, 2], [3, 4]])
+    assert several.apply_slice_to_batch_dim(1)["embed"].shape == (2, 21)
+    assert several.apply_slice_to_batch_dim((0, 1))["embed"].shape == (1, 2, 21)
+    with pytest.raises(AssertionError, match="has a batch of 2"):
+        several.remove_batch_dim()
+    kept = plain.run_with_cache([1], return_cache_object=False)[1]
+    assert type(kept) is dict and len(kept) == 17 * 2 + 4
+
+
+def test_modules_are_functions(plain):
+    _, cache = plain.run_with_cache([1, 2, 3])
+    block = plain.blocks[1]
+    CLOSE(plain.embed(np.array([[1, 2, 3]])), cache["embed"])
+    CLOSE(plain.pos_embed(np.array([[1, 2, 3]])), cache["pos_embed"])
+    normalized = block.ln1(cache["resid_pre", 1])
+    CLOSE(block.attn(normalized, normalized, normalized), cache["attn_out", 1])
+    CLOSE(block.attn(normalized, normalized.copy(), normalized), cache["attn_out", 1])
+    CLOSE(block.mlp(block.ln2(cache["resid_mid", 1])), cache["mlp_out", 1])
+    CLOSE(block(cache["resid_pre", 1]), cache["resid_post", 1])
+    CLOSE(plain.unembed(plain.ln_final(cache["resid_post", 1])), plain([1, 2, 3]))
+
+
+def test_weights_that_are_set_are_computed_with():
+    model = HookedTransformer.from_pretrained(INSIDE / "plain")
+    before = model([1, 2, 3])
+    model.blocks[0].attn.W_V[1] = 0
+    zeroed = model.run_with_hooks([1, 2, 3], fwd_hooks=[("blocks.0.attn.hook_v", lambda v, hook: v * 1)])
+    assert not np.allclose(before, zeroed) and not model.W_V[0, 1].any()
+    model.blocks[0].attn.W_V = np.ones((3, 21, 7))
+    assert (model.W_V[0] == 1).all()
+
+
+# Texts.
+
+
+def test_texts_and_tokens(model):
+    bos = model.tokenizer.bos_token_id
+    ids = model.tokenizer.encode(TEXT)
+    np.testing.assert_array_equal(model.to_tokens(TEXT), [[bos, *ids]])
+    np.testing.assert_array_equal(model.to_tokens(TEXT, prepend_bos=False), [ids])
+    assert model.to_str_tokens(TEXT) == ["<|endoftext|>", "Thou", ",", " my", " lord", ",", " art"]
+    assert model.to_str_tokens(np.array([ids])) == model.to_str_tokens(TEXT, prepend_bos=False)
+    assert model.to_str_tokens([TEXT, "Thou"])[1] == ["<|endoftext|>", "Thou"]
+    assert model.to_string(ids) == TEXT and model.to_string([ids, ids]) == [TEXT, TEXT]
+    assert model.to_single_str_token(model.to_single_token(" lord")) == " lord"
+    with pytest.raises(AssertionError, match="'my lord' is 3 tokens, not one|'my lord' is 2 tokens, not one"):
+        model.to_single_token("my lord")
+    assert model.get_token_position(",", TEXT) == 2 and model.get_token_position(",", TEXT, mode="last") == 5
+    assert model.get_token_position(",", np.array(ids)) == 1
+    with pytest.raises(AssertionError, match="' thou' is not in the text"):
+        model.get_token_position(" thou", TEXT)
+    left = model.to_tokens([TEXT, "Thou"], padding_side="left")
+    np.testing.assert_array_equal(left[1], [bos] * 6 + [model.to_single_token("Thou")])
+    right = model.to_tokens([TEXT, "Thou"])
+    np.testing.assert_array_equal(right[1], [bos, model.to_single_token("Thou")] + [bos] * 5)
+    np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, right, True)[1], [1, 1] + [0] * 5)
+    model.tokenizer.padding_side = "left"
+    np.testing.assert_array_equal(model.to_tokens([TEXT, "Thou"]), left)
+    np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, left, True)[1], [0] * 5 + [1, 1])
+    np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, left, False)[1], [0] * 6 + [1])
+    model.tokenizer.padding_side = "right"
+    assert model.to_tokens("my " * 900).shape == (1, model.cfg.n_ctx)
+    with pytest.raises(ValueError, match="the context holds 256"):
+        model(model.to_tokens("my " * 900, truncate=False))
+
+
+def test_texts_in_a_batch_are_as_they_are_alone(model):
+    texts = [TEXT, "Thou", "My lord, I"]
+    left = model(texts, padding_side="left")
+    right = model(texts)
+    for row, text in enumerate(texts):
+        alone = model(text)[0]
+        CLOSE(left[row, -len(alone) :], alone)
+        CLOSE(right[row, : len(alone)], alone)
+    both = model.generate(texts, max_new_tokens=5, do_sample=False)
+    assert both == [model.generate(text, max_new_tokens=5, do_sample=False) for text in texts]
+
+
+def test_generation_stops_and_draws(model):
+    np.random.seed(1)
+    text = model.generate("ROMEO:", max_new_tokens=8, temperature=0.7, top_k=5)
+    np.random.seed(1)
+    assert text == model.generate("ROMEO:", max_new_tokens=8, temperature=0.7, top_k=5) and text.startswith("ROMEO:")
+    assert model.generate("ROMEO:", max_new_tokens=3, top_k=1) == model.generate("ROMEO:", max_new_tokens=3, do_sample=False)
+    ids = model.to_tokens("ROMEO:")
+    greedy = model.generate(ids, max_new_tokens=5, do_sample=False)
+    stop = int(greedy[0, ids.shape[1] + 1])
+    stopped = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=stop)
+    np.testing.assert_array_equal(stopped[0], greedy[0, : list(greedy[0]).index(stop, ids.shape[1]) + 1])
+
+    def only(logits, hook):
+        return logits * 0
+
+    assert model.generate("ROMEO:", max_new_tokens=2, return_type="tokens").shape == (1, ids.shape[1] + 2)
+    with model.hooks([("ln_final.hook_normalized", only)]):
+        # Without a direction, the bias of the unembedding alone says what comes.
+        found = model.generate(ids, max_new_tokens=3, do_sample=False)
+    assert set(found[0, ids.shape[1] :]) == {int(model.b_U.argmax())}
+
+
+def test_sampling_is_of_the_distribution():
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]]))
+    np.random.seed(0)
+    draws = utils.sample_logits(np.repeat(logits, 20_000, 0))
+    # Four standard deviations of a share of 20,000 draws are below 0.0142.
+    np.testing.assert_allclose(np.bincount(draws, minlength=4) / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
+    assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_k=2)) == {0, 1}
+    assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_p=0.79)) == {0, 1}
+    assert set(utils.sample_logits(np.repeat(logits, 500, 0), top_p=0.81)) == {0, 1, 2}
+    tokens = np.repeat([[0] * 9], 500, 0)
+    drawn = utils.sample_logits(np.repeat(logits, 500, 0), freq_penalty=2.0, tokens=tokens)
+    assert 0 not in set(drawn) and list(utils.sample_logits(logits, temperature=0.0)) == [0]
+
+
+@pytest.fixture
+def gpt2_tokens(tmp_path):
+    """A model of two dimensions with the tokenizer of GPT-2."""
+    folder = Path(os.environ.get("GPT2_CHECKPOINTS", "")).parent / "tokenizer"
+    if not (folder / "vocab.json").is_file():
+        pytest.skip("GPT2_CHECKPOINTS names no folder with ../tokenizer/vocab.json, GPT-2's")
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copy(folder / name, tmp_path)
+    write_model(tmp_path, vocab_size=50257, n_positions=64, n_embd=2, n_layer=1, n_head=1, n_inner=2, bos_token_id=50256, eos_token_id=50256)
+    return HookedTransformer.from_pretrained(tmp_path)
+
+
+def test_tokens_of_gpt2(gpt2_tokens):
+    model = gpt2_tokens
+    tokens = model.to_tokens("When Mary and John went")
+    assert tokens.shape == (1, 6) and tokens[0, 0] == 50256
+    assert model.to_single_token(" Mary") == 5335
+    assert model.to_str_tokens("When Mary") == ["<|endoftext|>", "When", " Mary"]
+    assert model.tokenizer.pad_token_id == model.tokenizer.eos_token_id == 50256
+
+
+# Factored matrices.
+
+
+@pytest.mark.parametrize("leading", [(), (4,), (2, 3)])
+def test_factored_matrices(leading):
+    random = np.random.default_rng(len(leading))
+    a, b = random.normal(size=(*leading, 9, 3)), random.normal(size=(*leading, 3, 9))
+    of, dense = FactoredMatrix(a, b), a @ b
+    assert of.shape == dense.shape and (of.ldim, of.mdim, of.rdim, of.ndim) == (9, 3, 9, dense.ndim)
+    np.testing.assert_allclose(of.AB, dense)
+    np.testing.assert_allclose(of.T.AB, dense.swapaxes(-1, -2))
+    u, s, v = of.svd()
+    np.testing.assert_allclose(u * s[..., None, :] @ v.swapaxes(-1, -2), dense, atol=1e-12)
+    np.testing.assert_allclose(s, np.linalg.svd(dense, compute_uv=False)[..., :3])
+    np.testing.assert_allclose(of.norm(), np.linalg.norm(dense, axis=(-2, -1)))
+    np.testing.assert_allclose(of.eigenvalues.sum(-1).real, np.trace(dense, axis1=-2, axis2=-1))
+    np.testing.assert_allclose(of.make_even().AB, dense, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(of.make_even().A, axis=-2), np.linalg.norm(of.make_even().B, axis=-1))
+    np.testing.assert_allclose(of.collapse_l().swapaxes(-1, -2) @ of.collapse_l(), dense.swapaxes(-1, -2) @ dense, atol=1e-12)
+    np.testing.assert_allclose(of.collapse_r() @ of.collapse_r().swapaxes(-1, -2), dense @ dense.swapaxes(-1, -2), atol=1e-12)
+    vector, matrix = random.normal(size=9), random.normal(size=(9, 5))
+    for small in (2, 12):
+        wide = random.normal(size=(9, small))
+        np.testing.assert_allclose((of @ wide).AB, dense @ wide, atol=1e-12)
+        np.testing.assert_allclose((wide.T @ of).AB, wide.T @ dense, atol=1e-12)
+    np.testing.assert_allclose(of @ vector, dense @ vector)
+    np.testing.assert_allclose(vector @ of, vector @ dense)
+    np.testing.assert_allclose((of @ FactoredMatrix(matrix, matrix.T)).AB, dense @ matrix @ matrix.T, atol=1e-11)
+    np.testing.assert_allclose((2 * of).AB, (of * np.array(2.0)).AB)
+    np.testing.assert_allclose(utils.get_corner(of), dense[..., :3, :3])
+    np.testing.assert_allclose(of.unsqueeze(0).AB, dense[None])
+    with pytest.raises(AssertionError, match="inner dimensions differ"):
+        of @ np.ones((4, 4))
+    with pytest.raises(AssertionError, match=r"found shapes \(9, 3\) and \(9, 3\)"):
+        FactoredMatrix(np.ones((9, 3)), np.ones((9, 3)))
+
+
+def test_factored_matrices_are_indexed_as_arrays():
+    random = np.random.default_rng(5)
+    of = FactoredMatrix(random.normal(size=(2, 4, 7, 3)), random.normal(size=(2, 4, 3, 6)))
+    dense = of.AB
+    for index in (1, (1, 2), (slice(None), 2), ..., (..., slice(2), slice(3)), (0, 1, slice(1, 3)), (None, 1), (1, None, 0, slice(2)), [1, 0]):
+        np.testing.assert_allclose(of[index].AB, dense[index], err_msg=str(index))
+    # A row or a column stays a matrix.
+    np.testing.assert_allclose(of[1, 2, 3].AB, dense[1, 2, 3:4])
+    np.testing.assert_allclose(of[1, 2, -1, 4].AB, dense[1, 2, -1:, 4:5])
+    with pytest.raises(ValueError, match="5 indices are too many"):
+        of[0, 0, 0, 0, 0]
+
+
+# Sparse autoencoders.
+
+SAES = ["plain", "topk", "jumprelu", "rescaled"]
+
+
+@pytest.fixture(params=SAES)
+def spliced(request, tmp_path):
+    """A model of width 6, with the processing that an autoencoder of the fixtures was trained on, and that."""
+    write_model(tmp_path, vocab_size=20, n_positions=16, n_embd=6, n_layer=2, n_head=2, n_inner=9)
+    opened = candle_gpt2.Model.from_pretrained(tmp_path)
+    dictionary = opened.dictionary(FIXTURES / "dictionaries" / f"saelens-{request.param}")
+    is_processed = dictionary.trained_on_processed
+    open_model = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
+    model = open_model(opened)
+    return model, candle_gpt2.SAE.load(FIXTURES / "dictionaries" / f"saelens-{request.param}", model)
+
+
+@pytest.mark.parametrize("name", SAES)
+def test_autoencoders_give_the_reference_values(spliced, name):
+    model, _ = spliced
+    expected = read_safetensors(FIXTURES / "dictionaries" / "expected.safetensors")[1]
+    sae = candle_gpt2.SAE.load(FIXTURES / "dictionaries" / f"saelens-{name}", model)
+    x = expected[f"{name}.input"]
+    CLOSE(sae.encode(x), expected[f"{name}.latents"])
+    CLOSE(sae.decode(sae.encode(x), x), expected[f"{name}.output"])
+    assert sae.W_dec.shape == (sae.dictionary.d_sae, sae.dictionary.d_in) == (10, 6)
+    before = sae.dictionary.pre_activations(x)
+    np.testing.assert_array_equal(sae.dictionary.activate(before), sae.encode(x))
+    np.testing.assert_array_equal(before[sae.encode(x) > 0], sae.encode(x)[sae.encode(x) > 0])
+
+
+def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(spliced):
+    model, sae = spliced
+    ids, name = [[1, 2, 3, 4], [5, 6, 7, 8]], sae.hook_name
+    logits, plain_cache = model.run_with_cache(ids)
+    with_error, cache = model.run_with_cache_with_saes(ids, saes=[sae], use_error_term=True)
+    CLOSE(with_error, logits)
+    ends = ["input", "acts_pre", "acts_post", "recons", "error", "output"]
+    assert [key for key in cache if key.startswith(name)] == [f"{name}.hook_sae_{end}" for end in ends]
+    assert set(cache) - set(plain_cache) == {f"{name}.hook_sae_{end}" for end in ends}
+    of = {end: cache[f"{name}.hook_sae_{end}"] for end in ends}
+    CLOSE(of["input"], plain_cache[name].reshape(2, 4, 6))
+    CLOSE(of["recons"] + of["error"], of["input"])
+    CLOSE(of["output"], of["input"])
+    CLOSE(of["acts_post"], sae.encode(of["input"]))
+    # Without the error, what is explained goes on.
+    without = model.run_with_saes(ids, saes=sae)
+    by_hand = model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: of["recons"].reshape(value.shape))])
+    CLOSE(without, by_hand)
+    assert not np.allclose(without, logits)
+    # An edit of a latent adds its direction.
+    latent = int(of["acts_post"][0, 1].argmax())
+
+    def raise_one(latents, hook):
+        latents[..., latent] += 2
+        return latents
+
+    hooks = [(f"{name}.hook_sae_acts_post", raise_one)]
+    edited = model.run_with_hooks_with_saes(ids, saes=[sae], use_error_term=True, fwd_hooks=hooks)
+    deviation = of["input"].std(-1, ddof=1, keepdims=True) if sae.dictionary.hook_name.endswith("hook_mlp_out") else 1
+    moved = of["input"] + 2 * sae.W_dec[latent] * deviation
+    CLOSE(edited, model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: moved.reshape(value.shape))]))
+    # Afterwards the model is as before.
+    assert not model.saes() and not sae.use_error_term
+    np.testing.assert_array_equal(model(ids), logits)
+    model.add_sae(sae, use_error_term=True)
+    assert list(model.saes()) == [name] and f"{name}.hook_sae_input" in model.hook_dict
+    CLOSE(model.run_with_saes(ids, saes=[sae], use_error_term=False), without)
+    CLOSE(model(ids), logits)
+    model.reset_saes()
+    np.testing.assert_array_equal(model(ids), logits)
+
+
+def test_an_autoencoder_of_other_activations_is_told(spliced):
+    model, sae = spliced
+    other = HookedTransformer.from_pretrained if not sae.dictionary.trained_on_processed else HookedTransformer.from_pretrained_no_processing
+    with pytest.warns(UserWarning, match="this SAE was trained on the activations of from_pretrained"):
+        other(model.native).add_sae(sae)
+    with pytest.raises(ValueError, match="width"):
+        candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain", processed("plain"))
+    with pytest.raises(FileNotFoundError, match="no/such"):
+        candle_gpt2.SAE.load("no/such", model)
+
+
+# Tensors of torch.
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed, whose tensors are taken and given: pip install torch")
+
+
+def test_a_model_gives_tensors_where_torch_is(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
+    arrays = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    logits, cache = model.run_with_cache(ids)
+    expected, expected_cache = arrays.run_with_cache(ids.numpy())
+    assert isinstance(logits, torch.Tensor) and isinstance(expected, np.ndarray)
+    np.testing.assert_array_equal(logits.numpy(), expected)
+    for name, value in cache.items():
+        assert isinstance(value, torch.Tensor), name
+        np.testing.assert_array_equal(value.numpy(), expected_cache[name])
+    assert logits.log_softmax(-1).shape == (2, 3, 61) and model(ids, return_type="loss").item() > 0
+    stack = cache.decompose_resid()
+    assert isinstance(stack, torch.Tensor) and isinstance(cache.logit_attrs(stack, ids), torch.Tensor)
+    assert isinstance(model.W_Q[0, 1] @ model.W_K[0, 1].T, torch.Tensor) and isinstance(model.blocks[0].mlp.W_in, torch.Tensor)
+    for value in (model.QK.eigenvalues, model.OV.norm(), model.OV[0, 1].U, model.all_composition_scores("Q"), model.OV @ torch.eye(21)):
+        assert isinstance(value.AB if isinstance(value, FactoredMatrix) else value, torch.Tensor)
+    assert isinstance(torch.eye(21) @ model.OV, FactoredMatrix)
+
+    def edit(z, hook):
+        assert isinstance(z, torch.Tensor)
+        z[:, :, 1] = 0
+
+    # What is edited in its place goes on, as with torch.
+    edited = model.run_with_hooks(ids, fwd_hooks=[("blocks.0.attn.hook_z", edit)])
+    by_array = arrays.run_with_hooks(ids.numpy(), fwd_hooks=[("blocks.0.attn.hook_z", lambda z, hook: z * np.array([1, 0, 1])[:, None])])
+    np.testing.assert_allclose(edited.numpy(), by_array, atol=1e-6)
+    patched = patching.get_act_patch_block_every(model, ids[1:], model.run_with_cache(ids[:1])[1], lambda logits: logits[0, -1, 3])
+    assert isinstance(patched, torch.Tensor) and patched.shape == (3, 2, 3)
+    assert isinstance(model.blocks[0].mlp(cache["normalized", 0, "ln2"]), torch.Tensor)
+    model.blocks[0].mlp.W_in = torch.zeros(21, 84)
+    assert not model.W_in[0].any()
+
+
+def test_tensors_in_give_tensors_out(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
+    ids, seen = torch.tensor([1, 2, 3]), []
+    logits, cache = model.run_with_cache(ids)
+    assert isinstance(logits, torch.Tensor) and isinstance(cache["z", 0], torch.Tensor)
+    model.run_with_hooks(ids, fwd_hooks=[("hook_embed", lambda value, hook: seen.append(type(value)))])
+    model.run_with_hooks([1, 2], fwd_hooks=[("hook_embed", lambda value, hook: seen.append(type(value)))])
+    assert seen == [torch.Tensor, np.ndarray]
+    assert isinstance(model([1, 2, 3]), np.ndarray) and isinstance(model.W_E, np.ndarray)
+    assert isinstance(model.generate(ids[None], max_new_tokens=2, do_sample=False), torch.Tensor)
+    assert isinstance(model.tokens_to_residual_directions(ids), torch.Tensor)
+    assert isinstance(FactoredMatrix(torch.ones(3, 2), np.ones((2, 3))).AB, torch.Tensor)
+
+
+def test_torch_is_never_imported(python):
+    script = (
+        "import sys, candle_gpt2; model = candle_gpt2.HookedTransformer.from_pretrained(); model.run_with_cache('ROMEO:');"
+        "print('torch' in sys.modules)"
+    )
+    assert python(script).stdout.strip() == "False"
+
+
+def test_the_classes_fit_each_other():
+    assert candle_gpt2.HookedTransformer is candle_gpt2.HookedSAETransformer
+    import candle_gpt2.hooked as transformer_lens
+
+    assert transformer_lens.utils is utils and transformer_lens.hook_points.HookPoint is candle_gpt2.HookPoint
+    for name in transformer_lens.__all__:
+        assert getattr(candle_gpt2, name) is getattr(transformer_lens, name)
