@@ -40,6 +40,7 @@ pages! {
     look: "src/guides/look.md",
     compress: "src/guides/compress.md",
     python: "src/guides/python.md",
+    transformer_lens: "src/guides/transformer-lens.md",
     ray: "src/guides/ray.md",
     distributed: "src/guides/distributed.md",
     browser: "src/guides/browser.md",

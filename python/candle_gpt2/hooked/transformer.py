@@ -1,8 +1,7 @@
 """`HookedTransformer`: GPT-2 under the names and with the numbers of TransformerLens, on numpy."""
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
@@ -10,13 +9,12 @@ import numpy as np
 
 from .._native import Model
 from . import utils
-from .arrays import Kind, array, has_tensor, torch_module
+from .arrays import Kind, array, torch_module
 from .cache import ActivationCache
 from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock, Unembed
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .hook_points import HookedRootModule, HookPoint
-from .slices import Slice
 from .splice import WithSAEs
 from .tokens import Tokenizer, attention_mask, padded
 from .weights import Weights
