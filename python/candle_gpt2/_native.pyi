@@ -14,7 +14,7 @@ _Path: TypeAlias = str | PathLike[str]
 # Or a type of torch's.
 _DType: TypeAlias = str | type[np.generic] | np.dtype[Any] | Any
 _Floats: TypeAlias = npt.NDArray[np.float32]
-_Hooks: TypeAlias = Sequence[tuple[str, Callable[[_Floats, str], npt.ArrayLike | None]] | Steering]
+_Hooks: TypeAlias = Sequence[tuple[str, Callable[[_Floats, str], npt.ArrayLike | None]] | Steering | ControlVector]
 _LogitsProcessor: TypeAlias = Callable[[npt.NDArray[np.uint32], _Floats], npt.ArrayLike | None]
 _OnStep: TypeAlias = Callable[[dict[str, Any]], object]
 _Token: TypeAlias = str | int
@@ -433,12 +433,26 @@ class Model:
         on_step: _OnStep | None = None,
         **options: Unpack[_TrainOptions],
     ) -> dict[str, Any]: ...
+    def control_vector(
+        self,
+        vector: _Path | Mapping[int, npt.ArrayLike],
+        *,
+        scale: float = 1.0,
+        layers: tuple[int, int] | None = None,
+    ) -> ControlVector: ...
     # A sparse autoencoder for this model.
     def dictionary(self, path: _Path, site: str | None = None) -> Dictionary: ...
     def parameters(self) -> dict[str, _Floats]: ...
     def inspect(self, *, tensors: bool = False, diff: _Path | None = None) -> dict[str, Any]: ...
     def verify(self, *, against: _Path | None = None, tolerance: float = 0.001) -> dict[str, Any]: ...
     def convert(self, output: _Path, *, dtype: str = "f32", tokenizer: _Path | None = None) -> dict[str, Any]: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+@final
+class ControlVector:
+    @property
+    def directions(self) -> dict[int, _Floats]: ...
+    def save(self, path: _Path) -> None: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
@@ -618,6 +632,7 @@ __all__ = [
     "BatchStream",
     "Cache",
     "Classifier",
+    "ControlVector",
     "Dictionary",
     "Gpt2Error",
     "Model",

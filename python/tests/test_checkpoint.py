@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import candle_gpt2
+import numpy as np
 import pytest
 
 from support import FIXTURES, read_safetensors, write_safetensors
@@ -370,3 +371,24 @@ print(refused(local_files_only=True))
     assert "not in the cache" in lines[0] and "not in the cache" in lines[-1], lines
     assert TokenHub.seen == {None, "Bearer hf_wrong", "Bearer hf_right"}
     assert not usual.exists() and own.exists()
+
+
+@pytest.mark.parametrize("name", ["safetensors", "shards", "pytorch-zip", "tensorflow"])
+def test_parameters_are_the_stored_ones_whatever_the_format(name):
+    model = candle_gpt2.Model.from_pretrained(CHECKPOINTS[name], dtype="q8")
+    parameters = model.parameters()
+    stored = {key.removeprefix("transformer."): array for key, array in read_safetensors(TINY / "model.safetensors")[1].items()}
+    assert set(parameters) == set(stored) - {"lm_head.weight"} and list(parameters)[0] == "wte.weight"
+    for key, array in parameters.items():
+        # Hugging Face's checkpoints have matrices of blocks the other way round.
+        expected = stored[key].T if array.ndim == 2 and key.startswith("h.") else stored[key]
+        np.testing.assert_array_equal(array, expected, err_msg=key)
+
+
+def test_parameters_of_a_damaged_checkpoint_are_told(tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(TINY, folder)
+    model = candle_gpt2.Model.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="copy"):
+        model.parameters()

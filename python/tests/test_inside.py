@@ -189,3 +189,33 @@ def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
         picture.save(tmp_path / "lens.png")
     with pytest.raises(ValueError, match="1 or 2"):
         picture.svg(3)
+
+
+def test_control_vectors_are_read_written_and_added(plain, tmp_path):
+    directions = {1: np.linspace(-1, 1, 21), 0: np.ones(21)}
+    vector = plain.control_vector(directions, scale=2.0)
+    assert repr(vector) == "ControlVector(layers=[0, 1])"
+    hooks = [(f"blocks.{layer}.hook_resid_post", lambda value, name, d=d: value + 2 * d) for layer, d in directions.items()]
+    ids = [1, 2, 3, 4]
+    expected = plain.logits(ids, hooks=hooks)
+    np.testing.assert_allclose(plain.logits(ids, hooks=[vector]), expected, atol=1e-5)
+    assert not np.allclose(plain.logits(ids), expected)
+    np.testing.assert_array_equal(plain.logits(ids, hooks=[plain.control_vector(directions, scale=0)]), plain.logits(ids))
+    with pytest.raises(candle_gpt2.Gpt2Error, match="begin at block 1"):
+        vector.save(tmp_path / "vector.gguf")
+    only = plain.control_vector(directions, layers=(1, 5))
+    only.save(tmp_path / "vector.gguf")
+    read = plain.control_vector(tmp_path / "vector.gguf")
+    assert list(read.directions) == [1]
+    np.testing.assert_array_equal(read.directions[1], directions[1].astype(np.float32))
+    np.testing.assert_array_equal(plain.logits(ids, hooks=[read]), plain.logits(ids, hooks=[only]))
+    for wrong, kind, message in (
+        ({1: np.ones(20)}, ValueError, r"expected \(21\), found \(20\)"),
+        ({2: np.ones(21)}, ValueError, "whose 2 are counted from 0"),
+        (PLAIN / "model.safetensors", (ValueError, candle_gpt2.Gpt2Error), "expected controlvector"),
+        ("no/such.gguf", FileNotFoundError, "no/such.gguf"),
+    ):
+        with pytest.raises(kind, match=message):
+            plain.control_vector(wrong)
+    with pytest.raises(ValueError, match="scale: expected a finite number"):
+        plain.control_vector(directions, scale=float("nan"))

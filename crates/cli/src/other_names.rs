@@ -161,7 +161,7 @@ const OPTIONS: &[Row] = &[
     row(&["-md", "--model-draft", "--draft-model", "--speculative-model"], "use `--assistant-model`"),
     row(&["--draft", "--draft-max", "--num-speculative-tokens"], "use `--num-assistant-tokens`"),
     row(&["--prompt-lookup-num-tokens", "--lookup"], "use `--prompt-lookup`"),
-    row(&["--control-vector", "--steering-vector"], "use `--steer`"),
+    row(&["--steering-vector"], "use `--steer` or `--control-vector`"),
     row(&["--grammar-file"], "use `--grammar`"),
     row(&["-j", "--guided-json", "--json-schema-file"], "use `--json-schema`"),
     row(&["--guided-regex"], "use `--regex`"),

@@ -726,7 +726,7 @@ pub(crate) fn tensor(
 }
 
 /// Prints a shape as `(24, 72)`.
-struct Shape<'a>(&'a [usize]);
+pub(crate) struct Shape<'a>(pub(crate) &'a [usize]);
 
 impl Display for Shape<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
@@ -735,7 +735,7 @@ impl Display for Shape<'_> {
     }
 }
 
-/// Why the file of a dictionary or of a tuned lens cannot be used.
+/// Why the file of a dictionary, of a tuned lens or of a control vector cannot be used.
 /// [`Dictionary::from_tensors`] and [`DictionaryConfig::from_json`] return it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

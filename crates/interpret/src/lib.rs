@@ -4,6 +4,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod control_vector;
 mod dictionary;
 mod error;
 mod gradients;
@@ -20,6 +21,7 @@ mod run;
 mod steering;
 mod tuned_lens;
 
+pub use control_vector::ControlVector;
 pub use dictionary::{
     Dictionary, DictionaryConfig, DictionaryFormat, Explained, FileError, LatentActivation, TrainedOn,
     openai_site,

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use candle_core::Device;
 use candle_gpt2::{Parameter, expected_parameters};
 use candle_gpt2_engine::{
-    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification,
-    VerifyOptions, Watched,
+    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification, VerifyOptions, Watched,
 };
 use candle_gpt2_weights::UnknownWrittenDType;
 use pyo3::prelude::*;

@@ -2,26 +2,20 @@
 
 use std::path::PathBuf;
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use candle_gpt2_interpret::TrainedOn;
 use candle_gpt2_look::read_dictionary;
-use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
 use crate::errors::Result;
 use crate::model::Model;
 use crate::process::start;
-use crate::values::{Values, float_array};
+use crate::values::{Values, tensor};
 
 /// A sparse autoencoder: values at one hook point as sums of few directions out of many.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Dictionary(candle_gpt2_interpret::Dictionary);
-
-/// An array of Python's as a tensor on the CPU.
-fn tensor(array: &Bound<'_, PyAny>) -> Result<Tensor> {
-    let array = float_array(array)?;
-    Ok(Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?)
-}
 
 impl Dictionary {
     /// What is computed from arrays, without the interpreter's lock.
@@ -29,7 +23,8 @@ impl Dictionary {
         &self,
         py: Python<'py>,
         arrays: [&Bound<'py, PyAny>; N],
-        compute: impl FnOnce(&candle_gpt2_interpret::Dictionary, [Tensor; N]) -> candle_core::Result<Tensor> + Send,
+        compute: impl FnOnce(&candle_gpt2_interpret::Dictionary, [Tensor; N]) -> candle_core::Result<Tensor>
+        + Send,
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         start()?;
         let tensors = arrays.map(tensor).into_iter().collect::<Result<Vec<_>>>()?;
@@ -84,11 +79,7 @@ impl Dictionary {
     }
 
     /// The latents of values (…, d_in): (…, d_sae).
-    fn encode<'py>(
-        &self,
-        py: Python<'py>,
-        x: &Bound<'py, PyAny>,
-    ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+    fn encode<'py>(&self, py: Python<'py>, x: &Bound<'py, PyAny>) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         self.computed(py, [x], |dictionary, [x]| dictionary.encode(&x))
     }
 

@@ -10,6 +10,7 @@ use numpy::{PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::control_vector::ControlVector;
 use crate::errors::{Result, wrong_type, wrong_value};
 use crate::model::Model;
 use crate::raised::Raised;
@@ -21,6 +22,8 @@ enum Hook {
     Function { sites: Vec<Site>, function: Py<PyAny> },
     /// A direction that is added.
     Steering(candle_gpt2_interpret::Steering),
+    /// Directions that are added at every position.
+    ControlVector(candle_gpt2_interpret::ControlVector),
 }
 
 impl Hook {
@@ -28,6 +31,7 @@ impl Hook {
         match self {
             Self::Function { sites, .. } => sites.contains(&site),
             Self::Steering(steering) => steering.wants(site),
+            Self::ControlVector(vector) => vector.wants(site),
         }
     }
 }
@@ -39,13 +43,17 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Reads a list of pairs of a name, or pattern, and a function; or of steerings.
+    /// Reads a list of pairs of a name, or pattern, and a function; of steerings; of control vectors.
     pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
         let mut hooks = Vec::new();
         for item in value.map(|hooks| hooks.try_iter()).transpose()?.into_iter().flatten() {
             let item = item?;
             if let Ok(steering) = item.cast::<Steering>() {
                 hooks.push(Hook::Steering(steering.get().fresh()));
+                continue;
+            }
+            if let Ok(item) = item.cast::<ControlVector>() {
+                hooks.push(Hook::ControlVector(item.get().0.clone()));
                 continue;
             }
             let (name, function): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| {
@@ -83,6 +91,7 @@ impl Observer for Hooks {
         wanting.try_fold(value, |value, hook| {
             let function = match hook {
                 Hook::Steering(steering) => return steering.observe(site, value),
+                Hook::ControlVector(vector) => return vector.observe(site, value),
                 Hook::Function { function, .. } => function,
             };
             let values = Values::of(&value)?;

@@ -9,6 +9,7 @@ mod checkpoint;
 mod classifier;
 mod complete;
 mod compression;
+mod control_vector;
 mod dictionary;
 mod errors;
 mod evaluate;
@@ -44,6 +45,8 @@ mod _native {
     use super::classifier::Classifier;
     #[pymodule_export]
     use super::compression::{compress, decompress};
+    #[pymodule_export]
+    use super::control_vector::ControlVector;
     #[pymodule_export]
     use super::dictionary::Dictionary;
     #[pymodule_export]

@@ -3,7 +3,7 @@
 use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_api::ServedModel;
 use candle_gpt2_engine::{
@@ -11,7 +11,6 @@ use candle_gpt2_engine::{
     device_name,
 };
 use candle_gpt2_grammar::Compiler;
-use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 use secrecy::SecretString;
@@ -19,7 +18,7 @@ use secrecy::SecretString;
 use crate::errors::{Result, wrong_value};
 use crate::process::{computing, start, thread_count};
 use crate::reporting::reporting;
-use crate::values::{Text, Values, dict_of, float_array, python_of};
+use crate::values::{Text, Values, dict_of, python_of, tensor};
 
 /// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; processes pickle its name and open it again.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -99,9 +98,7 @@ impl States {
         if let Ok(path) = value.extract::<PathBuf>() {
             return Ok(Self::File(lasting(path)?));
         }
-        let array = float_array(value)?;
-        let numbers = array.to_vec().map_err(PyErr::from)?;
-        Ok(Self::Array(Tensor::from_vec(numbers, array.shape(), &Device::Cpu)?))
+        Ok(Self::Array(tensor(value)?))
     }
 
     /// The same where they fit a model.

@@ -1,8 +1,6 @@
 //! A direction that is added to the residual stream of every text, as one of the hooks.
 
-use candle_core::{Device, Tensor};
 use candle_gpt2_look::{Reader, Steer, Towards};
-use numpy::{PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_type};
@@ -10,7 +8,7 @@ use crate::look::text;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
-use crate::values::{float_array, number};
+use crate::values::{number, tensor};
 
 /// A direction that is added to the residual stream: an entry of the `hooks` of generate, stream, logits and run_with_cache.
 #[pyclass(frozen, module = "candle_gpt2")]
@@ -52,9 +50,7 @@ fn towards(value: &Bound<'_, PyAny>) -> Result<Towards> {
     {
         return Ok(Towards::Texts { towards: text(&towards)?, away: text(&away)? });
     }
-    let array = float_array(value)?;
-    let vectors = Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?;
-    Ok(Towards::Vectors(vectors))
+    Ok(Towards::Vectors(tensor(value)?))
 }
 
 #[pymethods]

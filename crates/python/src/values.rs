@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2_engine::Vocabulary;
-use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn};
+use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -314,6 +314,12 @@ pub(crate) fn float_array<'py>(value: &Bound<'py, PyAny>) -> PyResult<PyReadonly
     let numpy = value.py().import("numpy")?;
     let array = numpy.call_method1("ascontiguousarray", (value, numpy.getattr("float32")?))?;
     Ok(array.cast_into::<PyArrayDyn<f32>>()?.readonly())
+}
+
+/// The same as a tensor on the CPU.
+pub(crate) fn tensor(array: &Bound<'_, PyAny>) -> Result<Tensor> {
+    let array = float_array(array)?;
+    Ok(Tensor::from_vec(array.to_vec().map_err(PyErr::from)?, array.shape(), &Device::Cpu)?)
 }
 
 /// Numbers of a tensor and its shape, on their way to an array.

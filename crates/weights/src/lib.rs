@@ -10,6 +10,7 @@ mod chat_template;
 mod checkpoint;
 mod checkpoint_file;
 mod config_file;
+mod control_vector;
 mod convert;
 mod devices;
 mod error;
@@ -42,6 +43,7 @@ mod written_dtype;
 
 pub use candle_gpt2_kernels::WeightFormat;
 pub use checkpoint::{Checkpoint, OpenOptions, Problem};
+pub use control_vector::write_control_vector;
 pub use convert::{replace_hugging_face, write_hugging_face};
 pub use error::{Mismatch, WeightsError};
 pub use given_files::{GivenFiles, ReadAt};

@@ -15,7 +15,7 @@ use crate::{WeightsError, formats};
 /// tensors every one is there under two names.
 const MAX_GROWTH: u64 = 4;
 
-/// What one file holds: safetensors, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
+/// What one file holds: safetensors, GGUF, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
 /// [`write_tensors`](crate::write_tensors) has an example of both.
 #[derive(Debug, Clone)]
 pub struct TensorFile {
@@ -169,7 +169,7 @@ mod tests {
             (b"version https://git-lfs.github.com/spec/v1\nsize 5\n", "git lfs pull"),
             (b"{\"d_in\": 768}", "JSON text in place of the weights"),
             (b"PK\x03\x04 and nothing else", "a damaged PyTorch file"),
-            (b"GGUF\x03\x00\x00\x00", "neither safetensors nor a file of torch.save"),
+            (b"GGUF\x03\x00\x00\x00", "a damaged GGUF file"),
             (b"some words that are nothing", "not a safetensors file"),
         ] {
             let (_folder, path) = written(contents);

@@ -111,7 +111,7 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
         "encoder_states": encoder.encoder_states,
         "long_prompt": format!("{:?}", config.long_prompt),
         "when_full": format!("{:?}", config.when_full),
-        "steer": steering.steer.as_ref().map(|steer| json!([steer, steering.layer, steering.scale, steering.everywhere])),
+        "steering": steering.settings(),
         "conforming": generation.grammar.settings()?,
         "config": config,
     });

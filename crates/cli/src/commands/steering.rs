@@ -1,12 +1,17 @@
-//! `gpt2 generate --steer`: a direction that is added to the residual stream of every text.
+//! `gpt2 generate --steer` and `--control-vector`: directions that are added to the residual stream of every text.
 
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
+use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{LoadedModel, Opened};
-use candle_gpt2_look::{Reader, Steer, Towards};
+use candle_gpt2_interpret::ControlVector;
+use candle_gpt2_look::{Reader, Steer, Towards, read_control_vector};
 use clap::Args;
+use serde_json::{Value, json};
 
+use crate::exit::UsageError;
 use crate::progress::Terminal;
 
 /// What is added, and where.
@@ -31,10 +36,74 @@ pub(crate) struct SteeringArguments {
     /// Add its mean at every position, those of new tokens too
     #[arg(long, requires = "steer", help_heading = "Steering")]
     pub(crate) everywhere: bool,
+    /// Add a control vector of llama.cpp, a GGUF file, to the outputs of blocks; several add up
+    #[arg(long, value_name = "FILE", conflicts_with = "steer", help_heading = "Steering")]
+    pub(crate) control_vector: Vec<PathBuf>,
+    /// Add a control vector times a factor
+    #[arg(
+        long,
+        value_names = ["FILE", "X"],
+        num_args = 2,
+        allow_negative_numbers = true,
+        conflicts_with = "steer",
+        help_heading = "Steering"
+    )]
+    pub(crate) control_vector_scaled: Vec<String>,
+    /// The first and the last block whose output control vectors are added to
+    #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, help_heading = "Steering")]
+    pub(crate) control_vector_layer_range: Option<Vec<usize>>,
+}
+
+impl SteeringArguments {
+    /// Everything that decides what is added.
+    pub(super) fn settings(&self) -> Value {
+        let Self { steer, layer, scale, everywhere, .. } = self;
+        let Self { control_vector, control_vector_scaled, control_vector_layer_range, .. } = self;
+        json!({
+            "steer": steer.as_ref().map(|steer| json!([steer, layer, scale, everywhere])),
+            "control_vectors": [json!(control_vector), json!(control_vector_scaled), json!(control_vector_layer_range)],
+        })
+    }
+
+    /// The sum of all control vectors, if there are any.
+    fn control_vector(&self, model: &Gpt2Config) -> Result<Option<ControlVector>> {
+        let layers = match self.control_vector_layer_range.as_deref() {
+            Some([first, last]) => *first..=*last,
+            _ => 0..=usize::MAX,
+        };
+        let mut files: Vec<(&Path, f64)> = self.control_vector.iter().map(|file| (&**file, 1.0)).collect();
+        for pair in self.control_vector_scaled.chunks_exact(2) {
+            let scale = pair[1].parse().ok().filter(|scale: &f64| scale.is_finite());
+            let scale = scale.ok_or_else(|| {
+                UsageError(format!(
+                    "--control-vector-scaled: expected a file and a finite number, found {}",
+                    pair[1]
+                ))
+            })?;
+            files.push((pair[0].as_ref(), scale));
+        }
+        if files.is_empty() && self.control_vector_layer_range.is_some() {
+            return Err(
+                UsageError("--control-vector-layer-range goes with --control-vector".to_owned()).into()
+            );
+        }
+        let mut sum: Option<ControlVector> = None;
+        for (file, scale) in files {
+            let vector = read_control_vector(file, model)?.scaled(scale, layers.clone())?;
+            sum = Some(match sum {
+                Some(sum) => sum.with(&vector)?,
+                None => vector,
+            });
+        }
+        Ok(sum)
+    }
 }
 
 /// Loads the model, steered if that is asked for.
 pub(super) fn load(opened: Opened, arguments: &SteeringArguments) -> Result<LoadedModel> {
+    if let Some(vector) = arguments.control_vector(opened.config())? {
+        return Ok(opened.load(&Terminal)?.observed_by(Arc::new(Mutex::new(vector))));
+    }
     let (Some(steer), Some(layer)) = (&arguments.steer, arguments.layer) else {
         return Ok(opened.load(&Terminal)?);
     };

@@ -622,6 +622,38 @@ fn steering_is_added_by_its_flags() {
 }
 
 #[test]
+fn control_vectors_of_llama_cpp_are_added() {
+    let plain = text(&["--greedy"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("vector.gguf");
+    let direction = |offset| candle_gpt2_testing::pattern(&[256], 30.0, offset);
+    let directions = [(1, direction(3)), (3, direction(7))].into();
+    candle_gpt2_weights::write_control_vector(&file, &directions).unwrap();
+    let file = path(&file);
+    let with = |more: &[&str]| text(&[&["--greedy"], more].concat());
+    let once = with(&["--control-vector", file]);
+    assert_ne!(once, plain);
+    assert_eq!(with(&["--control-vector-scaled", file, "0"]), plain, "nothing is added");
+    let twice = with(&["--control-vector-scaled", file, "2"]);
+    assert_eq!(with(&["--control-vector", file, "--control-vector", file]), twice, "several add up");
+    let more = ["--control-vector-scaled", file, "3", "--control-vector-scaled", file, "-1"];
+    assert_eq!(with(&more), twice, "also with factors");
+    let range = ["--control-vector-layer-range", "1", "3"];
+    assert_eq!(with(&[&["--control-vector", file], &range[..]].concat()), once);
+    let nowhere = ["--control-vector-layer-range", "2", "2"];
+    assert_eq!(with(&[&["--control-vector", file], &nowhere[..]].concat()), plain);
+    for (arguments, told) in [
+        (&["--control-vector-scaled", file, "x"][..], "expected a file and a finite number, found x"),
+        (&["--control-vector-layer-range", "1", "2"], "goes with --control-vector"),
+        (&["--control-vector", file, "--steer", "\" a\"", "--layer", "1"], "--steer"),
+    ] {
+        assert_told(&run(&[&["generate", "The", "--greedy"], arguments].concat()), USAGE, told);
+    }
+    let missing = run(&["generate", "The", "--control-vector", "no/such.gguf"]);
+    assert_told(&missing, FAILURE, "no/such.gguf");
+}
+
+#[test]
 fn steering_goes_with_beams_files_of_prompts_and_seeds() {
     let pair = ["--steer", "\" the\"-\" my\"", "--layer", "1"];
     let beams = ["--num-beams", "2"];

@@ -224,6 +224,11 @@ fn assert_expected(dictionary: &Dictionary, name: &str) {
     let of = |part: &str| expected.tensor(&format!("{name}.{part}"));
     let latents = dictionary.encode(&of("input")).unwrap();
     assert_close_absolute(&latents, &of("latents"), ROUNDING, name);
+    // What is active is what it was before the activation.
+    let before = values(&dictionary.pre_activations(&of("input")).unwrap());
+    let active = values(&latents);
+    assert!(before.iter().zip(&active).all(|(before, latent)| *latent == 0.0 || latent == before), "{name}");
+    assert!(before.iter().any(|before| *before < 0.0), "{name}");
     let output = dictionary.decode(&latents, &of("input")).unwrap();
     assert_close_absolute(&output, &of("output"), ROUNDING, name);
 }

@@ -1,14 +1,15 @@
 //! What holds for every model, whatever its numbers.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{LogitsFor, Observer, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2Config, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Ablate, Add, By, Chain, InterpretError, Measure, Metric, Patching, Place, Receiver, Record, Replace, Run,
-    Saliency, Steering, estimated_grid, random_rows, site_gradients, token_weights,
+    Ablate, Add, By, Chain, ControlVector, Edit, InterpretError, Measure, Metric, Patching, Place, Receiver,
+    Record, Replace, Run, Saliency, Steering, estimated_grid, random_rows, site_gradients, token_weights,
 };
-use candle_gpt2_testing::{assert_close, values};
+use candle_gpt2_testing::{assert_close, pattern, values};
 
 use crate::common::Case;
 
@@ -206,6 +207,77 @@ fn an_observer_of_the_model_sees_every_pass() -> Result<()> {
     let everywhere = &mut Steering::new(&case.model, 1, vectors)?.everywhere()?;
     assert_eq!(logits(&run, everywhere)?, logits(&run, &mut add)?);
     Ok(())
+}
+
+/// A control vector is added to the outputs of its blocks, at every position, also to those of later passes.
+#[test]
+fn control_vectors_are_added_to_outputs_of_blocks() -> Result<()> {
+    let case = Case::all().next().ok_or("there are cases")?;
+    let (run, config) = (case.clean(), case.model.config());
+    let direction = |offset| pattern(&[config.n_embd], 3.0, offset);
+    let last = config.n_layer - 1;
+    let directions = BTreeMap::from([(0, direction(1)), (last, direction(5))]);
+    let vector = ControlVector::new(directions.clone(), config).unwrap();
+    let site = |layer| Site::in_block(layer, SiteKind::ResidPost);
+    let add = |layer: usize, scale: f64| -> Result<Edit> {
+        Ok(Add::new(site(layer), (directions[&layer].reshape((1, 1, ()))? * scale)?))
+    };
+    let both = &mut Chain(vec![]);
+    let (mut first, mut second) = (add(0, 1.0)?, add(last, 1.0)?);
+    both.0.extend([&mut first as &mut dyn Observer, &mut second]);
+    let expected = run.logits(LogitsFor::EveryToken, both)?;
+    let found = run.logits(LogitsFor::EveryToken, &mut vector.clone())?;
+    assert_eq!(values(&found), values(&expected));
+    assert_ne!(values(&found), values(&run.logits(LogitsFor::EveryToken, &mut Chain(Vec::new()))?));
+    // Token by token with a cache.
+    let observed = case.model.clone().observed_by(Arc::new(Mutex::new(vector.clone())));
+    let mut cache = observed.new_cache(1, run.ids.len())?;
+    for token in 0..run.ids.len() {
+        let ids = run.input()?.narrow(1, token, 1)?;
+        let pass = &mut Pass::inference();
+        let logits = observed.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), pass)?;
+        assert_close(&logits, &expected.narrow(1, token, 1)?, SAME, &format!("token {token}"));
+    }
+    // A factor, some blocks, and sums of two.
+    let scaled = vector.clone().scaled(-2.0, 1..=last)?;
+    assert_eq!(scaled.directions().keys().collect::<Vec<_>>(), [&last]);
+    assert_eq!(logits(&run, &mut scaled.clone())?, logits(&run, &mut add(last, -2.0)?)?);
+    let sum = scaled.with(&vector)?;
+    let expected = values(&(&directions[&last] * -1.0)?);
+    assert_eq!((values(&sum.directions()[&last]), sum.directions().len()), (expected, 2));
+    Ok(())
+}
+
+#[test]
+fn other_files_are_no_control_vectors() {
+    let config = Gpt2Config { n_embd: 6, n_head: 2, n_layer: 3, ..Gpt2Config::gpt2() };
+    let architecture = |name: &str| BTreeMap::from([("general.architecture".to_owned(), name.to_owned())]);
+    let of = |name: &str, width: usize| BTreeMap::from([(name.to_owned(), pattern(&[width], 1.0, 0))]);
+    let read = |entries: &BTreeMap<String, String>, tensors: &BTreeMap<String, Tensor>| {
+        ControlVector::from_tensors(tensors, entries, &config)
+    };
+    let ours = architecture("controlvector");
+    assert_eq!(read(&ours, &of("direction.2", 6)).unwrap().directions().keys().collect::<Vec<_>>(), [&2]);
+    for (entries, tensors, told) in [
+        (
+            &BTreeMap::new(),
+            of("direction.1", 6),
+            "`general.architecture`: expected controlvector; found nothing",
+        ),
+        (&architecture("gpt2"), of("direction.1", 6), "expected controlvector; found gpt2"),
+        (&ours, of("direction.0", 6), "expected tensors `direction.1` and on; found direction.0"),
+        (&ours, of("token_embd.weight", 6), "found token_embd.weight"),
+        (
+            &ours,
+            of("direction.3", 6),
+            "`direction.3`: expected a block of the model, whose 3 are counted from 0",
+        ),
+        (&ours, of("direction.1", 7), "tensor `direction.1`: expected (6), found (7)"),
+        (&ours, BTreeMap::new(), "tensor `direction.1` is missing"),
+    ] {
+        let error = read(entries, &tensors).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use candle_gpt2::Gpt2Config;
 use serde_json::json;
 use tokenizers::Tokenizer;
 
-use super::reader::Reader;
+use super::reader::{Reader, TensorsAndEntries};
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
 use crate::source::{Format, Source};
@@ -30,11 +30,61 @@ pub(super) const READER: Reader = Reader {
     rank: 5,
     recognises: |_, start| Ok(start.starts_with(b"GGUF")),
     read: |_, file| read(file),
-    read_all: None,
+    read_all: Some(read_all),
 };
 
-/// Reads the header of a GGUF file.
+/// Reads the header of a model.
 fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
+    let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
+    let (content, tensors) = header(&file)?;
+    match content.metadata.get("general.architecture") {
+        Some(Value::String(architecture)) if architecture == "gpt2" => {}
+        found => {
+            let found = found.map_or("none".to_owned(), |found| format!("{found:?}"));
+            return Err(refuse(format!("a GGUF file of architecture {found}; only gpt2 can be loaded")));
+        }
+    }
+    let config = config(&content, &tensors).map_err(&refuse)?;
+    let tokenizer = tokenizer(&content);
+    let rules = vec![match &tokenizer {
+        Ok(_) => "the tokenizer is the one inside the file".to_owned(),
+        Err(why) => format!("the tokenizer inside the file is not used: {why}"),
+    }];
+    let evidence = "the letters GGUF at the start, architecture gpt2";
+    Ok(Source {
+        tensors,
+        has_own_bytes: true,
+        config: Some(config),
+        tokenizer: tokenizer.ok(),
+        rules,
+        ..Source::new(Format::Gguf, evidence, file)
+    })
+}
+
+/// Reads the header of any GGUF file: its tensors, and what of its metadata is a text, a number or a boolean.
+fn read_all(file: CheckpointFile) -> Result<TensorsAndEntries, WeightsError> {
+    let (content, tensors) = header(&file)?;
+    let entry = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Bool(value) => Some(value.to_string()),
+        Value::F32(_) => value.to_f32().ok().map(|number| number.to_string()),
+        Value::F64(_) => value.to_f64().ok().map(|number| number.to_string()),
+        value => integer(value).map(|number| number.to_string()),
+    };
+    let entries = content.metadata.iter().filter_map(|(key, value)| Some((key.clone(), entry(value)?)));
+    let entries = entries.collect();
+    let evidence = "the letters GGUF at the start";
+    Ok((Source { tensors, has_own_bytes: true, ..Source::new(Format::Gguf, evidence, file) }, entries))
+}
+
+/// A whole number of any type, none of which is negative.
+fn integer(value: &Value) -> Option<u64> {
+    let unsigned = value.to_u64().ok().or_else(|| value.to_u32().ok().map(u64::from));
+    unsigned.or_else(|| u64::try_from(value.to_i32().ok()?).ok())
+}
+
+/// The header and the tensors that it lists, in the order of their bytes.
+fn header(file: &CheckpointFile) -> Result<(Content, Vec<StoredTensor>), WeightsError> {
     let refuse = |what: String| WeightsError::NotWeights { path: file.path().to_owned(), what };
     let damaged = |what: String| refuse(format!("a damaged GGUF file: {what}; download it again"));
     let content = file.parse(0, MAX_HEADER_BYTES, |header| {
@@ -52,13 +102,6 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         return Err(damaged("several tensors have one name".into()));
     }
     drop(start);
-    match content.metadata.get("general.architecture") {
-        Some(Value::String(architecture)) if architecture == "gpt2" => {}
-        found => {
-            let found = found.map_or("none".to_owned(), |found| format!("{found:?}"));
-            return Err(refuse(format!("a GGUF file of architecture {found}; only gpt2 can be loaded")));
-        }
-    }
     let mut tensors = Vec::new();
     for (name, info) in &content.tensor_infos {
         let shape = info.shape.dims().to_vec();
@@ -89,21 +132,7 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         });
     }
     tensors.sort_by_key(|tensor| tensor.bytes.start);
-    let config = config(&content, &tensors).map_err(&refuse)?;
-    let tokenizer = tokenizer(&content);
-    let rules = vec![match &tokenizer {
-        Ok(_) => "the tokenizer is the one inside the file".to_owned(),
-        Err(why) => format!("the tokenizer inside the file is not used: {why}"),
-    }];
-    let evidence = "the letters GGUF at the start, architecture gpt2";
-    Ok(Source {
-        tensors,
-        has_own_bytes: true,
-        config: Some(config),
-        tokenizer: tokenizer.ok(),
-        rules,
-        ..Source::new(Format::Gguf, evidence, file)
-    })
+    Ok((content, tensors))
 }
 
 /// Whether the header sets the alignment to zero, which candle would divide by.
@@ -123,14 +152,7 @@ fn has_no_alignment(bytes: &[u8]) -> bool {
 }
 
 fn config(content: &Content, tensors: &[StoredTensor]) -> Result<Gpt2Config, String> {
-    let integer = |key: &str| {
-        let value = content.metadata.get(key)?;
-        value
-            .to_u64()
-            .ok()
-            .or_else(|| value.to_u32().ok().map(u64::from))
-            .or_else(|| Some(value.to_i32().ok()? as u64))
-    };
+    let integer = |key: &str| content.metadata.get(key).and_then(integer);
     let epsilon =
         content.metadata.get("gpt2.attention.layer_norm_epsilon").and_then(|value| value.to_f32().ok());
     let embedding = tensors.iter().find(|tensor| tensor.name == "token_embd.weight");

@@ -100,7 +100,9 @@ pub(crate) fn open_tensors(path: &Path) -> Result<TensorsAndEntries, WeightsErro
     let (source, entries) = match recognised(&file)? {
         Some(Reader { read_all: Some(read_all), .. }) => read_all(file)?,
         Some(reader) if reader.rank != safetensors::READER.rank => {
-            return Err(refuse("neither safetensors nor a file of torch.save; give one of them".into()));
+            return Err(refuse(
+                "neither safetensors, GGUF nor a file of torch.save; give one of them".into(),
+            ));
         }
         reader => {
             let source = read(&Files::Disk, file, reader)?;

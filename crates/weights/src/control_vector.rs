@@ -1,0 +1,113 @@
+//! Writing llama.cpp's control vectors.
+//!
+//! Source: llama.cpp, `common/common.cpp` (`common_control_vector_load_one`) and `tools/cvector-generator`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use candle_core::quantized::gguf_file::{self, Value};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Tensor};
+
+use crate::{WeightsError, create_file};
+
+/// Writes directions as a GGUF file that llama.cpp's `--control-vector` takes: direction `l` is added to the output of block `l` at
+/// every position.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use candle_core::{Device, Tensor};
+/// use candle_gpt2_weights::{TensorFile, write_control_vector};
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("love.gguf");
+/// write_control_vector(&file, &BTreeMap::from([(2, Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?)]))?;
+/// let read = TensorFile::read(&file)?;
+/// assert_eq!(read.tensors["direction.2"].to_vec1::<f32>()?, [1., 2., 3.]);
+/// assert_eq!(read.entries["general.architecture"], "controlvector");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Shapes
+/// Directions `(C)`.
+///
+/// # Errors
+/// When a direction is of block 0, which the format has not, or `path` exists or cannot be written; nothing is left then.
+pub fn write_control_vector(path: &Path, directions: &BTreeMap<usize, Tensor>) -> Result<(), WeightsError> {
+    let refuse = |what: &str| WeightsError::Unwritable { path: path.to_owned(), what: what.to_owned() };
+    if directions.is_empty() {
+        return Err(refuse("a control vector needs at least one direction"));
+    }
+    if directions.contains_key(&0) {
+        return Err(refuse("control vectors begin at block 1; leave out the direction of block 0"));
+    }
+    let count = i32::try_from(directions.len()).map_err(|_| refuse("too many directions"))?;
+    let metadata = [
+        ("general.architecture", Value::String("controlvector".into())),
+        ("controlvector.model_hint", Value::String("gpt2".into())),
+        ("controlvector.layer_count", Value::I32(count)),
+    ];
+    let metadata: Vec<_> = metadata.iter().map(|(key, value)| (*key, value)).collect();
+    create_file(path, |partial| {
+        let mut tensors = Vec::new();
+        for (layer, direction) in directions {
+            let direction = direction.to_dtype(DType::F32)?.flatten_all()?;
+            tensors.push((format!("direction.{layer}"), QTensor::quantize(&direction, GgmlDType::F32)?));
+        }
+        let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        let mut writer = BufWriter::new(File::create(partial)?);
+        gguf_file::write(&mut writer, &metadata, &tensors)?;
+        Ok(writer.flush()?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+    use candle_gpt2_testing::temporary_folder;
+
+    use super::*;
+    use crate::TensorFile;
+
+    #[test]
+    fn llama_cpp_reads_names_and_metadata() {
+        let folder = temporary_folder();
+        let file = folder.path().join("vector.gguf");
+        let direction = |number: f32| Tensor::new(&[number, -1.5], &Device::Cpu).unwrap();
+        let directions = BTreeMap::from([(1, direction(0.25)), (11, direction(3.0))]);
+        write_control_vector(&file, &directions).unwrap();
+        let mut opened = File::open(&file).unwrap();
+        let content = gguf_file::Content::read(&mut opened).unwrap();
+        assert_eq!(content.metadata["controlvector.model_hint"].to_string().unwrap(), "gpt2");
+        assert_eq!(content.metadata["controlvector.layer_count"].to_i32().unwrap(), 2);
+        for (layer, direction) in &directions {
+            let name = format!("direction.{layer}");
+            let stored = &content.tensor_infos[&name];
+            assert_eq!((stored.ggml_dtype, stored.shape.dims()), (GgmlDType::F32, &[2][..]));
+            let read = content.tensor(&mut opened, &name, &Device::Cpu).unwrap();
+            let read: Vec<f32> = read.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
+            assert_eq!(read, direction.to_vec1::<f32>().unwrap());
+        }
+        let read = TensorFile::read(&file).unwrap();
+        assert_eq!(read.tensors.keys().collect::<Vec<_>>(), ["direction.1", "direction.11"]);
+        assert_eq!(read.entries["controlvector.layer_count"], "2");
+    }
+
+    #[test]
+    fn what_the_format_cannot_hold_is_refused() {
+        let folder = temporary_folder();
+        let file = folder.path().join("vector.gguf");
+        let of = |layer: usize| BTreeMap::from([(layer, Tensor::new(&[1f32], &Device::Cpu).unwrap())]);
+        for (directions, told) in [(of(0), "begin at block 1"), (BTreeMap::new(), "at least one direction")] {
+            let error = write_control_vector(&file, &directions).unwrap_err().to_string();
+            assert!(error.contains(told) && error.contains("vector.gguf"), "{error}");
+            assert!(!file.exists());
+        }
+        write_control_vector(&file, &of(1)).unwrap();
+        let again = write_control_vector(&file, &of(1)).unwrap_err().to_string();
+        assert!(again.contains("it exists already"), "{again}");
+    }
+}
