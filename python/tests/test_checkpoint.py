@@ -373,16 +373,25 @@ print(refused(local_files_only=True))
     assert not usual.exists() and own.exists()
 
 
-@pytest.mark.parametrize("name", ["safetensors", "shards", "pytorch-zip", "tensorflow"])
-def test_parameters_are_the_stored_ones_whatever_the_format(name):
-    model = candle_gpt2.Model.from_pretrained(CHECKPOINTS[name], dtype="q8")
-    parameters = model.parameters()
+def test_parameters_are_the_stored_ones(model):
+    opened = candle_gpt2.Model.from_pretrained(TINY, dtype="q8")
+    parameters = opened.parameters()
     stored = {key.removeprefix("transformer."): array for key, array in read_safetensors(TINY / "model.safetensors")[1].items()}
     assert set(parameters) == set(stored) - {"lm_head.weight"} and list(parameters)[0] == "wte.weight"
     for key, array in parameters.items():
         # Hugging Face's checkpoints have matrices of blocks the other way round.
         expected = stored[key].T if array.ndim == 2 and key.startswith("h.") else stored[key]
         np.testing.assert_array_equal(array, expected, err_msg=key)
+    assert model.parameters()["wpe.weight"].shape == (256, 256), "of the model inside the package"
+
+
+@pytest.mark.parametrize("name", ["pytorch-zip", "pytorch-legacy", "tensorflow"])
+def test_parameters_do_not_depend_on_the_format(name):
+    expected = candle_gpt2.Model.from_pretrained(CHECKPOINTS["shards"]).parameters()
+    found = candle_gpt2.Model.from_pretrained(CHECKPOINTS[name]).parameters()
+    assert list(found) == list(expected)
+    for key, array in found.items():
+        np.testing.assert_array_equal(array, expected[key], err_msg=key)
 
 
 def test_parameters_of_a_damaged_checkpoint_are_told(tmp_path):

@@ -559,6 +559,75 @@ def test_texts_and_tokens(model):
         model(model.to_tokens("my " * 900, truncate=False))
 
 
+def test_the_tokenizer_is_called_as_that_of_transformers(model):
+    tokenizer, ids = model.tokenizer, model.tokenizer.encode(TEXT)
+    assert tokenizer(TEXT).input_ids == tokenizer(TEXT)["input_ids"] == ids
+    both = tokenizer([TEXT, "Thou"], padding=True)
+    assert both.input_ids == [ids, [ids[0]] + [tokenizer.pad_token_id] * 5] and both.attention_mask[1] == [1, 0, 0, 0, 0, 0]
+    left = tokenizer([TEXT, "Thou"], padding=True, padding_side="left", return_tensors="np")
+    np.testing.assert_array_equal(left.attention_mask, [[1] * 6, [0] * 5 + [1]])
+    np.testing.assert_array_equal(left.input_ids, model.to_tokens([TEXT, "Thou"], prepend_bos=False, padding_side="left"))
+    assert tokenizer(TEXT, truncation=True, max_length=2).input_ids == ids[:2]
+    assert tokenizer.decode(ids) == TEXT and len(tokenizer) == model.cfg.d_vocab
+    assert not hasattr(tokenizer(TEXT), "token_type_ids")
+
+
+def test_what_cannot_be_opened_is_told():
+    of = candle_gpt2.HookedTransformerConfig(n_layers=2, d_model=8, n_ctx=16, d_head=4, d_vocab=10, attn_only=True, normalization_type=None)
+    assert (of.n_heads, of.d_mlp, of.d_vocab_out) == (2, None, 10) and of.from_dict(of.to_dict()) == of
+    with pytest.raises(NotImplementedError, match=r"HookedTransformer\.from_pretrained"):
+        HookedTransformer(of)
+    for options, message in (
+        ({"device": "cuda"}, "runs on the CPU, found 'cuda'"),
+        ({"dtype": "float16"}, "computes in float32, found 'float16'"),
+        ({"tensors": "jax"}, "expected 'numpy', or 'torch' after `import torch`, found 'jax'"),
+        ({"default_padding_side": "top"}, "padding_side: expected 'left' or 'right', found 'top'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            HookedTransformer.from_pretrained(INSIDE / "plain", **options)
+    with pytest.raises(TypeError):
+        HookedTransformer.from_pretrained(INSIDE / "plain", fold_layer_norm=True)
+    with pytest.raises((candle_gpt2.Gpt2Error, FileNotFoundError), match="gpt2"):
+        HookedTransformer.from_pretrained("gpt2-small", offline=True, cache_dir="/no/such/cache")
+    with pytest.raises(ValueError, match="cross-attention"):
+        HookedTransformer.from_pretrained(FIXTURES / "cross-attention")
+
+
+@pytest.mark.parametrize(
+    ("input", "options", "message"),
+    [
+        ([[1, 61]], {}, "token ids: expected 0 to 60, found 1 to 61"),
+        ([[1, -1]], {}, "token ids: expected 0 to 60, found -1 to 1"),
+        ([[0.5]], {}, r"expected a text, texts, or token ids \(p\) or \(b, p\), found shape \(1, 1\) of float64"),
+        ([[[1]]], {}, r"found shape \(1, 1, 1\)"),
+        ([1] * 20, {}, "20 tokens; the context holds 19"),
+        (np.zeros((1, 0), int), {}, "no tokens"),
+        ([1], {"padding_side": "top"}, "padding_side: expected 'left' or 'right', found 'top'"),
+        ([1], {"return_type": "probs"}, "return_type: expected 'logits', 'loss', 'both' or None, found 'probs'"),
+        ([[1, 2]], {"attention_mask": [[1]]}, r"attention_mask: expected the shape of the tokens \(1, 2\), found \(1, 1\)"),
+        (np.zeros((1, 2, 21), np.float32), {"start_at_layer": 1, "return_type": "loss"}, "tokens: the loss needs the ids"),
+    ],
+)
+def test_wrong_inputs_are_told(plain, input, options, message):
+    with pytest.raises(ValueError, match=message):
+        plain(input, **options)
+
+
+def test_test_prompt_prints_ranks(model, capsys):
+    utils.test_prompt("Thou, my lord,", " art", model, prepend_bos=False, top_k=3)
+    said = capsys.readouterr().out
+    logits = model("Thou, my lord,", prepend_bos=False)[0, -1]
+    art = model.to_single_token(" art")
+    rank = int((logits > logits[art]).sum())
+    assert f"Ranks of the answer tokens: [(' art', {rank})]" in said and "Top 2th token" in said and "Top 3th" not in said
+    best = model.to_single_str_token(int(logits.argmax()))
+    assert f"Top 0th token. Logit: {logits.max():5.2f}" in said and f"Token: |{best}|" in said
+    utils.test_prompt("Thou, my lord,", ["art", "are"], model, prepend_bos=False, print_details=False)
+    are = model.to_single_token(" are")
+    assert capsys.readouterr().out == f"Ranks of the answer tokens: [[(' art', {rank}), (' are', {int((logits > logits[are]).sum())})]]\n"
+    assert utils.test_prompt.__test__ is False
+
+
 def test_texts_in_a_batch_are_as_they_are_alone(model):
     texts = [TEXT, "Thou", "My lord, I"]
     left = model(texts, padding_side="left")

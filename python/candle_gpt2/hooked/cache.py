@@ -222,7 +222,7 @@ class ActivationCache:
         centred = onto if onto is None or not apply_ln else onto - onto.mean(0)
         axis = -1 if onto is not None and onto.ndim == 1 else -2
         stack = [np.moveaxis(self._neurons(i, neurons, part, centred), axis, 0) for i in range(layer)]
-        labels = [f"L{i}N{n}" for i in range(layer) for n in neurons.apply(np.arange(self.model.cfg.d_mlp))]
+        labels = [f"L{i}N{n}" for i in range(layer) for n in neurons.apply(np.arange(self.model.cfg.d_mlp or 0))]
         divides = apply_ln and onto is not None
         if divides:
             scale = self._scale(layer, mlp_input, part)

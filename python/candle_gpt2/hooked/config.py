@@ -12,10 +12,10 @@ class HookedTransformerConfig:
     d_model: int
     n_ctx: int
     d_head: int
-    n_heads: int
-    d_mlp: int
-    d_vocab: int
-    d_vocab_out: int
+    n_heads: int = -1
+    d_mlp: int | None = None
+    d_vocab: int = -1
+    d_vocab_out: int = -1
     act_fn: str = "gelu_new"
     eps: float = 1e-5
     model_name: str = "gpt2"
@@ -24,7 +24,7 @@ class HookedTransformerConfig:
     attn_scale: float = 1.0
     scale_attn_by_inverse_layer_idx: bool = False
     # "LNPre" once the weights of the norms are folded into what follows them.
-    normalization_type: str = "LN"
+    normalization_type: str | None = "LN"
     default_prepend_bos: bool = True
     use_attn_result: bool = False
     use_attn_in: bool = False
@@ -43,6 +43,14 @@ class HookedTransformerConfig:
     device: str = "cpu"
     dtype: Any = "float32"
     seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_heads == -1:
+            self.n_heads = self.d_model // self.d_head
+        if self.d_mlp is None and not self.attn_only:
+            self.d_mlp = 4 * self.d_model
+        if self.d_vocab_out == -1:
+            self.d_vocab_out = self.d_vocab
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as a dict."""
@@ -66,9 +74,8 @@ class HookedTransformerConfig:
             n_ctx=config["n_positions"],
             d_head=width // heads,
             n_heads=heads,
-            d_mlp=config.get("n_inner") or 4 * width,
+            d_mlp=config.get("n_inner"),
             d_vocab=config["vocab_size"],
-            d_vocab_out=config["vocab_size"],
             act_fn=config.get("activation_function", "gelu_new"),
             eps=config.get("layer_norm_epsilon", 1e-5),
             model_name=name,

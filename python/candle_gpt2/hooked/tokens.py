@@ -1,12 +1,28 @@
 """Texts and tokens, with the beginning-of-text token and the padding that TransformerLens adds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._native import Model
-from .arrays import array
+from .arrays import array, tensor
+
+
+def checked_side(side: str) -> str:
+    """The side, if it is one."""
+    if side not in ("left", "right"):
+        raise ValueError(f"padding_side: expected 'left' or 'right', found {side!r}")
+    return side
+
+
+class Encoding(dict[str, Any]):
+    """What a tokenizer gives, by key or by attribute."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
 
 
 class Tokenizer:
@@ -24,6 +40,15 @@ class Tokenizer:
         self.vocab_size: int = config["vocab_size"]
 
     @property
+    def padding_side(self) -> str:
+        """Where rows are filled up: left or right."""
+        return self._padding_side
+
+    @padding_side.setter
+    def padding_side(self, side: str) -> None:
+        self._padding_side = checked_side(side)
+
+    @property
     def bos_token(self) -> str:
         """The text of the token before every text."""
         return self.decode([self.bos_token_id])
@@ -37,6 +62,33 @@ class Tokenizer:
     def pad_token(self) -> str:
         """The text of the token that fills rows up."""
         return self.decode([self.pad_token_id])
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        padding: bool = False,
+        truncation: bool = False,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        padding_side: str | None = None,
+        add_special_tokens: bool = True,
+    ) -> "Encoding":
+        """`input_ids` and `attention_mask` of a text or of texts, as lists, or with return_tensors="np" or "pt" as arrays or tensors
+        (b, p)."""
+        rows = [self.encode(one) for one in ([text] if isinstance(text, str) else text)]
+        rows = [row[:max_length] for row in rows] if truncation else rows
+        masks = [[1] * len(row) for row in rows]
+        side = padding_side or self.padding_side
+        if padding:
+            rows, masks = padded(rows, self.pad_token_id, side).tolist(), padded(masks, 0, side).tolist()
+        if return_tensors is not None:
+            if return_tensors not in ("np", "pt"):
+                raise ValueError(f"return_tensors: expected 'np' or 'pt', found {return_tensors!r}")
+            out = tensor if return_tensors == "pt" else array
+            return Encoding(input_ids=out(np.array(rows)), attention_mask=out(np.array(masks)))
+        if isinstance(text, str):
+            return Encoding(input_ids=rows[0], attention_mask=masks[0])
+        return Encoding(input_ids=rows, attention_mask=masks)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with nothing before it."""
@@ -56,10 +108,10 @@ class Tokenizer:
 
 def padded(rows: list[list[int]], pad: int, side: str) -> np.ndarray:
     """Rows of ids filled up to the longest, (b, p)."""
-    if side not in ("left", "right"):
-        raise ValueError(f"padding_side: expected 'left' or 'right', found {side!r}")
+    is_left = checked_side(side) == "left"
     length = max(map(len, rows), default=0)
-    filled = [[pad] * (length - len(row)) + row if side == "left" else row + [pad] * (length - len(row)) for row in rows]
+    fills = [[pad] * (length - len(row)) for row in rows]
+    filled = [fill + row if is_left else row + fill for fill, row in zip(fills, rows, strict=True)]
     return np.array(filled, np.int64).reshape(len(rows), length)
 
 

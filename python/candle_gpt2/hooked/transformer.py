@@ -3,6 +3,7 @@
 from collections import namedtuple
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .hook_points import HookedRootModule, HookPoint
 from .splice import WithSAEs
-from .tokens import Tokenizer, attention_mask, padded
+from .tokens import Tokenizer, attention_mask, checked_side, padded
 from .weights import Weights
 
 #: What ``return_type="both"`` gives.
 Output = namedtuple("Output", ["logits", "loss"])
 
+# Names of TransformerLens for models that are called otherwise on the Hub.
+ALIASES = {"gpt2-small": "gpt2", "distillgpt2": "distilgpt2", "distill-gpt2": "distilgpt2", "distil-gpt2": "distilgpt2"}
 # Hook points that take time or memory, and what turns them on.
 SWITCHES = {
     "attn.hook_result": "use_attn_result",
@@ -49,11 +52,16 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def __init__(
         self,
         cfg: HookedTransformerConfig,
-        native: Model,
-        weights: Weights,
+        native: Model | None = None,
+        weights: Weights | None = None,
         default_padding_side: str = "right",
         is_torch: bool = False,
     ) -> None:
+        if native is None or weights is None:
+            raise NotImplementedError(
+                "a configuration alone makes no model here: open one with HookedTransformer.from_pretrained, and train one with "
+                "candle_gpt2.train"
+            )
         super().__init__()
         self.cfg = cfg
         self.native = native
@@ -100,6 +108,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             raise ValueError(f"dtype: this model computes in float32, found {dtype!r}")
         if tensors not in (None, "numpy", "torch") or (tensors == "torch" and torch_module() is None):
             raise ValueError(f"tensors: expected 'numpy', or 'torch' after `import torch`, found {tensors!r}")
+        if isinstance(model_name, str) and not Path(model_name).exists():
+            model_name = ALIASES.get(model_name, model_name)
         native = model_name if isinstance(model_name, Model) else Model.from_pretrained(model_name, **options)
         cfg = HookedTransformerConfig.of_model(native.config, native.name)
         cfg.default_prepend_bos = default_prepend_bos is not False
@@ -292,7 +302,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             if ids is not None and mask.shape != ids.shape:
                 raise ValueError(f"attention_mask: expected the shape of the tokens {ids.shape}, found {mask.shape}")
             return mask
-        side = padding_side or self.tokenizer.padding_side
+        side = checked_side(padding_side or self.tokenizer.padding_side)
         if side == "left" and ids is not None:
             return attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side)
         return None

@@ -40,6 +40,7 @@ class Weights:
     def of_checkpoint(cls, parameters: dict[str, np.ndarray], cfg: HookedTransformerConfig) -> "Weights":
         """Those of `Model.parameters()`, whose matrices are (out, in)."""
         layers, heads, width, channels = cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_model
+        inner = cfg.d_mlp or 0
 
         def stacked(name: str, *shape: int) -> np.ndarray:
             found = np.empty((layers, *shape), np.float32)
@@ -61,9 +62,9 @@ class Weights:
             b_O=stacked("attn.c_proj.bias", channels),
             ln2_w=stacked("ln_2.weight", channels),
             ln2_b=stacked("ln_2.bias", channels),
-            W_in=stacked("mlp.c_fc.weight", channels, cfg.d_mlp),
-            b_in=stacked("mlp.c_fc.bias", cfg.d_mlp),
-            W_out=stacked("mlp.c_proj.weight", cfg.d_mlp, channels),
+            W_in=stacked("mlp.c_fc.weight", channels, inner),
+            b_in=stacked("mlp.c_fc.bias", inner),
+            W_out=stacked("mlp.c_proj.weight", inner, channels),
             b_out=stacked("mlp.c_proj.bias", channels),
             ln_w=parameters["ln_f.weight"],
             ln_b=parameters["ln_f.bias"],
