@@ -902,3 +902,17 @@ def test_the_classes_fit_each_other():
     assert transformer_lens.utils is utils and transformer_lens.hook_points.HookPoint is candle_gpt2.HookPoint
     for name in transformer_lens.__all__:
         assert getattr(candle_gpt2, name) is getattr(transformer_lens, name)
+
+
+def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
+    from candle_gpt2.hooked import progress
+
+    clock = iter(range(0, 100, 2))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    assert list(progress.progress("abc", 3, "patching z")) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: True, raising=False)
+    assert list(progress.progress("abc", 3, "patching z")) == ["a", "b", "c"]
+    said = capsys.readouterr()
+    assert said.out == "" and "\rpatching z: 2 of 3" in said.err and said.err.endswith("\r\x1b[K")
+    assert list(progress.progress("ab", 2, "x", is_shown=False)) == ["a", "b"] and capsys.readouterr() == ("", "")

@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from .arrays import Kind, array
+from .arrays import Kind, array, like
 from .slices import Slice
 
 Name = str | Callable[[str], bool]
 NamesFilter = None | str | Sequence[str] | Callable[[str], bool]
 Hook = Callable[..., Any]
 
-# The axis of positions, counted from the end, of hook points whose values have heads before the last axis.
-WITH_HEADS = ("hook_q", "hook_k", "hook_v", "hook_z", "hook_result", "_input", "hook_attn_in")
+# Hook points whose values have an axis of heads between that of positions and the last.
+WITH_HEADS = tuple(f"hook_{name}" for name in ("q", "k", "v", "z", "result", "q_input", "k_input", "v_input", "attn_in"))
 
 
 def refuse_backward() -> NoReturn:
@@ -104,7 +104,7 @@ class HookPoint(Module):
             shown = self.kind.out(value)
             found = handle.hook(shown, hook=self)
             if found is not None and found is not shown:
-                value = array(found).astype(array(value).dtype, copy=False)
+                value = like(value, array(found).astype(array(value).dtype, copy=False))
         return value
 
     def add_hook(

@@ -8,6 +8,7 @@ import numpy as np
 
 from .arrays import array, has_tensor, tensor
 from .cache import ActivationCache
+from .progress import progress
 from .utils import get_act_name
 
 Metric = Callable[[Any], Any]
@@ -84,7 +85,8 @@ def generic_activation_patch(
         rows = [tuple(map(int, row)) for row in (index_df.to_numpy() if hasattr(index_df, "to_numpy") else index_df)]
         shape = (len(rows),)
     found = np.zeros(len(rows), np.float32)
-    for place, index, logits in _patched(model, corrupted_tokens, clean_cache, patch_setter, activation_name, rows):
+    steps = progress(rows, len(rows), f"patching {activation_name}")
+    for place, logits in enumerate(_patched(model, corrupted_tokens, clean_cache, patch_setter, activation_name, steps)):
         found[place] = array(patching_metric(logits)).item()
     out = model.kind.out(found.reshape(shape))
     out = tensor(out) if has_tensor(corrupted_tokens) else out
@@ -93,10 +95,10 @@ def generic_activation_patch(
 
 def _patched(
     model: Any, tokens: Any, clean_cache: ActivationCache, setter: Setter, activation_name: str, rows: Iterable[Sequence[int]]
-) -> Iterable[tuple[int, Sequence[int], Any]]:
+) -> Iterable[Any]:
     """Logits of each patch. Blocks before the patched one are computed once."""
     before: tuple[int, Any] = (-1, None)
-    for place, index in enumerate(rows):
+    for index in rows:
         layer = index[0]
         name = get_act_name(activation_name, layer)
         if before[0] != layer:
@@ -107,7 +109,7 @@ def _patched(
             return setter(value, index, clean)
 
         residual = before[1].clone() if has_tensor(before[1]) else before[1].copy()
-        yield place, index, model.run_with_hooks(residual, fwd_hooks=[(name, patch)], start_at_layer=layer, tokens=tokens)
+        yield model.run_with_hooks(residual, fwd_hooks=[(name, patch)], start_at_layer=layer, tokens=tokens)
 
 
 def _of(activation_name: str, setter: Setter, *axes: str) -> Callable[..., Any]:
@@ -201,7 +203,8 @@ def get_act_patch_direct_path(
     model.set_use_attn_in(False)
     model.set_use_split_qkv_input(True)
     try:
-        for layer, head in itertools.product(range(src_layer + 1, model.cfg.n_layers), range(model.cfg.n_heads)):
+        heads = list(itertools.product(range(src_layer + 1, model.cfg.n_layers), range(model.cfg.n_heads)))
+        for layer, head in progress(heads, len(heads), "patching paths", verbose):
 
             def add(value: Any, hook: Any, head: int = head) -> Any:
                 value = array(value).copy()

@@ -16,6 +16,7 @@ from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock,
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .hook_points import HookedRootModule, HookPoint
+from .progress import progress
 from .splice import WithSAEs
 from .tokens import Tokenizer, attention_mask, checked_side, padded
 from .weights import Weights
@@ -348,7 +349,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         verbose: bool = True,
     ) -> Any:
         """Continues texts or ids (b, p), prompt included; hooks see every step. return_type: "str", "tokens", or "input" for the type of
-        the input. Draws are numpy's (`numpy.random.seed`). verbose: accepted and without effect."""
+        the input. Draws are numpy's (`numpy.random.seed`). verbose: show progress on a terminal."""
         if return_type not in ("input", "str", "tokens"):
             raise ValueError(f"return_type: expected 'input', 'str' or 'tokens', found {return_type!r}")
         is_text = self._is_text(input)
@@ -364,7 +365,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         is_finished = np.zeros(len(ids), bool)
         new = ids
         with self.kind.of(input):
-            for _ in range(max_new_tokens):
+            for _ in progress(range(max_new_tokens), max_new_tokens, "generating", verbose):
                 logits = array(self._next_logits(new if past else ids, mask, past))
                 if do_sample:
                     drawn = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
