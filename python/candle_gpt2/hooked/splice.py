@@ -10,6 +10,7 @@ import numpy as np
 
 from .._native import Dictionary, Model
 from .arrays import Kind, array
+from .config import HookedTransformerConfig
 from .hook_points import HookPoint, HookedRootModule, Module
 
 
@@ -76,6 +77,7 @@ class SAE(Module):
 class WithSAEs(HookedRootModule):
     """What SAELens' HookedSAETransformer adds to a model."""
 
+    cfg: HookedTransformerConfig
     kind: Kind
 
     def saes(self) -> dict[str, SAE]:
@@ -87,7 +89,7 @@ class WithSAEs(HookedRootModule):
         `blocks.8.hook_resid_pre.hook_sae_acts_post`."""
         if use_error_term is not None:
             sae.use_error_term = use_error_term
-        is_processed = getattr(self, "cfg").normalization_type == "LNPre"
+        is_processed = self.cfg.normalization_type == "LNPre"
         if sae.dictionary.trained_on_processed != is_processed:
             wanted = "from_pretrained" if sae.dictionary.trained_on_processed else "from_pretrained_no_processing"
             warnings.warn(f"{sae.hook_name}: this SAE was trained on the activations of {wanted}", stacklevel=2)

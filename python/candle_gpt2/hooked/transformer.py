@@ -286,9 +286,9 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         past: list[KeyValues] | None = None,
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """The residual stream before the first block, and the mask of the padding if it matters."""
-        mask = self._mask(ids, prepend_bos, padding_side, mask)
         before = past[0].past_keys if past else None
         offset = 0 if before is None else before.shape[1]
+        mask = self._mask(ids, prepend_bos, padding_side, mask, offset)
         if offset + ids.shape[1] > self.cfg.n_ctx:
             raise ValueError(f"{offset + ids.shape[1]} tokens; the context holds {self.cfg.n_ctx}")
         if ids.shape[1] == 0:
@@ -296,12 +296,16 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         embed = self.hook_embed(self.embed.compute(ids))
         return embed + self.hook_pos_embed(self.pos_embed.compute(ids, offset, mask)), mask
 
-    def _mask(self, ids: np.ndarray | None, prepend_bos: bool | None, padding_side: str | None, mask: Any) -> np.ndarray | None:
-        """The given mask; else that of the padding at the left, which later tokens would see."""
+    def _mask(
+        self, ids: np.ndarray | None, prepend_bos: bool | None, padding_side: str | None, mask: Any, offset: int = 0
+    ) -> np.ndarray | None:
+        """The given mask, which is also that of `offset` tokens before; else that of the padding at the left, which later tokens would
+        see."""
         if mask is not None:
             mask = array(mask)
-            if ids is not None and mask.shape != ids.shape:
-                raise ValueError(f"attention_mask: expected the shape of the tokens {ids.shape}, found {mask.shape}")
+            if ids is not None and mask.shape != (len(ids), offset + ids.shape[1]):
+                expected = (len(ids), offset + ids.shape[1])
+                raise ValueError(f"attention_mask: expected the shape of the tokens {expected}, found {mask.shape}")
             return mask
         side = checked_side(padding_side or self.tokenizer.padding_side)
         if side == "left" and ids is not None:
@@ -366,7 +370,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         new = ids
         with self.kind.of(input):
             for _ in progress(range(max_new_tokens), max_new_tokens, "generating", verbose):
-                logits = array(self._next_logits(new if past else ids, mask, past))
+                logits = array(self.forward(new if past else ids, attention_mask=mask, past_kv_cache=past))[:, -1]
                 if do_sample:
                     drawn = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
                 else:
@@ -383,19 +387,6 @@ class HookedTransformer(WithSAEs, HookedRootModule):
                 return self.kind.out(ids)
         texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts[0] if len(texts) == 1 else texts
-
-    def _next_logits(self, new: np.ndarray, mask: np.ndarray, past: list[KeyValues] | None) -> np.ndarray:
-        """Logits of the last position, (b, V). The mask is that of all tokens, those of the cache included."""
-        before = past[0].past_keys if past else None
-        offset = 0 if before is None else before.shape[1]
-        if offset + new.shape[1] > self.cfg.n_ctx:
-            raise ValueError(f"{offset + new.shape[1]} tokens; the context holds {self.cfg.n_ctx}")
-        embed = self.hook_embed(self.embed.compute(new))
-        residual = embed + self.hook_pos_embed(self.pos_embed.compute(new, offset, mask))
-        for layer, block in enumerate(self.blocks):
-            entry = None if past is None else past[layer]
-            residual = block.compute(residual, past_kv_cache_entry=entry, attention_mask=mask)
-        return self.unembed.compute(self.ln_final.compute(residual[:, -1:]))[:, -1]
 
     # Switches.
 
