@@ -149,6 +149,8 @@ def test_composition_scores(hooked):
     ov, qk = model.OV.AB[0, 1].astype(float), model.QK.AB[1, 2].astype(float)
     found = model.all_composition_scores("K")[0, 1, 1, 2]
     assert abs(found - norm(ov @ qk.T) / norm(ov) / norm(qk)) < 1e-5
+    one = utils.composition_scores(model.OV[0, 1], model.QK.T[1, 2], broadcast_dims=False)
+    assert abs(one - found) < 1e-6
     with pytest.raises(ValueError, match="mode: expected 'Q', 'K' or 'V', found 'X'"):
         model.all_composition_scores("X")
 

@@ -190,19 +190,23 @@ def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_di
     """``‖left @ right‖ / (‖left‖ ‖right‖)`` in Frobenius norms; with broadcast_dims of every pair, (*left's, *right's leading)."""
     if left.rdim != right.ldim:
         raise AssertionError(f"left.rdim must be right.ldim, found shapes {left.shape} and {right.shape}")
-    if broadcast_dims:
-        leading = left.ndim - 2
-        for i in range(right.ndim - 2):
-            left = left.unsqueeze(leading + i)
-        for i in range(leading):
-            right = right.unsqueeze(i)
     # The norm of a product is that of its small core.
     before, behind = array(left.collapse_l()), array(right.collapse_r())
+    norms = _norm(before), _norm(behind)
+    if not broadcast_dims:
+        return like(left.A, _norm(before @ behind) / norms[0] / norms[1])
+    rows, width, columns = before.shape[-2], before.shape[-1], behind.shape[-1]
+    # All right sides beside each other are one matrix: one product for each left side.
+    beside = np.moveaxis(behind.reshape(-1, width, columns), 0, 1).reshape(width, -1)
+    products = (one @ beside for one in before.reshape(-1, rows, width))
+    found = np.stack([np.sqrt((product**2).reshape(rows, -1, columns).sum((0, 2))) for product in products])
+    scale = norms[0].reshape(-1, 1) * norms[1].reshape(1, -1)
+    return like(left.A, (found / scale).reshape(left.shape[:-2] + right.shape[:-2]))
 
-    def norm(x: np.ndarray) -> np.ndarray:
-        return np.sqrt(np.einsum("...ij,...ij->...", x, x))
 
-    return like(left.A, norm(before @ behind) / norm(behind) / norm(before))
+def _norm(x: np.ndarray) -> np.ndarray:
+    """Frobenius norms of matrices (…, i, j)."""
+    return np.sqrt(np.einsum("...ij,...ij->...", x, x))
 
 
 def test_prompt(
