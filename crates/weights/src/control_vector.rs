@@ -110,4 +110,29 @@ mod tests {
         let again = write_control_vector(&file, &of(1)).unwrap_err().to_string();
         assert!(again.contains("it exists already"), "{again}");
     }
+
+    /// A file that is cut off is an error; one with a wrong byte is an error or another file, and no more than that.
+    #[test]
+    fn damaged_files_do_no_harm() {
+        let folder = temporary_folder();
+        let file = folder.path().join("vector.gguf");
+        let direction = Tensor::new(&[1f32, 2., 3., 4.], &Device::Cpu).unwrap();
+        write_control_vector(&file, &BTreeMap::from([(1, direction.clone()), (2, direction)])).unwrap();
+        let whole = std::fs::read(&file).unwrap();
+        for length in 0..whole.len() {
+            std::fs::write(&file, &whole[..length]).unwrap();
+            // What is missing may be the padding behind the last tensor.
+            let is_whole = TensorFile::read(&file).is_ok();
+            assert!(!is_whole || length + 32 > whole.len(), "{length} of {} bytes", whole.len());
+        }
+        for place in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[place] ^= [0x01, 0x80, 0xff][place % 3];
+            std::fs::write(&file, &damaged).unwrap();
+            if let Ok(file) = TensorFile::read(&file) {
+                let elements: usize = file.tensors.values().map(Tensor::elem_count).sum();
+                assert!(elements <= whole.len(), "byte {place}: {elements} elements");
+            }
+        }
+    }
 }
