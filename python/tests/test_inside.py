@@ -219,3 +219,5 @@ def test_control_vectors_are_read_written_and_added(plain, tmp_path):
             plain.control_vector(wrong)
     with pytest.raises(ValueError, match="scale: expected a finite number"):
         plain.control_vector(directions, scale=float("nan"))
+    with pytest.raises(ValueError, match=r"layers: expected the first block first, found \(1, 0\)"):
+        plain.control_vector(directions, layers=(1, 0))

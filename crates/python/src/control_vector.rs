@@ -75,6 +75,11 @@ impl Model {
             read_control_vector(&vector.extract::<PathBuf>()?, config)?
         };
         let (first, last) = layers.unwrap_or((0, usize::MAX));
+        if first > last {
+            return Err(wrong_value(format!(
+                "layers: expected the first block first, found ({first}, {last})"
+            )));
+        }
         Ok(ControlVector(read.scaled(scale, first..=last)?))
     }
 }

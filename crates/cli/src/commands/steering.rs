@@ -68,6 +68,12 @@ impl SteeringArguments {
     /// The sum of all control vectors, if there are any.
     fn control_vector(&self, model: &Gpt2Config) -> Result<Option<ControlVector>> {
         let layers = match self.control_vector_layer_range.as_deref() {
+            Some([first, last]) if first > last => {
+                let told = format!(
+                    "--control-vector-layer-range: expected the first block first, found {first} {last}"
+                );
+                return Err(UsageError(told).into());
+            }
             Some([first, last]) => *first..=*last,
             _ => 0..=usize::MAX,
         };

@@ -645,6 +645,10 @@ fn control_vectors_of_llama_cpp_are_added() {
     for (arguments, told) in [
         (&["--control-vector-scaled", file, "x"][..], "expected a file and a finite number, found x"),
         (&["--control-vector-layer-range", "1", "2"], "goes with --control-vector"),
+        (
+            &["--control-vector", file, "--control-vector-layer-range", "3", "1"],
+            "the first block first, found 3 1",
+        ),
         (&["--control-vector", file, "--steer", "\" a\"", "--layer", "1"], "--steer"),
     ] {
         assert_told(&run(&[&["generate", "The", "--greedy"], arguments].concat()), USAGE, told);
