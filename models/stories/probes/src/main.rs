@@ -35,7 +35,7 @@ enum Command {
     /// Print what a checkpoint can do, as figures with their goals
     #[command(after_help = "Examples:
   story-probes report model --corpus corpus
-  story-probes report model --corpus corpus --json > report.json
+  story-probes report model --corpus corpus --save report.json
   story-probes report model.gguf --corpus corpus --against report.json")]
     Report {
         /// Checkpoint folder, or weights file
@@ -58,6 +58,9 @@ enum Command {
         /// Say, too, how much worse any share is than in this report: that of the weights before they were rounded
         #[arg(long, value_name = "FILE")]
         against: Option<PathBuf>,
+        /// Write the report as JSON to this file, too
+        #[arg(long, value_name = "FILE")]
+        save: Option<PathBuf>,
         /// Print one JSON object
         #[arg(long)]
         json: bool,
@@ -159,7 +162,7 @@ fn main() -> Result<()> {
         }
         report => report,
     };
-    let Command::Report { model, corpus, prompts, rows, samples, documents, against, json } = arguments
+    let Command::Report { model, corpus, prompts, rows, samples, documents, against, save, json } = arguments
     else {
         return Ok(());
     };
@@ -193,15 +196,15 @@ fn main() -> Result<()> {
         figures.push(figure("most that any share has lost", most_lost(&figures, &before), 0.01, true));
     }
     bar.finish_and_clear();
+    let checks = figures.iter().map(|figure| {
+        json!({ "name": figure.name, "value": figure.value, "goal": figure.goal, "is_most": figure.is_most,
+            "is_met": figure.is_met() })
+    });
+    let report = json!({ "checks": checks.collect::<Vec<_>>(), "heads": heads, "loss_per_byte": per_byte, "samples": texts });
+    if let Some(path) = save {
+        fs::write(&path, report.to_string()).with_context(|| path.display().to_string())?;
+    }
     if json {
-        let checks: Vec<Value> = figures
-            .iter()
-            .map(|figure| {
-                json!({ "name": figure.name, "value": figure.value, "goal": figure.goal, "is_most": figure.is_most,
-                    "is_met": figure.is_met() })
-            })
-            .collect();
-        let report = json!({ "checks": checks, "heads": heads, "loss_per_byte": per_byte, "samples": texts });
         println!("{report}");
         return Ok(());
     }
