@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -33,38 +33,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Print what a checkpoint can do, as figures with their goals
-    #[command(after_help = "Examples:
-  story-probes report model --corpus corpus
-  story-probes report model --corpus corpus --save report.json
-  story-probes report model.gguf --corpus corpus --against report.json")]
-    Report {
-        /// Checkpoint folder, or weights file
-        model: PathBuf,
-        /// Folder that `story-generator corpus` wrote
-        #[arg(long, value_name = "DIR")]
-        corpus: PathBuf,
-        /// Prompts of each kind
-        #[arg(long, value_name = "N", default_value_t = 300)]
-        prompts: usize,
-        /// Rows of random tokens
-        #[arg(long, value_name = "N", default_value_t = 50)]
-        rows: usize,
-        /// Samples that are checked for faults
-        #[arg(long, value_name = "N", default_value_t = 500)]
-        samples: usize,
-        /// Held-out documents whose loss is measured
-        #[arg(long, value_name = "N", default_value_t = 400)]
-        documents: usize,
-        /// Say, too, how much worse any share is than in this report: that of the weights before they were rounded
-        #[arg(long, value_name = "FILE")]
-        against: Option<PathBuf>,
-        /// Write the report as JSON to this file, too
-        #[arg(long, value_name = "FILE")]
-        save: Option<PathBuf>,
-        /// Print one JSON object
-        #[arg(long)]
-        json: bool,
-    },
+    Report(Report),
     /// Print what was learned when, as JSON: the models that `gpt2 train --keep-steps` kept, with few prompts each
     #[command(after_help = "Example:
   story-probes history rows model --corpus corpus > history.json")]
@@ -82,6 +51,40 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 60)]
         documents: usize,
     },
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  story-probes report model --corpus corpus
+  story-probes report model --corpus corpus --save report.json
+  story-probes report model.gguf --corpus corpus --against report.json")]
+struct Report {
+    /// Checkpoint folder, or weights file
+    model: PathBuf,
+    /// Folder that `story-generator corpus` wrote
+    #[arg(long, value_name = "DIR")]
+    corpus: PathBuf,
+    /// Prompts of each kind
+    #[arg(long, value_name = "N", default_value_t = 300)]
+    prompts: usize,
+    /// Rows of random tokens
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    rows: usize,
+    /// Samples that are checked for faults
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    samples: usize,
+    /// Held-out documents whose loss is measured
+    #[arg(long, value_name = "N", default_value_t = 400)]
+    documents: usize,
+    /// Say, too, how much worse any share is than in this report: that of the weights before they were rounded
+    #[arg(long, value_name = "FILE")]
+    against: Option<PathBuf>,
+    /// Write the report as JSON to this file, too
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// A held-out document.
@@ -119,7 +122,7 @@ impl Subject {
         Ok(self.loaded.vocabulary().encode(text)?)
     }
 
-    /// A text as it is read: after the end of another document, cut to the context.
+    /// A text as it is read: after the end of another document.
     pub(crate) fn prompt(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = vec![self.end];
         ids.extend(self.encode(text)?);
@@ -150,48 +153,48 @@ fn read_probes(corpus: &Path) -> Result<Vec<Probe>> {
 }
 
 fn main() -> Result<()> {
-    let bar = ProgressBar::new(6);
+    let bar = ProgressBar::new(5);
     bar.set_style(ProgressStyle::with_template("{msg} {bar:20} {elapsed}")?);
-    let arguments = match Arguments::parse().command {
+    match Arguments::parse().command {
+        Command::Report(arguments) => report(&arguments, &bar),
         Command::History { trainings, corpus, prompts, documents } => {
             let held_out = lines(&corpus.join("valid.jsonl"), documents)?;
             let measured = history::history(&trainings, &held_out, &read_probes(&corpus)?, prompts, &bar)?;
             bar.finish_and_clear();
             println!("{}", Value::Array(measured));
-            return Ok(());
+            Ok(())
         }
-        report => report,
-    };
-    let Command::Report { model, corpus, prompts, rows, samples, documents, against, save, json } = arguments
-    else {
-        return Ok(());
-    };
-    let subject = Subject::open(&model)?;
+    }
+}
+
+fn report(arguments: &Report, bar: &ProgressBar) -> Result<()> {
+    let Report { corpus, prompts, rows, samples, documents, .. } = arguments;
+    let subject = Subject::open(&arguments.model)?;
     let begin = |what: &'static str| {
         bar.set_message(what);
         bar.inc(1);
     };
     begin("rows of random tokens");
-    let (mut figures, heads) = circuits::random_rows(&subject, rows)?;
+    let (mut figures, heads) = circuits::random_rows(&subject, *rows)?;
     begin("prompts");
-    let all = read_probes(&corpus)?;
-    figures.extend(probes::run(&subject, &all, prompts)?);
-    figures.extend(two_people::run(&subject, &probes::of_kind(&all, "two people", prompts)?)?);
+    let all = read_probes(corpus)?;
+    figures.extend(probes::run(&subject, &all, *prompts)?);
+    figures.extend(two_people::run(&subject, &probes::of_kind(&all, "two people", *prompts)?)?);
     figures.push(figure("words of world.json that are one token", one_token(&subject)?, 1.0, false));
-    let brackets = samples::brackets(&subject, &probes::of_kind(&all, "brackets", prompts)?)?;
+    let brackets = samples::brackets(&subject, &probes::of_kind(&all, "brackets", *prompts)?)?;
     figures.push(figure("brackets that are closed", brackets, 0.95, false));
     begin("held-out documents");
-    let held_out = lines(&corpus.join("valid.jsonl"), documents)?;
+    let held_out = lines(&corpus.join("valid.jsonl"), *documents)?;
     let (ratio, per_byte) = loss(&subject, &held_out)?;
     figures.push(figure("loss over the bound of its entropy", ratio, 1.10, true));
     begin("sequences of the corpus");
     let trained = lines(&corpus.join("train.jsonl"), usize::MAX)?;
     figures.extend(below_counts(&subject, &held_out, &trained)?);
     begin("samples");
-    let (of_samples, texts) = samples::run(&subject, &held_out, &trained, samples)?;
+    let (of_samples, texts) = samples::run(&subject, &held_out, &trained, *samples)?;
     figures.extend(of_samples);
-    if let Some(against) = against {
-        let text = fs::read_to_string(&against).with_context(|| against.display().to_string())?;
+    if let Some(against) = &arguments.against {
+        let text = fs::read_to_string(against).with_context(|| against.display().to_string())?;
         let before: Value = serde_json::from_str(&text).with_context(|| against.display().to_string())?;
         figures.push(figure("most that any share has lost", most_lost(&figures, &before), 0.01, true));
     }
@@ -201,10 +204,10 @@ fn main() -> Result<()> {
             "is_met": figure.is_met() })
     });
     let report = json!({ "checks": checks.collect::<Vec<_>>(), "heads": heads, "loss_per_byte": per_byte, "samples": texts });
-    if let Some(path) = save {
-        fs::write(&path, report.to_string()).with_context(|| path.display().to_string())?;
+    if let Some(path) = &arguments.save {
+        fs::write(path, report.to_string()).with_context(|| path.display().to_string())?;
     }
-    if json {
+    if arguments.json {
         println!("{report}");
         return Ok(());
     }
