@@ -108,6 +108,7 @@ class _TrainOptions(TypedDict, total=False):
     held_out: float | None
     eval_every: int | None
     save_every: int | None
+    keep_steps: Sequence[int] | None
     sample: str | None
     patience: int | None
     seed: int | None

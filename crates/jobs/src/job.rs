@@ -289,6 +289,7 @@ impl TrainJob {
             folder: self.out.clone(),
             eval_every: options.eval_every,
             save_every: options.save_every,
+            keep_steps: options.keep_steps.clone().unwrap_or_default(),
             patience: options.patience,
             dtype: options.dtype,
             share,

@@ -123,6 +123,9 @@ pub struct TrainOptions {
     /// Steps between saved states
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().save_every, allow_negative_numbers = true))]
     pub save_every: u64,
+    /// Keep the model as it is after these steps, as 0,1,2,4,8: each in a folder of --out, as step-4
+    #[cfg_attr(feature = "clap", arg(long, value_name = "STEPS", value_delimiter = ','))]
+    pub keep_steps: Option<Vec<u64>>,
     /// Continue this text at every evaluation, and show it on standard error
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub sample: Option<String>,
@@ -180,6 +183,7 @@ impl Default for TrainOptions {
             held_out: 0.1,
             eval_every: 100,
             save_every: 100,
+            keep_steps: None,
             sample: None,
             patience: None,
             seed: numbers.seed,

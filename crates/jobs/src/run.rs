@@ -1,7 +1,7 @@
 //! A whole training: steps, evaluations, checkpoints, the log and the loss curve, in one folder.
 //!
 //! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest, where nothing is
-//! held out; adapters are merged there, and stand by themselves in `adapter`), beside the state to resume from, `log.jsonl` and, at the end, `loss.svg`. Every file is replaced as a whole.
+//! held out; adapters are merged there, and stand by themselves in `adapter`), beside the state to resume from, `log.jsonl` and, at the end, `loss.svg`. Every file is replaced as a whole. Models of steps that are kept stand in `step-N`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,6 +47,8 @@ pub(crate) struct RunOptions {
     pub(crate) eval_every: u64,
     /// Steps between saved states.
     pub(crate) save_every: u64,
+    /// Steps after which the model is kept.
+    pub(crate) keep_steps: Vec<u64>,
     /// Evaluations without improvement after which the training ends; `None` takes all steps.
     pub(crate) patience: Option<u64>,
     /// Type of the written weights.
@@ -132,7 +134,7 @@ impl Run {
         };
         let log_folder = options.apart.as_ref().map_or(folder.as_path(), TempDir::path);
         let journal = Journal::open(&log_folder.join(LOG), &is_known)?;
-        Ok(Self {
+        let run = Self {
             trainer,
             data,
             tokenizer,
@@ -145,7 +147,11 @@ impl Run {
             clock: Instant::now(),
             step_start_s: 0.0,
             _folder: job_folder,
-        })
+        };
+        if steps_done == 0 {
+            run.keep()?;
+        }
+        Ok(run)
     }
 
     /// Seconds since this process began to train.
@@ -303,8 +309,20 @@ impl Run {
             if run.is_due(run.options.save_every) || run.is_stale() {
                 run.save()?;
             }
-            Ok(())
+            run.keep()
         })
+    }
+
+    /// Keeps the model, if it is to be kept after the last step.
+    fn keep(&self) -> Result<(), TrainingError> {
+        let RunOptions { folder, keep_steps, .. } = &self.options;
+        let step = self.trainer.steps_done();
+        if !keep_steps.contains(&step) || !self.options.writes() {
+            return Ok(());
+        }
+        let folder = folder.join(format!("step-{step}"));
+        fs::create_dir_all(&folder).map_err(|error| TrainingError::File { path: folder.clone(), error })?;
+        self.write_model(&folder)
     }
 
     /// Writes files. If that fails and there is no state to resume from, the files of a checkpoint that it has added go again:
@@ -421,13 +439,17 @@ impl Run {
         if !self.options.writes() {
             return Ok(());
         }
-        let read = |name: &str| Ok(self.trainer.parameter(name)?.detach().to_device(&Device::Cpu)?);
-        let RunOptions { folder, dtype, .. } = &self.options;
-        replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, *dtype)?;
+        let folder = &self.options.folder;
+        self.write_model(folder)?;
         match self.trainer.lora() {
             Some(lora) => lora.save(self.trainer.parameters(), &folder.join("adapter")),
             None => Ok(()),
         }
+    }
+
+    fn write_model(&self, folder: &Path) -> Result<(), TrainingError> {
+        let read = |name: &str| Ok(self.trainer.parameter(name)?.detach().to_device(&Device::Cpu)?);
+        Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, self.options.dtype)?)
     }
 
     /// The same error with the place of the last saved state, where there is one.

@@ -45,7 +45,7 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
 /// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),
 /// weight_decay (0.1), beta_2_half_life, grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
-/// save_every (100), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), device ("auto"), compute_dtype ("f32" or "bf16"), n_head.
+/// save_every (100), keep_steps ([0, 1, 2, 4]), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), device ("auto"), compute_dtype ("f32" or "bf16"), n_head.
 #[pyfunction]
 #[pyo3(signature = (
     data, out, *, init = None, config = None, tokenizer = None, resume = false, on_step = None, offline = false, **options

@@ -9,7 +9,7 @@ use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Unit};
 use candle_gpt2_jobs::{JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
 use candle_gpt2_testing::CheckpointFolder;
-use candle_gpt2_training::{Task, TrainingError};
+use candle_gpt2_training::{Schedule, Task, TrainingError};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
@@ -154,6 +154,30 @@ fn an_interrupt_before_the_first_step_leaves_no_state() {
         assert_eq!((error.to_string().as_str(), job.out.exists()), ("interrupted", false));
     }
     run(&job).unwrap();
+}
+
+#[test]
+fn a_model_that_is_kept_is_what_a_shorter_training_ends_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = |steps| TrainOptions {
+        steps,
+        batch_size: 2,
+        schedule: Schedule::Constant,
+        warmup_steps: Some(0),
+        held_out: 0.0,
+        keep_steps: Some(vec![0, 2, 9]),
+        ..TrainOptions::default()
+    };
+    let longer = job(folder.path(), "longer", options(3));
+    let shorter = job(folder.path(), "shorter", options(2));
+    run(&longer).unwrap();
+    run(&shorter).unwrap();
+    for name in ["model.safetensors", "config.json", "tokenizer.json"] {
+        assert_eq!(read(&longer, &format!("step-2/{name}")), read(&shorter, name), "{name}");
+    }
+    let weights = |step: &str| read(&longer, &format!("{step}model.safetensors"));
+    assert!(weights("step-0/") != weights("step-2/") && weights("step-2/") != weights(""));
+    assert!(!longer.out.join("step-9").exists(), "there is no such step");
 }
 
 #[test]

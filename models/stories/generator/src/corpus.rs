@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::choices::mixed;
-use crate::exercises::{Exercise, random_rows};
+use crate::exercises::{Exercise, random_rows, short_rows};
 use crate::{Impossible, lexicon, story};
 
 /// Bytes of text that count as one token in the shares.
@@ -17,12 +17,19 @@ const TOKEN_BYTES: u64 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Story,
+    ShortRows,
     Rows,
     Of(Exercise),
 }
 
-/// The parts with their shares of all tokens, in hundredths.
-const SHARES: [(Part, u64); 8] = [
+/// Parts with their shares of all tokens, in hundredths.
+type Shares = &'static [(Part, u64)];
+
+/// What is learned first: to copy.
+const COPYING: Shares = &[(Part::ShortRows, 90), (Part::Of(Exercise::Copying), 10)];
+
+/// Everything.
+const MIXTURE: Shares = &[
     (Part::Story, 61),
     (Part::Rows, 7),
     (Part::Of(Exercise::Copying), 9),
@@ -32,6 +39,15 @@ const SHARES: [(Part, u64); 8] = [
     (Part::Of(Exercise::Numbers), 5),
     (Part::Of(Exercise::Nesting), 2),
 ];
+
+/// What a training learns from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lesson {
+    /// Short rows of random tokens that are read again and again, and words that are.
+    Copying,
+    /// Stories, exercises and rows.
+    Mixture,
+}
 
 /// Which documents: those to train on and those that are held out have no seed in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +65,7 @@ pub enum Split {
 pub fn tokenizer_texts(seed: u64, bytes: usize) -> Result<Vec<String>, Impossible> {
     /// A word that is so frequent is merged before the rarest of two thousand tokens.
     const REPEATS: usize = 1000;
-    let mut corpus = Corpus::new(seed, Split::Training, 1);
+    let mut corpus = Corpus::new(seed, Lesson::Mixture, Split::Training, 1);
     let mut texts = Vec::new();
     let mut found = 0;
     while found < bytes {
@@ -86,17 +102,22 @@ fn nats(microbits: u64) -> f64 {
 /// The documents of a seed, in their shares, without end.
 pub struct Corpus {
     seed: u64,
+    shares: Shares,
     split: Split,
     vocab_size: u32,
     index: u64,
     /// Tokens of each part so far.
-    tokens: [u64; SHARES.len()],
+    tokens: Vec<u64>,
 }
 
 impl Corpus {
     /// The documents of a seed; random rows are of tokens below `vocab_size`.
-    pub fn new(seed: u64, split: Split, vocab_size: u32) -> Self {
-        Self { seed, split, vocab_size, index: 0, tokens: [0; SHARES.len()] }
+    pub fn new(seed: u64, lesson: Lesson, split: Split, vocab_size: u32) -> Self {
+        let shares = match lesson {
+            Lesson::Copying => COPYING,
+            Lesson::Mixture => MIXTURE,
+        };
+        Self { seed, shares, split, vocab_size, index: 0, tokens: vec![0; shares.len()] }
     }
 
     /// Tokens of all documents so far, estimated from their bytes.
@@ -111,16 +132,17 @@ impl Corpus {
     pub fn next_line(&mut self) -> Result<Line, Impossible> {
         let total = self.tokens() + 1;
         let behind =
-            |place: usize| i128::from(SHARES[place].1 * total) - 100 * i128::from(self.tokens[place]);
-        let place = (0..SHARES.len()).max_by_key(|place| behind(*place)).unwrap_or_default();
+            |place: usize| i128::from(self.shares[place].1 * total) - 100 * i128::from(self.tokens[place]);
+        let place = (0..self.shares.len()).max_by_key(|place| behind(*place)).unwrap_or_default();
         const HELD_OUT: u64 = 1 << 63;
         let stream = mixed(self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
             ^ if self.split == Split::HeldOut { HELD_OUT } else { 0 };
         let seed = mixed(stream.wrapping_add(mixed(self.index)));
         self.index += 1;
-        let (line, tokens) = match SHARES[place].0 {
-            Part::Rows => {
-                let (ids, microbits) = random_rows(seed, self.vocab_size);
+        let (line, tokens) = match self.shares[place].0 {
+            part @ (Part::Rows | Part::ShortRows) => {
+                let rows = if part == Part::Rows { random_rows } else { short_rows };
+                let (ids, microbits) = rows(seed, self.vocab_size);
                 let tokens = ids.len() as u64;
                 (
                     Line {
@@ -169,21 +191,24 @@ mod tests {
 
     #[test]
     fn every_part_has_its_share() {
-        let mut corpus = Corpus::new(3, Split::Training, 2048);
-        while corpus.tokens() < 200_000 {
-            corpus.next_line().unwrap();
-        }
-        for (place, (part, share)) in SHARES.iter().enumerate() {
-            let found = corpus.tokens[place] as f64 / corpus.tokens() as f64;
-            // A document is at most some hundred tokens, so at most half a hundredth of all.
-            assert!((found - *share as f64 / 100.0).abs() < 0.005, "{part:?}: {found}");
+        for lesson in [Lesson::Copying, Lesson::Mixture] {
+            let mut corpus = Corpus::new(3, lesson, Split::Training, 2048);
+            while corpus.tokens() < 200_000 {
+                corpus.next_line().unwrap();
+            }
+            for (place, (part, share)) in corpus.shares.iter().enumerate() {
+                let found = corpus.tokens[place] as f64 / corpus.tokens() as f64;
+                // A document is at most some hundred tokens, so at most half a hundredth of all.
+                assert!((found - *share as f64 / 100.0).abs() < 0.005, "{part:?}: {found}");
+            }
+            assert_eq!(corpus.shares.iter().map(|(_, share)| share).sum::<u64>(), 100);
         }
     }
 
     #[test]
     fn what_is_held_out_is_not_trained_on() {
         let lines = |split| {
-            let mut corpus = Corpus::new(3, split, 2048);
+            let mut corpus = Corpus::new(3, Lesson::Mixture, split, 2048);
             (0..300).map(|_| corpus.next_line().unwrap()).collect::<Vec<_>>()
         };
         let (training, held_out) = (lines(Split::Training), lines(Split::HeldOut));

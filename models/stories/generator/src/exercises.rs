@@ -337,8 +337,8 @@ impl Desk {
     }
 }
 
-/// Ids of tokens below `vocab_size`, all equally likely or of a small alphabet, that are read again: a short row many times, a long one twice, or pieces of a row
-/// in any order, so that what followed a token is all that helps.
+/// Ids of tokens below `vocab_size`, all equally likely or of a small alphabet, that are read again: a short row many times, a long one
+/// twice, or pieces of a row in any order, so that what followed a token is all that helps.
 pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
     let mut choices = Choices::new(seed);
     let (length, times) = match choices.below(4) {
@@ -347,16 +347,7 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
         2 => (choices.between(41, 120), 2),
         _ => (choices.between(8, 40), 1),
     };
-    // Few tokens teach the heads what to look for, all of them that it holds for every token. The first merges of a tokenizer are its
-    // most frequent ones, behind the bytes and the end of a text.
-    const MERGES: usize = 257;
-    let all = usize::try_from(vocab_size).unwrap_or(1);
-    let (first, count) = match choices.chance(60) {
-        true => (MERGES, 1 << choices.between(4, 9)),
-        false => (0, all),
-    };
-    let id = |_| u32::try_from((first + choices.below(count)) % all).unwrap_or_default();
-    let row: Vec<u32> = (0..length).map(id).collect();
+    let row = random_row(&mut choices, vocab_size, length);
     let mut ids = row.repeat(times);
     if times == 1 {
         for _ in 0..choices.between(4, 16) {
@@ -366,6 +357,29 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
         }
     }
     (ids, choices.microbits())
+}
+
+/// The same of 2 to 31 tokens alone, the short ones as often as the long ones, read again until they fill a window of 64.
+pub fn short_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
+    const FILLED: usize = 64;
+    let mut choices = Choices::new(seed);
+    let shortest = 1 << choices.between(1, 4);
+    let length = choices.between(shortest, 2 * shortest - 1);
+    let row = random_row(&mut choices, vocab_size, length);
+    (row.repeat(FILLED.div_ceil(length)), choices.microbits())
+}
+
+fn random_row(choices: &mut Choices, vocab_size: u32, length: usize) -> Vec<u32> {
+    // Few tokens teach the heads what to look for, all of them that it holds for every token. The first merges of a tokenizer are its
+    // most frequent ones, behind the bytes and the end of a text.
+    const MERGES: usize = 257;
+    let all = usize::try_from(vocab_size).unwrap_or(1);
+    let (first, count) = match choices.chance(60) {
+        true => (MERGES, 1 << choices.between(4, 9)),
+        false => (0, all),
+    };
+    let id = |_| u32::try_from((first + choices.below(count)) % all).unwrap_or_default();
+    (0..length).map(id).collect()
 }
 
 #[cfg(test)]
@@ -414,6 +428,22 @@ mod tests {
             assert!(share > 0.45, "{seed}: {share}");
         }
         assert!(kinds[0] > 8 && kinds[1] > 40, "{kinds:?}");
+    }
+
+    #[test]
+    fn short_rows_fill_a_window_with_readings_of_one_row() {
+        let mut lengths = [0; 32];
+        for seed in 0..400 {
+            let (ids, microbits) = short_rows(seed, 2048);
+            assert!((64..96).contains(&ids.len()) && ids.iter().all(|id| *id < 2048));
+            let same = |length: &usize| ids.iter().skip(*length).zip(&ids).all(|(one, other)| one == other);
+            let length = (1..32).find(same).unwrap();
+            assert!(ids.len().is_multiple_of(length) && microbits >= 4_000_000 * length as u64, "{ids:?}");
+            lengths[length] += 1;
+        }
+        // A quarter each; a row of two tokens may be one token twice.
+        let octaves = [1..4, 4..8, 8..16, 16..32].map(|octave| lengths[octave].iter().sum::<i32>());
+        assert!(octaves.iter().all(|count| (70..130).contains(count)), "{octaves:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use story_generator::{Corpus, Split, diversity, faults, lexicon, probes, story, tokenizer_texts};
+use story_generator::{Corpus, Lesson, Split, diversity, faults, lexicon, probes, story, tokenizer_texts};
 
 /// Makes the stories and exercises that the built-in model learns from
 #[derive(Parser)]
@@ -23,7 +23,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write train.jsonl, valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
+    /// Write copying.jsonl (to train on first), train.jsonl, valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
     Corpus {
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
@@ -31,6 +31,9 @@ enum Command {
         /// Tokens to train on, counted as 4 bytes each; a hundredth as many are held out
         #[arg(long, value_name = "N", default_value_t = 20_000_000)]
         tokens: u64,
+        /// Tokens of copying.jsonl
+        #[arg(long, value_name = "N", default_value_t = 4_000_000)]
+        copying: u64,
         /// Folder to write to; it must be new or empty
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
@@ -80,7 +83,9 @@ fn texts(seed: u64, stories: u64) -> Result<Vec<String>> {
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
-        Command::Corpus { seed, tokens, out, vocab_size } => corpus(seed, tokens, &out, vocab_size),
+        Command::Corpus { seed, tokens, copying, out, vocab_size } => {
+            corpus(seed, [copying, tokens], &out, vocab_size)
+        }
         Command::Diversity { seed, stories, json } => {
             let figures = diversity(&texts(seed, stories)?)?;
             if json {
@@ -125,22 +130,25 @@ const PROBES: usize = 1000;
 /// Text that a tokenizer is trained from.
 const TOKENIZER_BYTES: usize = 5_000_000;
 
-fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
+fn corpus(seed: u64, [copying, tokens]: [u64; 2], out: &Path, vocab_size: u32) -> Result<()> {
     let is_taken = out.exists() && (!out.is_dir() || fs::read_dir(out)?.next().is_some());
     if is_taken {
         bail!("`--out` {}: it is not an empty folder; choose another name", out.display());
     }
     fs::create_dir_all(out).with_context(|| out.display().to_string())?;
-    let bar = ProgressBar::new(tokens);
+    let bar = ProgressBar::no_length();
     bar.set_style(ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} tokens, {eta} left")?);
     let mut documents = Vec::new();
-    for (name, split, tokens) in
-        [("train.jsonl", Split::Training, tokens), ("valid.jsonl", Split::HeldOut, tokens / 100)]
-    {
+    for (name, lesson, split, tokens) in [
+        ("copying.jsonl", Lesson::Copying, Split::Training, copying),
+        ("train.jsonl", Lesson::Mixture, Split::Training, tokens),
+        ("valid.jsonl", Lesson::Mixture, Split::HeldOut, tokens / 100),
+    ] {
+        bar.set_length(tokens);
         let path = out.join(name);
         let partial = out.join(format!("{name}.part"));
-        let count =
-            Corpus::new(seed, split, vocab_size).write(&partial, tokens, |done| bar.set_position(done))?;
+        let count = Corpus::new(seed, lesson, split, vocab_size)
+            .write(&partial, tokens, |done| bar.set_position(done))?;
         fs::rename(&partial, &path)?;
         documents.push(count);
     }
@@ -151,7 +159,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
         .collect();
     fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
-    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[0], "held_out_documents": documents[1] });
+    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[1], "held_out_documents": documents[2] });
     println!("{report}");
     Ok(())
 }

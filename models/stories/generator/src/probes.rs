@@ -31,7 +31,7 @@ pub struct Probe {
 pub fn probes(seed: u64, of_each: usize) -> Vec<Probe> {
     let mut choices = Choices::new(seed ^ 0x0070_726f_6265_7300);
     type Make = fn(&mut Choices) -> Probe;
-    const KINDS: [Make; 11] = [
+    const KINDS: [Make; 12] = [
         two_people,
         pronoun,
         pronoun_behind_another,
@@ -43,6 +43,7 @@ pub fn probes(seed: u64, of_each: usize) -> Vec<Probe> {
         recall,
         copy,
         place_of_thing,
+        brackets,
     ];
     KINDS.iter().flat_map(|make| (0..of_each).map(|_| make(&mut choices)).collect::<Vec<_>>()).collect()
 }
@@ -254,6 +255,25 @@ fn place_of_thing(choices: &mut Choices) -> Probe {
         prompt,
         answers: vec![format!(" {one}")],
         others: vec![format!(" {other}")],
+    }
+}
+
+/// Brackets in brackets and in quotation marks, all of them open.
+fn brackets(choices: &mut Choices) -> Probe {
+    const FRAMES: [&str; 4] = [
+        "On the shelf stood a {X} (with a {Y} (a gift from {A}",
+        "\"I have a {X} (it came with the {Y}",
+        "{B} (whose {X} was still wet) and {A} (who had a {Y}",
+        "{A} read: \"Bring the {X} (the {Y} can stay",
+    ];
+    let [a, b] = [name(choices, true), name(choices, false)];
+    let (x, y) = (thing(choices).singular, thing(choices).singular);
+    let words = [("A", a), ("B", b), ("X", x), ("Y", y)];
+    Probe {
+        kind: "brackets",
+        prompt: filled(choices.pick::<&str>(&FRAMES), &words),
+        answers: vec![")".into()],
+        others: Vec::new(),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use story_generator::{Corpus, Split, diversity, faults, lexicon, story};
+use story_generator::{Corpus, Lesson, Split, diversity, faults, lexicon, story};
 
 /// The bytes of a seed, written down as their CRC-32: another value is another corpus, and another model.
 #[test]
 fn the_first_megabyte_of_a_seed_stays() {
-    let mut corpus = Corpus::new(1, Split::Training, 2048);
+    let mut corpus = Corpus::new(1, Lesson::Mixture, Split::Training, 2048);
     let mut bytes = String::new();
     while bytes.len() < 1 << 20 {
         bytes += &serde_json::to_string(&corpus.next_line().unwrap()).unwrap();
@@ -17,7 +17,7 @@ fn the_first_megabyte_of_a_seed_stays() {
     checksum.update(&bytes.as_bytes()[..1 << 20]);
     assert_eq!(
         checksum.sum(),
-        3_442_923_803,
+        1_002_826_753,
         "the rules or words were changed: write the new value here, and train again"
     );
 }
@@ -33,14 +33,7 @@ fn no_story_has_a_fault() {
 #[test]
 fn stories_differ() {
     let stories: Vec<String> = (0..3000).map(|seed| story(seed).unwrap().text).collect();
-    // Two goals are missed yet; these are not to get worse than here.
-    let reached = |name: &str| match name {
-        "different sequences of 4 words" => Some(0.67),
-        "repeated sentences" => Some(0.05),
-        _ => None,
-    };
-    for mut figure in diversity(&stories).unwrap() {
-        figure.goal = reached(figure.name).unwrap_or(figure.goal);
+    for figure in diversity(&stories).unwrap() {
         assert!(figure.is_met(), "{figure:?}");
     }
     let lengths: Vec<usize> = stories.iter().map(|story| story.split_whitespace().count()).collect();

@@ -1,6 +1,6 @@
 //! Prompts whose continuation is known.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use candle_core::{DType, Tensor};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_interpret::{Chain, Run};
@@ -12,10 +12,20 @@ use crate::{Subject, figure};
 /// A prompt of `probes.json`.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Probe {
-    kind: String,
-    prompt: String,
-    answers: Vec<String>,
-    others: Vec<String>,
+    pub(crate) kind: String,
+    pub(crate) prompt: String,
+    pub(crate) answers: Vec<String>,
+    pub(crate) others: Vec<String>,
+}
+
+/// So many probes of a kind.
+pub(crate) fn of_kind<'a>(all: &'a [Probe], kind: &str, count: usize) -> Result<Vec<&'a Probe>> {
+    let found: Vec<_> = all.iter().filter(|probe| probe.kind == kind).take(count).collect();
+    anyhow::ensure!(
+        !found.is_empty(),
+        "probes.json has no prompts of the kind `{kind}`; make the corpus again"
+    );
+    Ok(found)
 }
 
 /// A kind of prompts: its name in the file, the figure's, and the share that should be right.
@@ -35,10 +45,10 @@ const KINDS: [(&str, &str, f64); 10] = [
 pub(crate) fn run(subject: &Subject, all: &[Probe], of_each: usize) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (kind, name, goal) in KINDS {
-        let probes = all.iter().filter(|probe| probe.kind == kind).take(of_each);
-        let (mut right, mut count, mut difference) = (0, 0, 0.0);
+        let probes = of_kind(all, kind, of_each)?;
+        let count = probes.len() as f64;
+        let (mut right, mut difference) = (0, 0.0);
         for probe in probes {
-            count += 1;
             if probe.others.is_empty() {
                 right += u32::from(is_continued(subject, probe)?);
             } else {
@@ -47,29 +57,15 @@ pub(crate) fn run(subject: &Subject, all: &[Probe], of_each: usize) -> Result<Ve
                 difference += f64::from(answer - other);
             }
         }
-        anyhow::ensure!(count > 0, "probes.json has no prompts of the kind `{kind}`; make the corpus again");
-        figures.push(figure(name, f64::from(right) / f64::from(count), goal, false));
+        figures.push(figure(name, f64::from(right) / count, goal, false));
         if kind == "two people" {
-            figures.push(figure(
-                "who gets it: mean logit difference",
-                difference / f64::from(count),
-                2.0,
-                false,
-            ));
+            figures.push(figure("who gets it: mean logit difference", difference / count, 2.0, false));
         }
     }
-    let mut mass = 0.0;
-    let mut count = 0;
-    for probe in all.iter().filter(|probe| probe.kind == "greater than").take(of_each) {
-        mass += share_of_answers(subject, probe)?;
-        count += 1;
-    }
-    figures.push(figure(
-        "greater than: share of the right numbers",
-        mass / f64::from(count.max(1)),
-        0.8,
-        false,
-    ));
+    let greater = of_kind(all, "greater than", of_each)?;
+    let shares = greater.iter().map(|probe| share_of_answers(subject, probe)).collect::<Result<Vec<_>>>()?;
+    let mean = shares.iter().sum::<f64>() / greater.len() as f64;
+    figures.push(figure("greater than: share of the right numbers", mean, 0.8, false));
     Ok(figures)
 }
 
@@ -82,11 +78,7 @@ fn logits(subject: &Subject, ids: &[u32]) -> Result<Vec<f32>> {
 
 /// The first tokens of some continuations.
 fn first_tokens(subject: &Subject, continuations: &[String]) -> Result<Vec<usize>> {
-    let first = |text: &String| {
-        let ids = subject.encode(text)?;
-        Ok(*ids.first().with_context(|| format!("`{text}` has no token"))? as usize)
-    };
-    continuations.iter().map(first).collect()
+    continuations.iter().map(|text| Ok(subject.first_token(text)? as usize)).collect()
 }
 
 /// The highest logit of the answers, and that of the others.
