@@ -3,6 +3,8 @@
 //!
 //! After a change of the arithmetic `WRITE_FINGERPRINTS=1 cargo test -p candle-gpt2-engine --test fingerprints` writes them anew.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
