@@ -14,7 +14,7 @@ const PACKAGE = join(ROOT, "web/dist/npm");
 const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2");
 const BUILT_IN = join(ROOT, "models/shakespeare");
 const NAMES = ["config.json", "tokenizer.json", "model.safetensors"];
-// WebAssembly rounds twice where a weight, a key or a value in f32 is multiplied.
+// WebAssembly rounds twice where a weight in f32 is multiplied.
 const TOLERANCE = 1e-4;
 
 const { Checkpoint, Files, initSync, last_panic, version } = await import(join(PACKAGE, "gpt2.js"));

@@ -16,8 +16,6 @@ impl<E: Element> Format for Floats<E> {
     const KEY_INPUTS: usize = 1;
     const KEY_LINE: usize = LANES;
     const VALUE_LINE: usize = LANES;
-    /// Not f16, which go with weights in f16 and in integers.
-    const MULTIPLIES_F32: bool = size_of::<E>() == size_of::<f32>();
 
     #[inline(always)]
     fn arrange<S: Simd>(_: S, query: &[f32], to: &mut [f32]) {

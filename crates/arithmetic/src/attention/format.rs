@@ -23,9 +23,6 @@ pub(crate) trait Format: 'static {
     /// Whether scores are products of bytes.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether they are held in f32, see [`Job::MULTIPLIES_F32`](crate::simd::Job::MULTIPLIES_F32).
-    #[allow(dead_code, reason = "only instruction sets without fused products ask")]
-    const MULTIPLIES_F32: bool = false;
 
     /// Brings a query into the form that products take.
     fn arrange<S: Simd>(simd: S, query: &[f32], to: &mut [Self::Query]);

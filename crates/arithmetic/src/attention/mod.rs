@@ -210,7 +210,6 @@ struct Piece<'a, 'b, F: Format> {
 impl<F: Format> Job for Piece<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
-    const MULTIPLIES_F32: bool = F::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {
@@ -281,7 +280,6 @@ struct PieceOfKeys<'a, 'b, F: Format> {
 impl<F: Format> Job for PieceOfKeys<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
-    const MULTIPLIES_F32: bool = F::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
@@ -305,8 +303,6 @@ struct Merge<'a, 'b, F: Format> {
 
 impl<F: Format> Job for Merge<'_, '_, F> {
     type Output = ();
-    /// As in a [`Piece`], which merges too.
-    const MULTIPLIES_F32: bool = F::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(mut self, simd: S) {

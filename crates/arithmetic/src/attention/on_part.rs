@@ -59,7 +59,6 @@ pub(super) struct Results<'a, 'b, F: Format> {
 impl<F: Format> Job for Results<'_, '_, F> {
     type Output = ();
     const MULTIPLIES_BYTES: bool = F::MULTIPLIES_BYTES;
-    const MULTIPLIES_F32: bool = F::MULTIPLIES_F32;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {

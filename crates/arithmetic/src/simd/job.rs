@@ -155,8 +155,8 @@ pub(crate) trait Job {
     /// Whether it multiplies bytes. Other jobs are compiled once for processors that differ in these products only.
     #[allow(dead_code, reason = "only instruction sets that multiply bytes in two ways ask")]
     const MULTIPLIES_BYTES: bool = false;
-    /// Whether it multiplies weights, keys or values in f32. Without fused products these are rounded twice: computed as elsewhere
-    /// they would take many times as long.
+    /// Whether it multiplies weights in f32. Without fused products these are rounded twice: computed as elsewhere they would take
+    /// many times as long.
     #[allow(dead_code, reason = "only instruction sets without fused products ask")]
     const MULTIPLIES_F32: bool = false;
 

@@ -2,8 +2,8 @@
 //!
 //! A module with an instruction that a browser lacks does not load at all, so these are chosen when it is built: with the target
 //! feature `simd128`. A product and a sum are two instructions, rounded each, where other processors round once. They are computed in
-//! f64, but for products with weights, keys and values in f32, which that would make many times slower. Relaxed instructions, whose
-//! results differ between machines, are not used.
+//! f64, but for products with weights in f32, which that would make many times slower. Relaxed instructions, whose results differ
+//! between machines, are not used.
 
 #![expect(unsafe_code, reason = "loads and stores take pointers")]
 
