@@ -35,8 +35,9 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     /// The weight of one input and output, both counted within the block.
     fn value(&self, input: usize, output: usize) -> f32;
 
-    /// Expands blocks for many rows.
-    fn expand<S: Simd>(simd: S, blocks: &[Self], to: &mut [Self::ForManyRows]);
+    /// Expands blocks for many rows, where they have to be.
+    #[inline(always)]
+    fn expand<S: Simd>(_: S, _: &[Self], _: &mut [Self::ForManyRows]) {}
 
     /// Brings rows of inputs into the form that products take: one input or group of them after the other with all of the
     /// tile's rows, of which there are `height`.

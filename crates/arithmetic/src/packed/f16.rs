@@ -37,9 +37,6 @@ impl Block for F16Block {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(_: S, _: &[Self], _: &mut [Self]) {}
-
-    #[inline(always)]
     fn arrange<S: Simd>(_: S, rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
         interleave(rows, tile, height);
     }

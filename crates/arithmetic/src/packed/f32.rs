@@ -30,11 +30,6 @@ impl Block for F32Block {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(_: S, blocks: &[Self], to: &mut [Self]) {
-        to.copy_from_slice(blocks);
-    }
-
-    #[inline(always)]
     fn arrange<S: Simd>(_: S, rows: Chunks<'_, f32>, tile: &mut [f32], height: usize) {
         interleave(rows, tile, height);
     }

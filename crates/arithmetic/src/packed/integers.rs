@@ -351,11 +351,6 @@ impl Block for WordBlock {
     }
 
     #[inline(always)]
-    fn expand<S: Simd>(_: S, blocks: &[Self], to: &mut [Self]) {
-        to.copy_from_slice(blocks);
-    }
-
-    #[inline(always)]
     fn arrange<S: Simd>(simd: S, rows: Chunks<'_, f32>, tile: &mut [ByteGroup], height: usize) {
         arrange_groups(simd, rows, tile, height);
     }
