@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use candle_gpt2_engine::{BUILT_IN, LoadedModel, ModelOptions, Opened, Silent, Texts, fingerprint, process};
 use candle_gpt2_generation::{Event, GenerationConfig, Request, SchedulerOptions, score};
-use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::{CheckpointFolder, SAMPLERS};
 use candle_gpt2_weights::GivenFiles;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -23,22 +23,6 @@ fn file() -> PathBuf {
 /// Types of weights, and of keys and values.
 const TYPES: [(&str, &str); 5] =
     [("f32", "f32"), ("f16", "f16"), ("q8", "f16"), ("q6", "f16"), ("q4", "f16")];
-
-/// How texts are sampled and searched for: four of each, or two.
-const SAMPLERS: [&str; 12] = [
-    r#"{"top_k": 0}"#,
-    r#"{"temperature": 1.7, "top_k": 40}"#,
-    r#"{"top_k": 0, "top_p": 0.9}"#,
-    r#"{"top_k": 0, "min_p": 0.02}"#,
-    r#"{"top_k": 0, "typical_p": 0.8}"#,
-    r#"{"top_k": 0, "epsilon_cutoff": 0.001}"#,
-    r#"{"top_k": 0, "eta_cutoff": 0.002}"#,
-    r#"{"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}"#,
-    r#"{"renormalize_logits": true, "no_repeat_ngram_size": 3}"#,
-    r#"{"do_sample": false, "num_beams": 4, "length_penalty": 0.7}"#,
-    r#"{"do_sample": false, "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}"#,
-    r#"{"do_sample": false, "num_beams": 3, "length_penalty": -1.3, "early_stopping": "never"}"#,
-];
 
 /// With the instructions that `GPT2_INSTRUCTION_SET` names, or the fastest.
 #[test]

@@ -21,6 +21,22 @@ pub const DEVICE_VARIABLE: &str = "GPT2_TEST_DEVICE";
 /// Names the type of the weights in those tests: `f32`, `f16` or `bf16`; f32 without it.
 pub const DTYPE_VARIABLE: &str = "GPT2_TEST_DTYPE";
 
+/// How texts are sampled and searched for where machines are compared: options of `generation_config.json`.
+pub const SAMPLERS: [&str; 12] = [
+    r#"{"top_k": 0}"#,
+    r#"{"temperature": 1.7, "top_k": 40}"#,
+    r#"{"top_k": 0, "top_p": 0.9}"#,
+    r#"{"top_k": 0, "min_p": 0.02}"#,
+    r#"{"top_k": 0, "typical_p": 0.8}"#,
+    r#"{"top_k": 0, "epsilon_cutoff": 0.001}"#,
+    r#"{"top_k": 0, "eta_cutoff": 0.002}"#,
+    r#"{"repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}"#,
+    r#"{"renormalize_logits": true, "no_repeat_ngram_size": 3}"#,
+    r#"{"do_sample": false, "num_beams": 4, "length_penalty": 0.7}"#,
+    r#"{"do_sample": false, "num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}"#,
+    r#"{"do_sample": false, "num_beams": 3, "length_penalty": -1.3, "early_stopping": "never"}"#,
+];
+
 /// What f32 sums of a GPU may differ by: it adds in another order, and its exponential is another one.
 const GPU_TOLERANCE: f64 = 1e-3;
 /// What half precision may differ by, through all blocks.

@@ -1,16 +1,17 @@
 //! One model, text and seed give the same bytes with every instruction set that this processor has, on any number of threads.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
 use candle_gpt2_kernels::limits::instruction_sets;
-use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::{CheckpointFolder, SAMPLERS};
 use serde_json::Value;
 
 use crate::common::path;
 
 /// What the program writes with these instructions, without times.
-fn written(instructions: &str, threads: usize, arguments: &[&str]) -> Value {
+fn written(instructions: &str, threads: usize, arguments: &[impl AsRef<OsStr>]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_gpt2"))
         .args(arguments)
         .args(["--threads", &threads.to_string()])
@@ -50,31 +51,20 @@ fn fingerprints_are_the_same_with_every_instruction_set() {
 
 #[test]
 fn scores_texts_and_beams_are_the_same_with_every_instruction_set() {
-    const SAMPLERS: [&[&str]; 12] = [
-        &["--top-k", "0"],
-        &["--temperature", "1.7", "--top-k", "40"],
-        &["--top-k", "0", "--top-p", "0.9"],
-        &["--top-k", "0", "--min-p", "0.02"],
-        &["--top-k", "0", "--typical-p", "0.8"],
-        &["--top-k", "0", "--epsilon-cutoff", "0.001"],
-        &["--top-k", "0", "--eta-cutoff", "0.002"],
-        &["--repetition-penalty", "1.3", "--presence-penalty", "0.2", "--frequency-penalty", "0.1"],
-        &["--renormalize-logits", "--no-repeat-ngram-size", "3"],
-        &["--num-beams", "4", "--length-penalty", "0.7"],
-        &["--num-beams", "4", "--num-beam-groups", "2", "--diversity-penalty", "0.5"],
-        &["--num-beams", "3", "--length-penalty", "-1.3", "--early-stopping", "never"],
-    ];
     for (dtype, kv_dtype) in [("f32", "f32"), ("f16", "f16"), ("q8", "q8"), ("q6", "f16"), ("q4", "q8")] {
         let types = ["--dtype", dtype, "--kv-dtype", kv_dtype];
         let score = ["score", "But soft, what light through yonder window breaks?", "--json"];
-        let mut calls = vec![[&score[..], &types].concat()];
+        let mut calls =
+            vec![[&score[..], &types].concat().into_iter().map(str::to_owned).collect::<Vec<_>>()];
         for sampler in SAMPLERS {
-            let texts: &[&str] = match sampler[0] {
-                "--num-beams" => &["--num-return-sequences", "2"],
-                _ => &["--seed", "7", "--num-return-sequences", "4"],
+            let sampler = flags(sampler);
+            let texts: &[&str] = match sampler.iter().any(|flag| flag == "--num-beams") {
+                true => &["--num-return-sequences", "2"],
+                false => &["--seed", "7", "--num-return-sequences", "4"],
             };
             let generate = ["generate", "ROMEO: I", "--json", "--max-new-tokens", "24"];
-            calls.push([&generate[..], sampler, texts, &types].concat());
+            let given = [&generate[..], texts, &types].concat();
+            calls.push(given.into_iter().map(str::to_owned).chain(sampler).collect());
         }
         for call in calls {
             let mut sets = instruction_sets()
@@ -87,4 +77,19 @@ fn scores_texts_and_beams_are_the_same_with_every_instruction_set() {
             }
         }
     }
+}
+
+/// The flags of the program for these options; a beam search is asked for by its beams alone.
+fn flags(options: &str) -> Vec<String> {
+    let options: serde_json::Map<String, Value> = serde_json::from_str(options).unwrap();
+    let mut flags = Vec::new();
+    for (name, value) in options.into_iter().filter(|(name, _)| name != "do_sample") {
+        flags.push(format!("--{}", name.replace('_', "-")));
+        match value {
+            Value::Bool(true) => {}
+            Value::String(text) => flags.push(text),
+            value => flags.push(value.to_string()),
+        }
+    }
+    flags
 }
