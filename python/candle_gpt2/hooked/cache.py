@@ -1,16 +1,30 @@
 """`ActivationCache`: what was at the hook points of a run, and what is made of it."""
 
 from collections.abc import ItemsView, Iterator, KeysView, ValuesView
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from . import utils
 from .arrays import array, like
+from .components import LayerNorm, TransformerBlock
+from .config import HookedTransformerConfig
+from .hook_points import HookPoint
 from .slices import Slice
 
-if TYPE_CHECKING:
-    from .transformer import HookedTransformer
+
+class CachedModel(Protocol):
+    """What a cache asks of the model that filled it."""
+
+    cfg: HookedTransformerConfig
+    blocks: list[TransformerBlock]
+    ln_final: LayerNorm
+    hook_dict: dict[str, HookPoint]
+
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Any: ...
+    def to_single_token(self, string: str) -> int: ...
+    def tokens_to_residual_directions(self, tokens: Any) -> Any: ...
+    def to(self, device_or_dtype: Any, print_details: bool = True) -> Any: ...
 
 
 class ActivationCache:
@@ -20,7 +34,7 @@ class ActivationCache:
     a pos_slice of one position, the axis is missing. `apply_ln` divides by the scale that the norm had in this run.
     """
 
-    def __init__(self, cache_dict: dict[str, Any], model: "HookedTransformer", has_batch_dim: bool = True) -> None:
+    def __init__(self, cache_dict: dict[str, Any], model: CachedModel, has_batch_dim: bool = True) -> None:
         self.cache_dict = cache_dict
         self.model = model
         self.has_batch_dim = has_batch_dim
