@@ -28,7 +28,7 @@ probes() { cargo run --quiet --release --locked -p story-probes -- "$@" --corpus
     --steps 1 --batch-size 1 --held-out 0
 }
 
-for lesson in copying train; do
+for lesson in few-tokens all-tokens rows-and-stories train; do
   [ -d "$out/tokens-$lesson" ] ||
     gpt2 tokenize "$out/corpus/$lesson.jsonl" --tokenizer "$out/tokenizer/tokenizer.json" --out "$out/tokens-$lesson" --held-out 0.002
 done
@@ -39,26 +39,34 @@ cat > "$out/config.json" <<'JSON'
  "embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0}
 JSON
 
-# A lesson: its name, the tokens that it is of, and options. It goes on where it was interrupted.
+# A lesson: its name, its tokens, and options. It goes on where it was interrupted.
 lesson() {
   local resume=()
   [ ! -f "$out/$1/training-state.safetensors" ] || resume=(--resume)
   gpt2 train --out "$out/$1" --data "$out/tokens-$2" --seed "$seed" --dtype f16 --beta-2-half-life 100000 \
-    --eval-every 500 --save-every 500 "${@:3}" "${resume[@]}"
+    --eval-every 250 --save-every 250 --warmup-steps 50 "${@:3}" "${resume[@]}"
 }
+# In the first lessons the learning rate stays.
+first_lesson() { lesson "$@" --lr 1e-3 --schedule constant --weight-decay 0; }
+rows() { first_lesson "$@" --batch-size 16 --context 64 --document-starts 1; }
 
-# Copying first, in windows that begin short: what goes back to where a token stood before needs fewer tokens there.
-lesson copying copying --config "$out/config.json" --steps "${COPYING_STEPS:-4000}" --batch-size 32 \
-  --context-ramp "${COPYING_RAMP:-0:16,1200:32,2400:64}" --lr 2e-3 --schedule constant --warmup-steps 50 --weight-decay 0 \
-  --keep-steps 0,16,64,128,256,512,724,1024,1448,2048,2896,4000
+# Heads that look at the token before, and heads that find what followed it, form within a minute where few tokens come again and again in
+# windows of one row each; in as many steps they do not with all tokens, at drawn positions, or in the mixture. What they do is then taught
+# one step at a time: to all tokens, to all positions, beside stories.
+rows few-tokens few-tokens --config "$out/config.json" --initialization mimetic --tokenizer "$out/tokenizer/tokenizer.json" \
+  --steps "${FEW_TOKENS_STEPS:-1600}" --keep-steps 0,100,200,400,600,800,1000,1200,1400,1600
+rows all-tokens all-tokens --init "$out/few-tokens" --steps "${ALL_TOKENS_STEPS:-1000}" --keep-steps 100,200,500,1000
+rows all-positions all-tokens --init "$out/all-tokens" --random-positions --steps "${ALL_POSITIONS_STEPS:-600}" --keep-steps 100,300,600
+first_lesson rows-and-stories rows-and-stories --init "$out/all-positions" --random-positions --batch-size 8 --context 128 \
+  --document-starts 0.5 --steps "${ROWS_AND_STORIES_STEPS:-1100}" --keep-steps 100,300,600,1100
 
-# Then everything: 10 million tokens each in windows of 128, 256 and 512.
-lesson model train --init "$out/copying" --steps "${STEPS:-17100}" --batch-size 8 \
-  --context-ramp "${CONTEXT_RAMP:-0:128,9800:256,14700:512}" --random-positions --document-starts 0.5 --lr 2e-3 \
-  --schedule linear --final-share 0 --warmup-steps 200 --weight-decay 0.1 \
-  --keep-steps 64,128,256,362,512,724,1024,1448,2048,2896,4096,5793,8192,11585,14700,17100
+# Then everything: 10 million tokens each in windows of 128 and 256, and 6 million in windows of 512.
+lesson train train --init "$out/rows-and-stories" --steps "${STEPS:-16200}" --batch-size 8 \
+  --context-ramp "${CONTEXT_RAMP:-0:128,9800:256,14700:512}" --random-positions --document-starts 0.5 --lr 1.2e-3 \
+  --schedule linear --final-share 0 --weight-decay 0.1 \
+  --keep-steps 250,500,1000,2000,4000,6000,8000,10000,12000,14000,16200
 
-[ -f "$out/model.gguf" ] || gpt2 convert "$out/model" "$out/model.gguf" --dtype q8_0
-probes history "$out/copying" "$out/model" > "$out/history.json"
-probes report "$out/model" --save "$out/report.json"
+[ -f "$out/model.gguf" ] || gpt2 convert "$out/train" "$out/model.gguf" --dtype q8_0
+probes history "$out"/{few-tokens,all-tokens,all-positions,rows-and-stories,train} > "$out/history.json"
+probes report "$out/train" --save "$out/report.json"
 probes report "$out/model.gguf" --against "$out/report.json" --save "$out/report-q8.json"

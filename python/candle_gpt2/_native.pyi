@@ -90,6 +90,7 @@ class _TrainOptions(TypedDict, total=False):
     batch_ramp: str | None
     random_positions: bool | None
     document_starts: float | None
+    initialization: Literal["gpt2", "mimetic"] | None
     recompute: bool | None
     train_blocks: int | None
     class_weights: Mapping[str, float] | Literal["balanced"] | None

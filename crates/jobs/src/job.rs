@@ -354,7 +354,7 @@ impl TrainJob {
                 let parameters = Parameters::from_checkpoint(checkpoint, device, &progress)?;
                 parameters.with_fresh_head(config, seed)?
             }
-            None => Parameters::initialize(config, seed, device)?,
+            None => Parameters::initialize_as(self.options.initialization, config, seed, device)?,
         };
         let trainer = match self.options.lora() {
             Some(lora) => {

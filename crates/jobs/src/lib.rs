@@ -40,6 +40,6 @@ pub use training_data::{DataSize, TrainingData};
 
 use candle_gpt2_training::{
     ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, Evaluation, HeldOut, Hyperparameters,
-    Lora, LoraConfig, Parameters, Ramp, Row, RowSet, Schedule, Share, StepReport, Task, Tokens, Trainer,
-    TrainingError, Windows, estimated_bytes,
+    Initialization, Lora, LoraConfig, Parameters, Ramp, Row, RowSet, Schedule, Share, StepReport, Task,
+    Tokens, Trainer, TrainingError, Windows, estimated_bytes,
 };

@@ -7,7 +7,10 @@ use candle_gpt2_engine::{DeviceChoice, UnknownName};
 use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{ClassWeights, ComputeDType, Hyperparameters, LoraConfig, Ramp, Schedule, Task, TrainingError};
+use crate::{
+    ClassWeights, ComputeDType, Hyperparameters, Initialization, LoraConfig, Ramp, Schedule, Task,
+    TrainingError,
+};
 
 /// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
 const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
@@ -69,6 +72,9 @@ pub struct TrainOptions {
     /// Share of the windows that start with a document, if one starts inside them
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
     pub document_starts: f64,
+    /// What a model of --config starts as: gpt2, random weights; or mimetic, with sinusoids for positions and heads that copy
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "gpt2"))]
+    pub initialization: Initialization,
     /// Keep only the inputs of the blocks, and compute the blocks again for their gradients: the same result with less memory, in a third more time
     #[cfg_attr(feature = "clap", arg(long))]
     pub recompute: bool,
@@ -165,6 +171,7 @@ impl Default for TrainOptions {
             batch_ramp: None,
             random_positions: false,
             document_starts: 0.0,
+            initialization: Initialization::default(),
             recompute: false,
             train_blocks: None,
             class_weights: None,
@@ -244,6 +251,12 @@ impl TrainOptions {
             && let Some((option, _, reason)) = of_checkpoints.iter().find(|(_, given, _)| given.is_some())
         {
             return not_with(option, format!("is for checkpoints: {reason}"));
+        }
+        if matches!(start, Start::Checkpoint(_)) && self.initialization != Initialization::default() {
+            return not_with(
+                "initialization",
+                "is for models of a configuration: a checkpoint has weights".into(),
+            );
         }
         if self.class_weights.is_some() && self.task != Task::Classify {
             return not_with("class_weights", "is of the task classify".into());

@@ -40,7 +40,7 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// cache is used.
 ///
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
-/// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), recompute,
+/// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), initialization ("gpt2", or "mimetic"), recompute,
 /// train_blocks (the last ones, so many, with the final norm and the head), class_weights ("balanced", or a dict of labels),
 /// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
 /// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),

@@ -37,7 +37,7 @@ pub use hyperparameters::Hyperparameters;
 pub use lora::{LORA_TARGETS, Lora, LoraConfig};
 pub use memory::estimated_bytes;
 pub use optimizer::{AdamW, decays};
-pub use parameters::Parameters;
+pub use parameters::{Initialization, Parameters};
 pub use ramp::Ramp;
 pub use rows::{Row, RowSet, Rows};
 pub use schedule::Schedule;

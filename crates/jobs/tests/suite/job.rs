@@ -9,7 +9,7 @@ use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Unit};
 use candle_gpt2_jobs::{JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
 use candle_gpt2_testing::CheckpointFolder;
-use candle_gpt2_training::{Schedule, Task, TrainingError};
+use candle_gpt2_training::{Initialization, Schedule, Task, TrainingError};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
@@ -342,9 +342,14 @@ fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
     let tokenizer = folder.path().join("tokenizer.json");
     fs::write(&tokenizer, candle_gpt2_shakespeare::TOKENIZER).unwrap();
     let start = Start::Checkpoint(tiny.path().to_owned());
-    let job = job(folder.path(), "out", TrainOptions { steps: 1, ..TrainOptions::default() });
-    let told = run(&TrainJob { start, tokenizer: Some(tokenizer), ..job }).unwrap_err().to_string();
+    let one = job(folder.path(), "out", TrainOptions { steps: 1, ..TrainOptions::default() });
+    let told =
+        run(&TrainJob { start: start.clone(), tokenizer: Some(tokenizer), ..one }).unwrap_err().to_string();
     assert!(told.contains("the tokenizer does not belong to this model"), "{told}");
+    let mimetic = TrainOptions { initialization: Initialization::Mimetic, ..TrainOptions::default() };
+    let error = run(&TrainJob { start, ..job(folder.path(), "out", mimetic) }).unwrap_err();
+    let expected = "`initialization` is for models of a configuration: a checkpoint has weights";
+    assert!(error.is_usage() && error.to_string() == expected, "{error}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::choices::mixed;
-use crate::exercises::{Exercise, random_rows, short_rows};
+use crate::exercises::{Exercise, random_rows, row_pieces};
 use crate::{Impossible, lexicon, story};
 
 /// Bytes of text that count as one token in the shares.
@@ -17,7 +17,10 @@ const TOKEN_BYTES: u64 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Story,
-    ShortRows,
+    /// Pieces of rows, of few tokens or of all.
+    Pieces {
+        few: bool,
+    },
     Rows,
     Of(Exercise),
 }
@@ -25,14 +28,29 @@ enum Part {
 /// Parts with their shares of all tokens, in hundredths.
 type Shares = &'static [(Part, u64)];
 
-/// What is learned first: to copy.
-const COPYING: Shares = &[(Part::ShortRows, 90), (Part::Of(Exercise::Copying), 10)];
+/// What is learned first: that what followed a token before follows it again.
+const FEW_TOKENS: Shares = &[(Part::Pieces { few: true }, 100)];
+
+/// The same for all tokens.
+const ALL_TOKENS: Shares = &[(Part::Pieces { few: false }, 100)];
+
+/// Both: a model that all at once sees stories alone forgets how to copy.
+const ROWS_AND_STORIES: Shares = &[
+    (Part::Rows, 34),
+    (Part::Story, 40),
+    (Part::Of(Exercise::Copying), 6),
+    (Part::Of(Exercise::TwoPeople), 7),
+    (Part::Of(Exercise::Agreement), 4),
+    (Part::Of(Exercise::Gender), 3),
+    (Part::Of(Exercise::Numbers), 4),
+    (Part::Of(Exercise::Nesting), 2),
+];
 
 /// Everything.
 const MIXTURE: Shares = &[
-    (Part::Story, 61),
-    (Part::Rows, 7),
-    (Part::Of(Exercise::Copying), 9),
+    (Part::Story, 57),
+    (Part::Rows, 12),
+    (Part::Of(Exercise::Copying), 8),
     (Part::Of(Exercise::TwoPeople), 9),
     (Part::Of(Exercise::Agreement), 4),
     (Part::Of(Exercise::Gender), 3),
@@ -43,8 +61,12 @@ const MIXTURE: Shares = &[
 /// What a training learns from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lesson {
-    /// Short rows of random tokens that are read again and again, and words that are.
-    Copying,
+    /// Rows of 64 random tokens, whose pieces come again.
+    FewTokens,
+    /// The same of all tokens.
+    AllTokens,
+    /// A third rows of random tokens, and the rest of everything.
+    RowsAndStories,
     /// Stories, exercises and rows.
     Mixture,
 }
@@ -114,7 +136,9 @@ impl Corpus {
     /// The documents of a seed; random rows are of tokens below `vocab_size`.
     pub fn new(seed: u64, lesson: Lesson, split: Split, vocab_size: u32) -> Self {
         let shares = match lesson {
-            Lesson::Copying => COPYING,
+            Lesson::FewTokens => FEW_TOKENS,
+            Lesson::AllTokens => ALL_TOKENS,
+            Lesson::RowsAndStories => ROWS_AND_STORIES,
             Lesson::Mixture => MIXTURE,
         };
         Self { seed, shares, split, vocab_size, index: 0, tokens: vec![0; shares.len()] }
@@ -140,9 +164,11 @@ impl Corpus {
         let seed = mixed(stream.wrapping_add(mixed(self.index)));
         self.index += 1;
         let (line, tokens) = match self.shares[place].0 {
-            part @ (Part::Rows | Part::ShortRows) => {
-                let rows = if part == Part::Rows { random_rows } else { short_rows };
-                let (ids, microbits) = rows(seed, self.vocab_size);
+            part @ (Part::Rows | Part::Pieces { .. }) => {
+                let (ids, microbits) = match part {
+                    Part::Pieces { few } => row_pieces(seed, self.vocab_size, few),
+                    _ => random_rows(seed, self.vocab_size),
+                };
                 let tokens = ids.len() as u64;
                 (
                     Line {
@@ -191,7 +217,7 @@ mod tests {
 
     #[test]
     fn every_part_has_its_share() {
-        for lesson in [Lesson::Copying, Lesson::Mixture] {
+        for lesson in [Lesson::FewTokens, Lesson::AllTokens, Lesson::RowsAndStories, Lesson::Mixture] {
             let mut corpus = Corpus::new(3, lesson, Split::Training, 2048);
             while corpus.tokens() < 200_000 {
                 corpus.next_line().unwrap();

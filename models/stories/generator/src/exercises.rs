@@ -347,7 +347,11 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
         2 => (choices.between(41, 120), 2),
         _ => (choices.between(8, 40), 1),
     };
-    let row = random_row(&mut choices, vocab_size, length);
+    let tokens = match choices.chance(60) {
+        true => (MERGES, 1 << choices.between(4, 9)),
+        false => (0, usize::try_from(vocab_size).unwrap_or(1)),
+    };
+    let row = random_row(&mut choices, vocab_size, length, tokens);
     let mut ids = row.repeat(times);
     if times == 1 {
         for _ in 0..choices.between(4, 16) {
@@ -359,25 +363,43 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
     (ids, choices.microbits())
 }
 
-/// The same of 2 to 31 tokens alone, the short ones as often as the long ones, read again until they fill a window of 64.
-pub fn short_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
-    const FILLED: usize = 64;
+/// The tokens of a first lesson: as few as they are, a model finds out by them that a row goes on as it did before.
+const FEW: usize = 64;
+
+/// Pieces of a row of random tokens in any order, until a window of 64 is full: of few tokens, or of all.
+///
+/// In any order, so that counting back to where the row began says nothing, and only what followed the same token before does.
+pub fn row_pieces(seed: u64, vocab_size: u32, few: bool) -> (Vec<u32>, u64) {
+    const FILLED: usize = 66;
     let mut choices = Choices::new(seed);
-    let shortest = 1 << choices.between(1, 4);
-    let length = choices.between(shortest, 2 * shortest - 1);
-    let row = random_row(&mut choices, vocab_size, length);
-    (row.repeat(FILLED.div_ceil(length)), choices.microbits())
+    let length = choices.between(4, if few { 16 } else { 24 });
+    let (first, count) = match few {
+        true => (MERGES, FEW),
+        // A third of the rows is still of tokens that are seen often.
+        false if choices.chance(30) => (MERGES, 4 * FEW),
+        false => (0, usize::try_from(vocab_size).unwrap_or(1)),
+    };
+    let row = random_row(&mut choices, vocab_size, length, (first, count));
+    let mut ids = row.clone();
+    while ids.len() < FILLED {
+        let piece = choices.between(2, 8).min(length);
+        let start = choices.below(length - piece + 1);
+        ids.extend(&row[start..start + piece]);
+    }
+    (ids, choices.microbits())
 }
 
-fn random_row(choices: &mut Choices, vocab_size: u32, length: usize) -> Vec<u32> {
-    // Few tokens teach the heads what to look for, all of them that it holds for every token. The first merges of a tokenizer are its
-    // most frequent ones, behind the bytes and the end of a text.
-    const MERGES: usize = 257;
+/// The first merges of a tokenizer are its most frequent ones, behind the bytes and the end of a text.
+const MERGES: usize = 257;
+
+/// A row of `count` tokens from `first` on.
+fn random_row(
+    choices: &mut Choices,
+    vocab_size: u32,
+    length: usize,
+    (first, count): (usize, usize),
+) -> Vec<u32> {
     let all = usize::try_from(vocab_size).unwrap_or(1);
-    let (first, count) = match choices.chance(60) {
-        true => (MERGES, 1 << choices.between(4, 9)),
-        false => (0, all),
-    };
     let id = |_| u32::try_from((first + choices.below(count)) % all).unwrap_or_default();
     (0..length).map(id).collect()
 }
@@ -431,19 +453,20 @@ mod tests {
     }
 
     #[test]
-    fn short_rows_fill_a_window_with_readings_of_one_row() {
-        let mut lengths = [0; 32];
-        for seed in 0..400 {
-            let (ids, microbits) = short_rows(seed, 2048);
-            assert!((64..96).contains(&ids.len()) && ids.iter().all(|id| *id < 2048));
-            let same = |length: &usize| ids.iter().skip(*length).zip(&ids).all(|(one, other)| one == other);
-            let length = (1..32).find(same).unwrap();
-            assert!(ids.len().is_multiple_of(length) && microbits >= 4_000_000 * length as u64, "{ids:?}");
-            lengths[length] += 1;
+    fn pieces_of_a_row_fill_a_window_and_go_on_as_it_did() {
+        for (few, most, tokens) in [(true, 16, 257..321), (false, 24, 0..2048)] {
+            let mut lengths = Vec::new();
+            for seed in 0..400 {
+                let (ids, microbits) = row_pieces(seed, 2048, few);
+                assert!((66..74).contains(&ids.len()) && ids.iter().all(|id| tokens.contains(id)), "{ids:?}");
+                assert!(microbits >= 4 * 6_000_000);
+                // A piece has two tokens at least, so that at most every second pair is of two pieces.
+                let pairs: std::collections::HashSet<_> = ids.windows(2).collect();
+                assert!(pairs.len() < most + (66 - 4) / 2, "{seed}: {}", pairs.len());
+                lengths.push(ids.iter().collect::<std::collections::HashSet<_>>().len());
+            }
+            assert!(*lengths.iter().max().unwrap() > most - 4 && *lengths.iter().max().unwrap() <= most);
         }
-        // A quarter each; a row of two tokens may be one token twice.
-        let octaves = [1..4, 4..8, 8..16, 16..32].map(|octave| lengths[octave].iter().sum::<i32>());
-        assert!(octaves.iter().all(|count| (70..130).contains(count)), "{octaves:?}");
     }
 
     #[test]

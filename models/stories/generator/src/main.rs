@@ -23,17 +23,14 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write copying.jsonl (to train on first), train.jsonl, valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
+    /// Write the lessons few-tokens.jsonl, all-tokens.jsonl, rows-and-stories.jsonl and train.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
     Corpus {
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Tokens to train on, counted as 4 bytes each; a hundredth as many are held out
+        /// Tokens of train.jsonl, counted as 4 bytes each; a hundredth as many are held out
         #[arg(long, value_name = "N", default_value_t = 20_000_000)]
         tokens: u64,
-        /// Tokens of copying.jsonl
-        #[arg(long, value_name = "N", default_value_t = 4_000_000)]
-        copying: u64,
         /// Folder to write to; it must be new or empty
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
@@ -83,9 +80,7 @@ fn texts(seed: u64, stories: u64) -> Result<Vec<String>> {
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
-        Command::Corpus { seed, tokens, copying, out, vocab_size } => {
-            corpus(seed, [copying, tokens], &out, vocab_size)
-        }
+        Command::Corpus { seed, tokens, out, vocab_size } => corpus(seed, tokens, &out, vocab_size),
         Command::Diversity { seed, stories, json } => {
             let figures = diversity(&texts(seed, stories)?)?;
             if json {
@@ -130,7 +125,10 @@ const PROBES: usize = 1000;
 /// Text that a tokenizer is trained from.
 const TOKENIZER_BYTES: usize = 5_000_000;
 
-fn corpus(seed: u64, [copying, tokens]: [u64; 2], out: &Path, vocab_size: u32) -> Result<()> {
+/// Tokens of the lessons before the last one: more than these are trained on.
+const FIRST_TOKENS: u64 = 2_000_000;
+
+fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     let is_taken = out.exists() && (!out.is_dir() || fs::read_dir(out)?.next().is_some());
     if is_taken {
         bail!("`--out` {}: it is not an empty folder; choose another name", out.display());
@@ -140,7 +138,9 @@ fn corpus(seed: u64, [copying, tokens]: [u64; 2], out: &Path, vocab_size: u32) -
     bar.set_style(ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} tokens, {eta} left")?);
     let mut documents = Vec::new();
     for (name, lesson, split, tokens) in [
-        ("copying.jsonl", Lesson::Copying, Split::Training, copying),
+        ("few-tokens.jsonl", Lesson::FewTokens, Split::Training, FIRST_TOKENS),
+        ("all-tokens.jsonl", Lesson::AllTokens, Split::Training, FIRST_TOKENS),
+        ("rows-and-stories.jsonl", Lesson::RowsAndStories, Split::Training, 2 * FIRST_TOKENS),
         ("train.jsonl", Lesson::Mixture, Split::Training, tokens),
         ("valid.jsonl", Lesson::Mixture, Split::HeldOut, tokens / 100),
     ] {
@@ -159,7 +159,7 @@ fn corpus(seed: u64, [copying, tokens]: [u64; 2], out: &Path, vocab_size: u32) -
         .collect();
     fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
-    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[1], "held_out_documents": documents[2] });
+    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[3], "held_out_documents": documents[4] });
     println!("{report}");
     Ok(())
 }
