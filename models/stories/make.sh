@@ -28,7 +28,7 @@ probes() { cargo run --quiet --release --locked -p story-probes -- "$@" --corpus
     --steps 1 --batch-size 1 --held-out 0
 }
 
-for lesson in few-tokens all-tokens rows-and-stories train; do
+for lesson in rows rows-and-stories train; do
   [ -d "$out/tokens-$lesson" ] ||
     gpt2 tokenize "$out/corpus/$lesson.jsonl" --tokenizer "$out/tokenizer/tokenizer.json" --out "$out/tokens-$lesson" --held-out 0.002
 done
@@ -48,17 +48,16 @@ lesson() {
 }
 # In the first lessons the learning rate stays.
 first_lesson() { lesson "$@" --lr 1e-3 --schedule constant --weight-decay 0; }
-rows() { first_lesson "$@" --batch-size 16 --context 64 --document-starts 1; }
+rows() { first_lesson "$@" --batch-size 32 --context 32 --document-starts 1; }
 
-# Heads that look at the token before, and heads that find what followed it, form within a minute where few tokens come again and again in
-# windows of one row each; in as many steps they do not with all tokens, at drawn positions, or in the mixture. What they do is then taught
-# one step at a time: to all tokens, to all positions, beside stories.
-rows few-tokens few-tokens --config "$out/config.json" --initialization mimetic --tokenizer "$out/tokenizer/tokenizer.json" \
-  --steps "${FEW_TOKENS_STEPS:-1600}" --keep-steps 0,100,200,400,600,800,1000,1200,1400,1600
-rows all-tokens all-tokens --init "$out/few-tokens" --steps "${ALL_TOKENS_STEPS:-1000}" --keep-steps 100,200,500,1000
-rows all-positions all-tokens --init "$out/all-tokens" --random-positions --steps "${ALL_POSITIONS_STEPS:-600}" --keep-steps 100,300,600
-first_lesson rows-and-stories rows-and-stories --init "$out/all-positions" --random-positions --batch-size 8 --context 128 \
-  --document-starts 0.5 --steps "${ROWS_AND_STORIES_STEPS:-1100}" --keep-steps 100,300,600,1100
+# Heads that look at the token before, and heads that find what followed it, form within a minute where few tokens come again and again, in
+# short windows of one row each; in as many steps they do not in longer rows, at drawn positions, or in the mixture. What they do is then
+# taught to all positions, and beside stories.
+rows rows rows --config "$out/config.json" --initialization mimetic --tokenizer "$out/tokenizer/tokenizer.json" \
+  --steps "${ROWS_STEPS:-1500}" --keep-steps 0,100,200,300,400,500,600,700,800,900,1000,1200,1500
+rows positions rows --init "$out/rows" --random-positions --steps "${POSITIONS_STEPS:-800}" --keep-steps 100,200,400,800
+first_lesson rows-and-stories rows-and-stories --init "$out/positions" --random-positions --batch-size 8 --context 128 \
+  --document-starts 0.5 --steps "${ROWS_AND_STORIES_STEPS:-1200}" --keep-steps 100,300,600,1200
 
 # Then everything: 10 million tokens each in windows of 128 and 256, and 6 million in windows of 512.
 lesson train train --init "$out/rows-and-stories" --steps "${STEPS:-16200}" --batch-size 8 \
@@ -67,6 +66,6 @@ lesson train train --init "$out/rows-and-stories" --steps "${STEPS:-16200}" --ba
   --keep-steps 250,500,1000,2000,4000,6000,8000,10000,12000,14000,16200
 
 [ -f "$out/model.gguf" ] || gpt2 convert "$out/train" "$out/model.gguf" --dtype q8_0
-probes history "$out"/{few-tokens,all-tokens,all-positions,rows-and-stories,train} > "$out/history.json"
+probes history "$out"/{rows,positions,rows-and-stories,train} > "$out/history.json"
 probes report "$out/train" --save "$out/report.json"
 probes report "$out/model.gguf" --against "$out/report.json" --save "$out/report-q8.json"

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::choices::mixed;
-use crate::exercises::{Exercise, random_rows, row_pieces};
+use crate::exercises::{Exercise, random_rows, short_rows};
 use crate::{Impossible, lexicon, story};
 
 /// Bytes of text that count as one token in the shares.
@@ -17,10 +17,7 @@ const TOKEN_BYTES: u64 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Story,
-    /// Pieces of rows, of few tokens or of all.
-    Pieces {
-        few: bool,
-    },
+    ShortRows,
     Rows,
     Of(Exercise),
 }
@@ -29,10 +26,7 @@ enum Part {
 type Shares = &'static [(Part, u64)];
 
 /// What is learned first: that what followed a token before follows it again.
-const FEW_TOKENS: Shares = &[(Part::Pieces { few: true }, 100)];
-
-/// The same for all tokens.
-const ALL_TOKENS: Shares = &[(Part::Pieces { few: false }, 100)];
+const ROWS: Shares = &[(Part::ShortRows, 100)];
 
 /// Both: a model that all at once sees stories alone forgets how to copy.
 const ROWS_AND_STORIES: Shares = &[
@@ -61,10 +55,8 @@ const MIXTURE: Shares = &[
 /// What a training learns from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lesson {
-    /// Rows of 64 random tokens, whose pieces come again.
-    FewTokens,
-    /// The same of all tokens.
-    AllTokens,
+    /// Short rows of random tokens, whose pieces come again.
+    Rows,
     /// A third rows of random tokens, and the rest of everything.
     RowsAndStories,
     /// Stories, exercises and rows.
@@ -136,8 +128,7 @@ impl Corpus {
     /// The documents of a seed; random rows are of tokens below `vocab_size`.
     pub fn new(seed: u64, lesson: Lesson, split: Split, vocab_size: u32) -> Self {
         let shares = match lesson {
-            Lesson::FewTokens => FEW_TOKENS,
-            Lesson::AllTokens => ALL_TOKENS,
+            Lesson::Rows => ROWS,
             Lesson::RowsAndStories => ROWS_AND_STORIES,
             Lesson::Mixture => MIXTURE,
         };
@@ -164,11 +155,9 @@ impl Corpus {
         let seed = mixed(stream.wrapping_add(mixed(self.index)));
         self.index += 1;
         let (line, tokens) = match self.shares[place].0 {
-            part @ (Part::Rows | Part::Pieces { .. }) => {
-                let (ids, microbits) = match part {
-                    Part::Pieces { few } => row_pieces(seed, self.vocab_size, few),
-                    _ => random_rows(seed, self.vocab_size),
-                };
+            part @ (Part::Rows | Part::ShortRows) => {
+                let rows = if part == Part::Rows { random_rows } else { short_rows };
+                let (ids, microbits) = rows(seed, self.vocab_size);
                 let tokens = ids.len() as u64;
                 (
                     Line {
@@ -217,7 +206,7 @@ mod tests {
 
     #[test]
     fn every_part_has_its_share() {
-        for lesson in [Lesson::FewTokens, Lesson::AllTokens, Lesson::RowsAndStories, Lesson::Mixture] {
+        for lesson in [Lesson::Rows, Lesson::RowsAndStories, Lesson::Mixture] {
             let mut corpus = Corpus::new(3, lesson, Split::Training, 2048);
             while corpus.tokens() < 200_000 {
                 corpus.next_line().unwrap();

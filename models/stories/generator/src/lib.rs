@@ -27,7 +27,7 @@ pub use check::{Fault, faults};
 pub use choices::Choices;
 pub use corpus::{Corpus, Lesson, Line, Split, tokenizer_texts};
 pub use diversity::{Figure, diversity};
-pub use exercises::{Exercise, is_held_out, random_rows, row_pieces};
+pub use exercises::{Exercise, is_held_out, random_rows, short_rows};
 pub use lexicon::{Lexicon, Noun, Verb, lexicon};
 pub use probes::{Probe, probes};
 pub use story::Document;

@@ -23,7 +23,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write the lessons few-tokens.jsonl, all-tokens.jsonl, rows-and-stories.jsonl and train.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
+    /// Write the lessons rows.jsonl, rows-and-stories.jsonl and train.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
     Corpus {
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
@@ -138,8 +138,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     bar.set_style(ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} tokens, {eta} left")?);
     let mut documents = Vec::new();
     for (name, lesson, split, tokens) in [
-        ("few-tokens.jsonl", Lesson::FewTokens, Split::Training, FIRST_TOKENS),
-        ("all-tokens.jsonl", Lesson::AllTokens, Split::Training, FIRST_TOKENS),
+        ("rows.jsonl", Lesson::Rows, Split::Training, FIRST_TOKENS),
         ("rows-and-stories.jsonl", Lesson::RowsAndStories, Split::Training, 2 * FIRST_TOKENS),
         ("train.jsonl", Lesson::Mixture, Split::Training, tokens),
         ("valid.jsonl", Lesson::Mixture, Split::HeldOut, tokens / 100),
@@ -159,7 +158,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
         .collect();
     fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
-    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[3], "held_out_documents": documents[4] });
+    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[2], "held_out_documents": documents[3] });
     println!("{report}");
     Ok(())
 }
