@@ -67,5 +67,6 @@ lesson train train --init "$out/rows-and-stories" --steps "${STEPS:-16200}" --ba
 
 [ -f "$out/model.gguf" ] || gpt2 convert "$out/train" "$out/model.gguf" --dtype q8_0
 probes history "$out"/{rows,positions,rows-and-stories,train} > "$out/history.json"
+cargo run --quiet --release --locked -p story-probes -- page "$out/history.json" > "$out/learned.html"
 probes report "$out/train" --save "$out/report.json"
 probes report "$out/model.gguf" --against "$out/report.json" --save "$out/report-q8.json"

@@ -16,6 +16,13 @@ pub static WRITING_JS: &str = concat!(include_str!("../parts/writing.js"), inclu
 pub static HEAD_HTML: &str = include_str!("../parts/head.html");
 /// Elements that `parts.report` draws into: a page that shows reports has this once.
 pub static REPORT_HTML: &str = include_str!("../parts/report.html");
+/// Elements that `parts.learned` of [`LEARNED_JS`] draws into, as into [`REPORT_HTML`] a report: a slider over the checkpoints of a
+/// training, and what was measured of each.
+pub static LEARNED_HTML: &str = include_str!("../parts/learned.html");
+/// Their style, after [`PARTS_CSS`].
+pub static LEARNED_CSS: &str = include_str!("../parts/learned.css");
+/// Their script, after [`PARTS_JS`].
+pub static LEARNED_JS: &str = include_str!("../parts/learned.js");
 
 /// The page of one report, drawn by [`PARTS_JS`], with `title`, `style`, `report`, `data` and `script` between pairs of `@@`.
 pub static REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
@@ -23,3 +30,6 @@ pub static REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
 pub static REPORT_PAGE_CSS: &str = include_str!("../parts/report-page.css");
 /// Its script, after [`PARTS_JS`].
 pub static REPORT_PAGE_JS: &str = include_str!("../parts/report-page.js");
+/// The script of a page of how one model learned, in place of [`REPORT_PAGE_JS`] and after [`PARTS_JS`] and
+/// [`LEARNED_JS`]; [`LEARNED_HTML`] is its report.
+pub static LEARNED_PAGE_JS: &str = include_str!("../parts/learned-page.js");

@@ -9,7 +9,7 @@ mod table;
 
 pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 pub use error::PictureError;
-pub use page::{data, page};
+pub use page::{data, learned_page, page};
 pub use report::{Axis, Metric, Report, Scale, Token, shown};
 pub use svg::{Width, svg};
 pub use table::table;

@@ -3,7 +3,10 @@
 //! The data stands in a script element of type `application/json`, where only `<` has a meaning to HTML; the script puts every text
 //! on the page as text. What it is drawn with is in `candle-gpt2-web`.
 
-use candle_gpt2_web::{PARTS_CSS, PARTS_JS, REPORT_HTML, REPORT_PAGE_CSS, REPORT_PAGE_HTML, REPORT_PAGE_JS};
+use candle_gpt2_web::{
+    LEARNED_CSS, LEARNED_HTML, LEARNED_JS, LEARNED_PAGE_JS, PARTS_CSS, PARTS_JS, REPORT_HTML,
+    REPORT_PAGE_CSS, REPORT_PAGE_HTML, REPORT_PAGE_JS,
+};
 use serde::Serialize;
 
 use crate::packed::{Pattern, pack};
@@ -47,15 +50,33 @@ struct Data<'a> {
 /// assert!(!html.contains("https://"), "a page that loads nothing");
 /// ```
 pub fn page(report: &Report) -> String {
-    let data = data(report).replace('<', "\\u003c");
+    filled(&report.title, REPORT_HTML, "", &[PARTS_JS, REPORT_PAGE_JS].concat(), &data(report))
+}
+
+/// How a model learned, as one HTML file that asks for nothing: loss, heads, abilities and a sample of every checkpoint that was kept, and
+/// a slider over them. `history` is the JSON that `story-probes history` prints.
+///
+/// ```
+/// use candle_gpt2_pictures::learned_page;
+///
+/// let html = learned_page("How it learned", r#"[{"training": "rows", "step": 0}]"#);
+/// assert!(html.contains("<title>How it learned") && !html.contains("https://"));
+/// ```
+pub fn learned_page(title: &str, history: &str) -> String {
+    filled(title, LEARNED_HTML, LEARNED_CSS, &[PARTS_JS, LEARNED_JS, LEARNED_PAGE_JS].concat(), history)
+}
+
+/// The page of one thing, with these elements, style, script and data.
+fn filled(title: &str, elements: &str, style: &str, script: &str, data: &str) -> String {
+    let data = data.replace('<', "\\u003c");
     // Between pairs of `@@` stand the names of what goes there.
     REPORT_PAGE_HTML
         .split("@@")
         .map(|piece| match piece {
-            "report" => REPORT_HTML.to_owned(),
-            "title" => escaped(&report.title),
-            "style" => [PARTS_CSS, REPORT_PAGE_CSS].concat(),
-            "script" => [PARTS_JS, REPORT_PAGE_JS].concat(),
+            "report" => elements.to_owned(),
+            "title" => escaped(title),
+            "style" => [PARTS_CSS, REPORT_PAGE_CSS, style].concat(),
+            "script" => script.to_owned(),
             "data" => data.clone(),
             html => html.to_owned(),
         })

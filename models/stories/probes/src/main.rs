@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent};
+use candle_gpt2_pictures::learned_page;
 use clap::{Args, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
@@ -50,6 +51,13 @@ enum Command {
         /// Held-out documents whose loss is measured
         #[arg(long, value_name = "N", default_value_t = 60)]
         documents: usize,
+    },
+    /// Print a history as a page: one HTML file with a slider over the checkpoints
+    #[command(after_help = "Example:
+  story-probes page history.json > learned.html")]
+    Page {
+        /// What `story-probes history` printed
+        history: PathBuf,
     },
 }
 
@@ -162,6 +170,15 @@ fn main() -> Result<()> {
             let measured = history::history(&trainings, &held_out, &read_probes(&corpus)?, prompts, &bar)?;
             bar.finish_and_clear();
             println!("{}", Value::Array(measured));
+            Ok(())
+        }
+        Command::Page { history } => {
+            let found = || history.display().to_string();
+            let measured: Value = serde_json::from_str(&fs::read_to_string(&history).with_context(found)?)
+                .with_context(|| {
+                    format!("{}: expected what `story-probes history` prints", history.display())
+                })?;
+            print!("{}", learned_page("How the model learned", &measured.to_string()));
             Ok(())
         }
     }
