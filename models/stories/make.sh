@@ -16,7 +16,7 @@ probes() { cargo run --quiet --release --locked -p story-probes -- "$@" --corpus
 [ -d "$out/corpus" ] || {
   rm -rf "$out/corpus.part"
   cargo run --quiet --release --locked -p story-generator -- corpus --seed "$seed" \
-    --tokens "${CORPUS_TOKENS:-24000000}" --out "$out/corpus.part"
+    --tokens "${CORPUS_TOKENS:-50000000}" --out "$out/corpus.part"
   mv "$out/corpus.part" "$out/corpus"
 }
 
@@ -59,11 +59,11 @@ rows positions rows --init "$out/rows" --random-positions --steps "${POSITIONS_S
 first_lesson rows-and-stories rows-and-stories --init "$out/positions" --random-positions --batch-size 8 --context 128 \
   --document-starts 0.5 --steps "${ROWS_AND_STORIES_STEPS:-1200}" --keep-steps 100,300,600,1200
 
-# Then everything: 10 million tokens each in windows of 128 and 256, and 6 million in windows of 512.
-lesson train train --init "$out/rows-and-stories" --steps "${STEPS:-16200}" --batch-size 8 \
-  --context-ramp "${CONTEXT_RAMP:-0:128,9800:256,14700:512}" --random-positions --document-starts 0.5 --lr 1.2e-3 \
+# Then everything: 20 million tokens in windows of 128, as many in windows of 256, and 14 million in windows of 512. No text comes twice.
+lesson train train --init "$out/rows-and-stories" --steps "${STEPS:-32700}" --batch-size 8 \
+  --context-ramp "${CONTEXT_RAMP:-0:128,19500:256,29300:512}" --random-positions --document-starts 0.5 --lr 3e-3 \
   --schedule linear --final-share 0 --weight-decay 0.1 \
-  --keep-steps 250,500,1000,2000,4000,6000,8000,10000,12000,14000,16200
+  --keep-steps 250,500,1000,2000,4000,6000,8000,12000,16000,19500,24000,29300,32700
 
 [ -f "$out/model.gguf" ] || gpt2 convert "$out/train" "$out/model.gguf" --dtype q8_0
 probes history "$out"/{rows,positions,rows-and-stories,train} > "$out/history.json"

@@ -44,9 +44,10 @@ impl Exercise {
         const WEATHERS: [&str; 5] = ["sun", "rain", "wind", "snow", "fog"];
         let weather = *desk.choices().pick(&WEATHERS);
         desk.teller.flags.insert(weather);
+        // Long ones, so that most texts begin as stories do: a model that is given a beginning goes on with what begins so.
         let lines = match self {
-            Self::Copying | Self::TwoPeople => desk.choices().between(1, 5),
-            _ => desk.choices().between(2, 9),
+            Self::Copying | Self::TwoPeople => desk.choices().between(3, 12),
+            _ => desk.choices().between(8, 20),
         };
         for _ in 0..lines {
             desk.teller.forget();
