@@ -2,8 +2,6 @@
 parts.learned = (() => {
   const { element } = parts;
   const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [720, 260, 34, 40, 12, 30];
-  // A head is drawn on this scale, a share on that of 1.
-  const BEST = "best ";
 
   const drawn = (name, attributes, ...children) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -25,7 +23,7 @@ parts.learned = (() => {
     });
     const text = (words, place, anchor = "start") => drawn("text", { ...place, "text-anchor": anchor }, words);
     const series = [
-      ["loss, nats per byte", losses.map(loss => loss / most), "var(--ink)", ""],
+      ["loss, nats per byte, on the left scale", losses.map(loss => loss / most), "var(--ink)", "solid"],
       ["best head that looks at the token before", history.map(one => best(one.previous)), "#1c7ed6", "dashed"],
       ["best induction head", history.map(one => best(one.induction)), "var(--mark)", "dotted"],
     ];
@@ -40,7 +38,7 @@ parts.learned = (() => {
       ...lessons.map(([at, name]) => text(name, { x: x(at), y: HEIGHT - 8 })),
       ...series.map(([, shares, colour, className]) => line(shares, colour, className)), now);
     picture.ariaLabel = `${series.map(([name]) => name).join("; ")}, over ${history.length} checkpoints`;
-    const legend = element("p", { className: "quiet" }, "solid: loss, nats per byte, on the left scale; dashed: best head that looks at the token before, dotted: best induction head, on the right one");
+    const legend = element("p", { className: "quiet" }, series.map(([name, , , className]) => `${className}: ${name}`).join("; "));
     place.replaceChildren(picture, legend);
     return at => { now.setAttribute("x1", x(at)); now.setAttribute("x2", x(at)); };
   }
@@ -62,8 +60,8 @@ parts.learned = (() => {
   }
 
   function figures(place, one) {
-    // Shares alone have a bar; the heads and losses stand above.
-    const shares = Object.entries(one.figures).filter(([name, value]) => value >= 0 && value <= 1 && !name.startsWith(BEST) && !name.startsWith("nats"));
+    // Shares of prompts alone have a bar; scores of heads ("best …") and losses ("nats …") stand above.
+    const shares = Object.entries(one.figures).filter(([name, value]) => value >= 0 && value <= 1 && !/^(best|nats) /.test(name));
     const view = { columns: shares.map(([name]) => name), values: shares.map(([, value]) => value), scale: "sequential", top: 1, decimals: 2, name: "shares of prompts" };
     const list = parts.bars(place, view, chosen => list.choose(chosen));
     list.choose(0);
@@ -71,8 +69,8 @@ parts.learned = (() => {
 
   // Draws the history into the elements of learned.html, beginning with its last model.
   return history => {
-    const [slider, said, sample] = ["at", "said", "sample"].map(name => document.getElementById(`learned-${name}`));
     const place = name => document.getElementById(`learned-${name}`);
+    const [slider, said, sample] = ["at", "said", "sample"].map(place);
     const move = lines(place("lines"), history);
     const show = () => {
       const at = Number(slider.value), one = history[at];

@@ -337,9 +337,7 @@ impl TrainOptions {
 /// # Errors
 /// When it is another name.
 pub fn written_dtype(name: &str) -> Result<WrittenDType, UnknownName> {
-    let known = WRITTEN_DTYPES.into_iter().find(|dtype| dtype.name() == name);
-    let names = WRITTEN_DTYPES.map(WrittenDType::name).join(", ");
-    known.ok_or_else(|| UnknownName { expected: format!("one of {names}") })
+    UnknownName::find(&WRITTEN_DTYPES.map(|dtype| (dtype.name(), dtype)), name)
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]

@@ -45,9 +45,7 @@ impl FromStr for Initialization {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> std::result::Result<Self, UnknownName> {
-        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
-        let names = Self::NAMES.map(|(name, _)| name).join(", ");
-        known.map(|(_, found)| *found).ok_or_else(|| UnknownName { expected: format!("one of {names}") })
+        UnknownName::find(&Self::NAMES, name)
     }
 }
 

@@ -52,11 +52,7 @@ impl FromStr for Schedule {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
-        let names = Self::NAMES.map(|(name, _)| name).join(", ");
-        known
-            .map(|(_, schedule)| *schedule)
-            .ok_or_else(|| UnknownName { expected: format!("one of {names}") })
+        UnknownName::find(&Self::NAMES, name)
     }
 }
 

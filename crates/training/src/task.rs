@@ -45,9 +45,7 @@ impl FromStr for Task {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let known = Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, task)| *task);
-        let names = Self::NAMES.map(|(name, _)| name).join(", ");
-        known.ok_or_else(|| UnknownName { expected: format!("one of {names}") })
+        UnknownName::find(&Self::NAMES, name)
     }
 }
 

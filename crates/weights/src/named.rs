@@ -17,6 +17,26 @@ pub struct UnknownName {
     pub expected: String,
 }
 
+impl UnknownName {
+    /// What has this name.
+    ///
+    /// ```
+    /// use candle_gpt2_weights::UnknownName;
+    ///
+    /// let sizes = [("small", 1), ("large", 2)];
+    /// assert_eq!(UnknownName::find(&sizes, "large"), Ok(2));
+    /// assert_eq!(UnknownName::find(&sizes, "huge").unwrap_err().expected, "one of small, large");
+    /// ```
+    ///
+    /// # Errors
+    /// When nothing has; the error lists the names.
+    pub fn find<T: Copy>(named: &[(&str, T)], name: &str) -> Result<T, Self> {
+        let found = named.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+        let names = || named.iter().map(|(known, _)| *known).collect::<Vec<_>>().join(", ");
+        found.ok_or_else(|| Self { expected: format!("one of {}", names()) })
+    }
+}
+
 /// Makes an enum of rows of variant and name: with a list of all, the name, parsing, and the error of a name that none has.
 macro_rules! named {
     (

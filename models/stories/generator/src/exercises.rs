@@ -354,9 +354,7 @@ pub fn random_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
     let mut ids = row.repeat(times);
     if times == 1 {
         for _ in 0..choices.between(4, 16) {
-            let piece = choices.between(3, 8);
-            let start = choices.below(length - piece + 1);
-            ids.extend(&row[start..start + piece]);
+            ids.extend(piece(&mut choices, &row, 3));
         }
     }
     (ids, choices.microbits())
@@ -373,11 +371,16 @@ pub fn short_rows(seed: u64, vocab_size: u32) -> (Vec<u32>, u64) {
     let row = random_row(&mut choices, vocab_size, length, None);
     let mut ids = row.clone();
     while ids.len() < FILLED {
-        let piece = choices.between(2, 8).min(length);
-        let start = choices.below(length - piece + 1);
-        ids.extend(&row[start..start + piece]);
+        ids.extend(piece(&mut choices, &row, 2));
     }
     (ids, choices.microbits())
+}
+
+/// A piece of a row: `shortest` to 8 tokens, or the whole of a shorter row.
+fn piece<'a>(choices: &mut Choices, row: &'a [u32], shortest: usize) -> &'a [u32] {
+    let length = choices.between(shortest, 8).min(row.len());
+    let start = choices.below(row.len() - length + 1);
+    &row[start..start + length]
 }
 
 /// A row of tokens out of all, or out of `alphabet` ones.
