@@ -29,8 +29,8 @@ def main():
 def jobs(folder, model):
     """Files in and files out; on a cluster `folder` is one that all machines share."""
     prompts = folder / "prompts.jsonl"
-    names = ["ROMEO", "JULIET", "HAMLET", "FALSTAFF"]
-    rows = [{"id": f"{name}-{take}", "prompt": f"{name}:"} for name in names for take in range(8)]
+    names = ["Mia", "Tom", "Ann", "Ben"]
+    rows = [{"id": f"{name}-{take}", "prompt": f"One day, {name}"} for name in names for take in range(8)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     # Interrupt it and call it again: it goes on from the checkpoint. The command for the same:
@@ -48,7 +48,7 @@ def jobs(folder, model):
 
 def pipeline(model):
     """`Rows` takes batches of columns and gives them back with more columns: Spark and Dask can call it as Ray Data does."""
-    dataset = ray.data.from_items([{"id": row, "prompt": f"Act {row}, scene 1."} for row in range(16)])
+    dataset = ray.data.from_items([{"id": row, "prompt": f"Day {row}."} for row in range(16)])
     dataset = dataset.map_batches(
         Rows,
         fn_constructor_kwargs={"model": model, "max_new_tokens": 8, "seed": 7},

@@ -35,16 +35,16 @@ for protocol in candle_gpt2.protocols()[:3]:
 # %% The last word of a passage, as LAMBADA asks for it. Without data it would be the published file, from the hub.
 passages = folder / "passages.jsonl"
 texts = [
-    "My lord, the king of France is dead, and long live the king",
-    "First Citizen: Before we proceed any further, hear me speak. All: Speak, speak",
-    "What is the city but the people? True, the people are the city",
+    "Tom had a red ball. Mia took the red ball",
+    "Mia called Tom, and Tom called Mia",
+    "Ben opened the box. There was nothing in the box",
 ]
 passages.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 show(model.evaluate("lambada:lm-eval", passages))
 
 # %% Any text: bits per byte do not depend on the tokenizer.
 text = folder / "text.txt"
-text.write_text("ROMEO:\nBut soft, what light through yonder window breaks?\nIt is the east, and Juliet is the sun.\n" * 8)
+text.write_text("One day, Mia went to the park with her friend Tom. Tom had a red ball.\n" * 8)
 show(model.evaluate("text:bits", text))
 
 # %% What rounding the weights costs: the model in q4 beside the model that is here.

@@ -11,7 +11,7 @@ import numpy as np
 from candle_gpt2 import Model
 
 model = Model.from_pretrained(sys.argv[1] if len(sys.argv) > 1 else None)
-text = "ROMEO: But soft, what light"
+text = "A red ball and a blue cup, a red"
 ids = model.encode(text)
 tokens = model.str_tokens(text)
 
@@ -77,14 +77,14 @@ print("as much as these tokens of the input:", dict(zip(tokens, patched.values[0
 patched
 
 # %% Steering: a direction is added to the residual stream of whatever the model writes.
-steering = model.steering((" love", " hate"), layer=len(patterns) // 2, scale=4)
+steering = model.steering((" happy", " sad"), layer=len(patterns) // 2, scale=4)
 for hooks in (None, [steering]):
-    print(repr(model.generate("I think you are", hooks=hooks, do_sample=False, max_new_tokens=12)))
+    print(repr(model.generate("One day, Mia was", hooks=hooks, do_sample=False, max_new_tokens=12)))
 
 # %% A prefix is read once: each fork goes on from it.
 prefix = model.cache()
 model.logits(ids, cache=prefix)
-for name in (" through", " is"):
+for name in (" ball", " cup"):
     fork = prefix.fork()
     after = model.logits(model.encode(name), cache=fork)
     print(f"{text}{name} ->", repr(model.decode([int(after.argmax())])))

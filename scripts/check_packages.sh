@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 largest=10000000 # bytes that crates.io takes of one crate
 target=${CARGO_TARGET_DIR:-$PWD/target}
 folder=$target/packed
-prompt=(generate "ROMEO:" --max-new-tokens 5)
+prompt=(generate "One day" --max-new-tokens 5)
 
 packages=()
 for manifest in crates/*/Cargo.toml models/*/Cargo.toml web/Cargo.toml; do

@@ -27,7 +27,7 @@ seeds safetensors "$fixtures"/tiny-checkpoint/model.safetensors
 seeds shard_index "$fixtures"/formats/safetensors-shards/*.index.json "$fixtures"/formats/pytorch-shards/*.index.json
 seeds gguf "$fixtures"/formats/gguf/f32.gguf "$fixtures"/formats/gguf/q4_k.gguf
 seeds llm_c "$fixtures"/formats/llmc/*.bin
-seeds config "$fixtures"/tiny-checkpoint/config.json models/shakespeare/config.json
+seeds config "$fixtures"/tiny-checkpoint/config.json models/stories/config.json
 seeds pytorch_zip "$fixtures"/formats/pytorch-zip/pytorch_model.bin "$fixtures"/formats/pytorch-views/weights.ckpt \
   "$fixtures"/formats/nanogpt/ckpt.pt "$fixtures"/formats/book/model_and_optimizer.pth
 seeds tokenizer_json "$fixtures"/tiny-checkpoint/tokenizer.json

@@ -56,7 +56,7 @@ for line in sys.stdin:
 ' <<<"$tests")
 cp -r crates/testing/fixtures "$bundle/crates/testing/"
 rm -r "$bundle"/crates/testing/fixtures/formats # no test of these reads them
-cp -r models/shakespeare "$bundle/models/"
+cp -r models/stories "$bundle/models/"
 cp scripts/gpu_run.sh scripts/gpu_run.py "$bundle/"
 mkdir "$bundle/bench"
 cp scripts/bench/{__init__,__main__,common,cuda,training}.py "$bundle/bench/"

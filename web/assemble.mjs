@@ -10,7 +10,10 @@ import { gzipSync } from "node:zlib";
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
 const MOST_BYTES = 12_000_000;
 
-const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `models/shakespeare/${name}`);
+const MODEL_FOLDER = "models/stories";
+const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `${MODEL_FOLDER}/${name}`);
+// What it could do at each of its checkpoints.
+const HISTORY = `${MODEL_FOLDER}/history.json`;
 
 // What a page may do: nothing that leaves it. From a file its scripts stand inside it, from a host beside it.
 const NOTHING_ELSE = "img-src data:; base-uri 'none'; form-action 'none'";
@@ -47,11 +50,11 @@ const LINK = /<link rel="stylesheet" href="(.*)">/g, SCRIPT = /<script src="(.*)
 const loaded = [LINK, SCRIPT].flatMap((tag) => [...index.matchAll(tag)].map(([, name]) => [name, own(name)]));
 const worker = text("target/browser/page/gpt2.js") + text("web/worker.js");
 const wasm = bytes("target/browser/page/gpt2_bg.wasm");
-const [report, head] = ["report", "head"].map((name) => own(`${name}.html`));
+const [report, head, learned] = ["report", "head", "learned"].map((name) => own(`${name}.html`));
 
 const page = (html, policy, data) => {
   const meta = `<meta http-equiv="Content-Security-Policy" content="${policy}">\n`;
-  return filled(html, { transport: "engine", policy: meta, report, head, data });
+  return filled(html, { transport: "engine", policy: meta, report, head, learned, data });
 };
 
 function oneFile() {
@@ -60,14 +63,14 @@ function oneFile() {
     .replace(LINK, (_, name) => `<style>${own(name)}</style>`)
     .replace(SCRIPT, (_, name) => `<script>${inside(own(name))}</script>`);
   const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) + data("weights", packed(split(weights))) +
-    data("config", packed(config)) + data("tokenizer", packed(tokenizer));
+    data("config", packed(config)) + data("tokenizer", packed(tokenizer)) + data("history", text(HISTORY).replaceAll("<", "\\u003c"));
   return page(whole, FILE_POLICY, packs);
 }
 
 // The files for a static host, by their names.
 function hosted() {
   const files = [["index.html", page(index, HOST_POLICY, "")], ...loaded, ["worker.js", worker], ["gpt2.wasm", wasm]];
-  files.push(...MODEL.map((path) => [basename(path), bytes(path)]));
+  files.push(...[...MODEL, HISTORY].map((path) => [basename(path), bytes(path)]));
   const hash = createHash("sha256");
   for (const [name, content] of files) hash.update(name).update("\0").update(content).update("\0");
   const names = files.map(([name]) => (name === "index.html" ? "./" : name));

@@ -108,7 +108,7 @@ const engine = (() => {
 
   // What a model is, in one line.
   function inWords(source, { inspection, memory }) {
-    const name = source.isBuiltIn ? "a small model of Shakespeare, inside this page" : models.nameOf(source, inspection);
+    const name = source.isBuiltIn ? "a small model of short stories, inside this page" : models.nameOf(source, inspection);
     const size = `${models.size(memory[source.dtype ?? ""] ?? 0)} of memory`;
     return [name, models.about(inspection), size, source.dtype, "nothing leaves this page"].filter(Boolean).join(" · ");
   }
@@ -172,7 +172,12 @@ const engine = (() => {
 
   return {
     BUILT_IN,
-    opening: { prompt: "ROMEO:\nMy love,", seed: "2" },
+    opening: { prompt: "One day", seed: "2" },
+    // What the built-in model could do at each of its checkpoints.
+    async history() {
+      const inside = document.getElementById("history");
+      return inside ? JSON.parse(inside.textContent) : (await fetch("history.json")).json();
+    },
     // That of `gpt2 serve`, for the requests that are shown.
     address: () => "http://127.0.0.1:8080/v1",
 

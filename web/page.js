@@ -879,12 +879,27 @@
       else undo();
     }
   });
+  // How the built-in model learned, once somebody asks.
+  let drawLearned = () => {};
+  find("show-learned").onclick = async () => {
+    try {
+      const history = await engine.history();
+      drawLearned = () => parts.learned(history);
+      find("learned").hidden = false;
+      find("learned-error").textContent = "";
+      drawLearned();
+      find("learned-at").focus();
+    } catch (error) {
+      find("learned-error").textContent = `error: ${error.message}`;
+    }
+  };
   let waiting;
   addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => { choices.hide(); drawReport(); }); });
   parts.dark.addEventListener("change", () => {
     parts.surpriseScale(find("scale"));
     draw(true);
     drawReport();
+    drawLearned();
     moveNext(true);
     moveHead(true);
   });

@@ -3,7 +3,7 @@
 const tour = (() => {
   const { element } = parts;
   const STEPS = [
-    ["#prompt", "A model that continues a text", "This box holds the prompt. Change it and press Generate, or Ctrl+Enter: a small GPT-2, trained on Shakespeare, continues it, "
+    ["#prompt", "A model that continues a text", "This box holds the prompt. Change it and press Generate, or Ctrl+Enter: a small GPT-2, trained on short stories, continues it, "
       + "a token at a time. A token is a piece of a word. Everything is computed in this page."],
     ["#paper", "How surprised it was", "The stronger a token's colour, the less the model expected it. Click one, or go to it by the arrow keys and press Enter: "
       + "you see its alternatives. Choose one, and the text continues from it."],

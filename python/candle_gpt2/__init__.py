@@ -2,7 +2,7 @@
 
     >>> import candle_gpt2
     >>> model = candle_gpt2.Model.from_pretrained()  # or "gpt2", or a folder
-    >>> text = model.generate("ROMEO:", max_new_tokens=20, temperature=0.8, seed=1)
+    >>> text = model.generate("One day", max_new_tokens=20, temperature=0.8, seed=1)
 
 Options of ``generate``, ``stream`` and ``stream_batch`` have the names of transformers' ``GenerationConfig``:
 

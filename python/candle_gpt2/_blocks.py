@@ -507,7 +507,7 @@ def prepare(
         if checkpoint is None:
             raise JobError(
                 f"{folder}: this is what an interrupted run has done, {len(job.done())} of {len(planned.blocks)} blocks; "
-                "give this folder as checkpoint to go on with it, or remove it"
+                "give this folder as checkpoint to resume it, or remove it"
             )
         if other:
             raise JobError(

@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_job(group: Any) -> None:
-    group.add_argument("--checkpoint", metavar="DIR", help="keep what is done here, and go on with it after an interruption")
+    group.add_argument("--checkpoint", metavar="DIR", help="keep what is done here, and resume from it after an interruption")
     group.add_argument("--address", metavar="HOST:PORT", help="the Ray cluster; without it Ray is started on this machine")
     group.add_argument("--actors", type=int, metavar="N", help="models at work at once [default: one on each node]")
     group.add_argument("--threads", type=int, metavar="N", help="threads of each actor [default: its share of the CPUs]")
@@ -90,7 +90,7 @@ def _add_job(group: Any) -> None:
 
 
 def _add_model(group: Any) -> None:
-    group.add_argument("--model", metavar="NAME", help="a folder, a file or a name of the hub [default: the built-in model]")
+    group.add_argument("--model", metavar="NAME", help="a folder, a file or a name on the Hub [default: the built-in model]")
     for name in MODEL[:-1]:
         flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, metavar="VALUE", help=f"as with Model.from_pretrained({name}=…)")

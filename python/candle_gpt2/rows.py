@@ -270,7 +270,7 @@ class Rows:
 
 
 def _lasting(name: str, place: Any) -> str:
-    """A name of the hub as it is, and the path of what is on this machine as every working directory has it."""
+    """A name on the Hub as it is, and the path of what is on this machine as every working directory has it."""
     if not isinstance(place, (str, os.PathLike)):
         raise TypeError(
             f"{name}: expected a name or a path, found {type(place).__name__}; each process opens a model of its own, "

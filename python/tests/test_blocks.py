@@ -112,9 +112,9 @@ def test_plain_text_has_a_prompt_a_line_and_an_empty_one_is_a_prompt(tmp_path):
     run(tmp_path / "in.txt", tmp_path / "out.jsonl", rows_per_block=3)
     made = lines_of(tmp_path / "out.jsonl")
     assert [(row["id"], row["prompt"]) for row in made] == [
-        ("in.txt:1", "ROMEO:"),
+        ("in.txt:1", "One day"),
         ("in.txt:2", ""),
-        ("in.txt:3", "JULIET:"),
+        ("in.txt:3", "Once there was"),
         ("in.txt:4", ""),
     ]
 

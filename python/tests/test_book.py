@@ -20,7 +20,7 @@ from support import FIXTURES
 ROOT = FIXTURES.parents[2]
 PAGES = [*sorted((ROOT / "docs" / "src").rglob("*.md")), ROOT / "README.md", ROOT / "python" / "README.md"]
 PACKAGE = ROOT / "web" / "dist" / "npm"
-SHAKESPEARE = ROOT / "models" / "shakespeare"
+STORIES = ROOT / "models" / "stories"
 
 RUN = "import sys; exec(compile(open(sys.argv[1]).read(), sys.argv[2], 'exec'))"
 REASON = re.compile(r"<!-- not run: .+ -->")
@@ -93,7 +93,7 @@ def test_javascript_runs(page, tmp_path):
         pytest.skip("web/dist/npm is not built: scripts/build_web.sh")
     (tmp_path / "script.mjs").write_text(of_kind(page, "js"), encoding="utf-8")
     shutil.copytree(PACKAGE, tmp_path / "node_modules" / "candle-gpt2")
-    (tmp_path / "shakespeare").symlink_to(SHAKESPEARE)
+    (tmp_path / "stories").symlink_to(STORIES)
     run(["node", "script.mjs"], tmp_path)
 
 

@@ -107,8 +107,8 @@ def test_converting_writes_the_bytes_of_the_program(output, dtype, told, tmp_pat
     if dtype == "f32":
         model = candle_gpt2.Model.from_pretrained()
         # The built-in model holds f16, and f32 holds the same numbers.
-        text = again.generate("ROMEO:", max_new_tokens=8, do_sample=False)
-        assert text == model.generate("ROMEO:", max_new_tokens=8, do_sample=False)
+        text = again.generate("One day", max_new_tokens=8, do_sample=False)
+        assert text == model.generate("One day", max_new_tokens=8, do_sample=False)
 
 
 def test_a_tokenizer_from_elsewhere_goes_along(tmp_path):
@@ -382,7 +382,7 @@ def test_parameters_are_the_stored_ones(model):
         # Hugging Face's checkpoints have matrices of blocks the other way round.
         expected = stored[key].T if array.ndim == 2 and key.startswith("h.") else stored[key]
         np.testing.assert_array_equal(array, expected, err_msg=key)
-    assert model.parameters()["wpe.weight"].shape == (256, 256), "of the model inside the package"
+    assert model.parameters()["wpe.weight"].shape == (512, 192), "of the model inside the package"
 
 
 @pytest.mark.parametrize("name", ["pytorch-zip", "pytorch-legacy", "tensorflow"])

@@ -40,7 +40,7 @@ def test_a_model_in_memory_compresses_in_its_own_precision():
 
 
 def test_what_is_wrong_is_told():
-    with pytest.raises(ValueError, match=re.escape("`context`: expected from 2 to the model's 256 positions, found 1")):
+    with pytest.raises(ValueError, match=re.escape("`context`: expected from 2 to the model's 512 positions, found 1")):
         candle_gpt2.compress(TEXT, context=1)
     with pytest.raises(ValueError, match="dtype: expected one of"):
         candle_gpt2.compress(TEXT, dtype="q7")

@@ -126,7 +126,7 @@ def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
     refused(ValueError, "^`data`: expected it once for all", "lambada:lm-eval", [passages, passages])
     refused(ValueError, "^`num_fewshot`: expected at most", "hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)
     tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")
-    refused(ValueError, "vocabulary of the base model: expected 1024", "kl", "text.txt", base=tiny)
+    refused(ValueError, "vocabulary of the base model: expected 2048", "kl", "text.txt", base=tiny)
     refused(TypeError, "protocol: expected the name of a protocol or a list of names, found int", 7)
     refused(TypeError, "data: expected a path or a list of paths, found int", "kl", 7)
     refused(FileNotFoundError, "^none.jsonl: ", "lambada:lm-eval", "none.jsonl")

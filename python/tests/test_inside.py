@@ -33,8 +33,8 @@ def test_places_have_many_names(model):
     full = "blocks.1.attn.hook_pattern"
     for names in (full, [full], "1.pattern", "pattern1", "blocks.1.attn.*pattern"):
         assert list(model.run_with_cache(TEXT, names)[1]) == [full]
-    assert list(model.run_with_cache(TEXT, ["resid_post"])[1]) == [f"blocks.{i}.hook_resid_post" for i in range(4)]
-    with pytest.raises(ValueError, match="the nearest name is"):
+    assert list(model.run_with_cache(TEXT, ["resid_post"])[1]) == [f"blocks.{i}.hook_resid_post" for i in range(6)]
+    with pytest.raises(ValueError, match="did you mean"):
         model.run_with_cache(TEXT, "blocks.0.attn.hook_patern")
     assert model.run_with_cache(TEXT, [])[1] == {}
     with pytest.raises(ValueError, match="blocks.9"):
@@ -168,7 +168,7 @@ def test_patterns_are_those_of_the_program(model, program):
     _, seen = model.run_with_cache(TEXT, "blocks.1.attn.hook_pattern", bos=True)
     head = list(picture.axes["head"]).index("2")
     np.testing.assert_array_equal(np.nan_to_num(picture.values[0, head]), seen["blocks.1.attn.hook_pattern"][0, 2])
-    assert model.attention(TEXT, layers=[0]).values.shape[:2] == (1, 8)
+    assert model.attention(TEXT, layers=[0]).values.shape[:2] == (1, 3)
 
 
 def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):

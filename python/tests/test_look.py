@@ -12,14 +12,14 @@ from support import FIXTURES, write_safetensors
 TEXT = "The quality of mercy is not strained"
 CLEAN, CORRUPT = "The dog", "My dog"
 PLAIN = FIXTURES / "inside" / "plain"
-WIDTH, LAYERS, LATENTS = 256, 4, 12
+WIDTH, LAYERS, LATENTS = 192, 6, 12
 
 COMPARED = ["--clean", CLEAN, "--corrupt", CORRUPT]
 # The program's arguments after `gpt2 look`, the method, and its arguments.
 LOOKS = [
     (["attention", TEXT], "attention", (TEXT,), {}),
-    (["attention", TEXT, "--heads", "0.1,2.3"], "attention", (TEXT,), {"heads": ["0.1", (2, 3)]}),
-    (["attention", TEXT, "--heads", "0.1,2.3"], "attention", (TEXT,), {"heads": "0.1,2.3"}),
+    (["attention", TEXT, "--heads", "0.1,2.2"], "attention", (TEXT,), {"heads": ["0.1", (2, 2)]}),
+    (["attention", TEXT, "--heads", "0.1,2.2"], "attention", (TEXT,), {"heads": "0.1,2.2"}),
     (["attention", TEXT, "--layers", "0,2-3", "--bos"], "attention", (TEXT,), {"layers": [0, 2, 3], "bos": True}),
     (["attention", TEXT, "--layers", "0-2"], "attention", (TEXT,), {"layers": "0-2"}),
     (["attention", TEXT, "--layers", "3"], "attention", (TEXT,), {"layers": 3}),
@@ -284,8 +284,8 @@ def test_steering_with_nothing_is_told(model):
     ("wrong", "message"),
     [
         (lambda m: m.attention(""), "the text is empty; give at least one token, or `bos`"),
-        (lambda m: m.attention([5000]), "token 5000 is outside the vocabulary of 1024"),
-        (lambda m: m.attention([1] * 257), "the text has 257 tokens; this model takes at most 256"),
+        (lambda m: m.attention([5000]), "token 5000 is outside the vocabulary of 2048"),
+        (lambda m: m.attention([1] * 513), "the text has 513 tokens; this model takes at most 512"),
         (lambda m: m.attention(TEXT, heads=["9.9"]), "there is no head 9.9"),
         (lambda m: m.attention(TEXT, heads=[]), "`heads`: none is given"),
         (lambda m: m.attention(TEXT, heads="abc"), "`abc` is no head; write LAYER.HEAD"),
@@ -305,12 +305,12 @@ def test_steering_with_nothing_is_told(model):
         (lambda m: m.ablate(TEXT, with_="nothing"), "with_: expected raw-zero, .* found \"nothing\""),
         (lambda m: m.ablate(TEXT, with_=("sample", "a")), "`with_`: expected one text of 14 tokens, found 1"),
         (lambda m: m.heads(rows=0), "`rows`: expected from 1 to 1000, found 0"),
-        (lambda m: m.heads(length=129), "`length` 129: 1 to 128 tokens"),
+        (lambda m: m.heads(length=257), "`length` 257: 1 to 256 tokens"),
         (lambda m: m.heads(from_=20, below=20), "`from_` 20 `below` 20: expected a range"),
         (lambda m: m.heads(exclude_bos=True), "`exclude_bos` and `exclude_current` are for a text"),
         (lambda m: m.saliency(TEXT, steps=0), "`steps`: expected from 1 to 1000, found 0"),
         (lambda m: m.neurons(TEXT, "x"), "neuron: `x` is no neuron; write LAYER.NEURON"),
-        (lambda m: m.neurons(TEXT, (0, 1024)), "`neuron` 0.1024: this model has 4 layers of 1024 neurons"),
+        (lambda m: m.neurons(TEXT, (0, 768)), "`neuron` 0.768: this model has 6 layers of 768 neurons"),
         (lambda m: m.patch(CLEAN, "The"), "`clean` has 3 tokens and `corrupt` 1"),
         (lambda m: m.patch(CLEAN, CLEAN), "both texts give the same value"),
         (lambda m: m.patch(CLEAN, CORRUPT, by="head"), "`by`: resid_pre has no heads"),
@@ -322,7 +322,7 @@ def test_steering_with_nothing_is_told(model):
         (lambda m: m.steering('"a', layer=1), "`steer` \"a: expected"),
         (lambda m: m.steering(("a", "b"), layer=9), "there is no layer 9"),
         (lambda m: m.steering(("a", "b"), layer=1, scale=float("nan")), "`scale` NaN: expected a finite number"),
-        (lambda m: m.steering(np.zeros(7), layer=1), "expected \\(n, 256\\)"),
+        (lambda m: m.steering(np.zeros(7), layer=1), "expected \\(n, 192\\)"),
     ],
 )
 def test_wrong_looks_are_told_with_the_names_of_keywords(model, wrong, message):
@@ -364,7 +364,7 @@ def test_files_that_cannot_be_used_are_named(model, tmp_path):
 INTERRUPTED = """
 import signal, threading, time, candle_gpt2
 model = candle_gpt2.Model.from_pretrained()
-ids = [index * 7 % 1000 for index in range(256)]
+ids = [index * 7 % 1000 for index in range(512)]
 other = [*ids[:3], 5, *ids[4:]]
 for name, work in {
     "heads": lambda: model.heads(rows=1000),
@@ -393,6 +393,6 @@ print(model.attention("The dog").values.shape)
 def test_an_interrupt_ends_a_look(python):
     told = python(INTERRUPTED)
     *looks, last = told.stdout.splitlines()
-    assert last == "(4, 8, 3, 3)", (told.stdout, told.stderr)
+    assert last == "(6, 3, 3, 3)", (told.stdout, told.stderr)
     # The promise is 0.1 s; the rest is for a machine that does other work.
     assert all(float(look.split()[1]) < 0.5 for look in looks) and len(looks) == 8, told.stdout

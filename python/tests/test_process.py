@@ -23,9 +23,9 @@ PROMPT = "ROMEO:\nWhat light"
 
 def test_a_model_says_what_it_is_in_a_line(model):
     text = repr(model)
-    assert text.startswith('Model("built-in", 3487232 parameters, f16 weights in 7.') and "\n" not in text
+    assert text.startswith('Model("built-in", 3161088 parameters, f16 weights in 6.') and "\n" not in text
     assert f"{candle_gpt2.thread_count()} threads" in text
-    assert model.config["n_embd"] == 256 and model.device == "cpu"
+    assert model.config["n_embd"] == 192 and model.device == "cpu"
 
 
 def test_help_is_filled():
@@ -104,17 +104,17 @@ def child(work):
         print(pipe.read())
     os.wait()
 def fresh():
-    return candle_gpt2.Model.from_pretrained().generate("ROMEO:", seed=1, max_new_tokens=5)
+    return candle_gpt2.Model.from_pretrained().generate("One day", seed=1, max_new_tokens=5)
 child(fresh)
 model = candle_gpt2.Model.from_pretrained()
-stream = model.stream("ROMEO:", seed=1)
+stream = model.stream("One day", seed=1)
 next(stream)
-print(repr(model.generate("ROMEO:", seed=1, max_new_tokens=5)))
-child(lambda: model.generate("ROMEO:"))
+print(repr(model.generate("One day", seed=1, max_new_tokens=5)))
+child(lambda: model.generate("One day"))
 child(lambda: next(stream))
 child(fresh)
-child(lambda: model.run_with_cache("ROMEO:", "embed"))
-child(lambda: model.encode("ROMEO:"))
+child(lambda: model.run_with_cache("One day", "embed"))
+child(lambda: model.encode("One day"))
 print("".join(stream) != "")
 """
 
@@ -129,7 +129,7 @@ def test_a_fork_works_before_a_model_is_open_and_is_refused_after(python):
     for line in after:
         assert line.startswith("Gpt2Error: this process was forked from process"), line
         assert "`spawn` or `forkserver`" in line
-    assert encoded == str(candle_gpt2.Model.from_pretrained().encode("ROMEO:")) and streamed == "True"
+    assert encoded == str(candle_gpt2.Model.from_pretrained().encode("One day")) and streamed == "True"
 
 
 # Threads.
@@ -269,16 +269,16 @@ except KeyboardInterrupt as error:
 print(len(model.generate("a", seed=1, max_new_tokens=3)) > 0)
 """
 WORKS = {
-    "generate": 'model.generate("ROMEO:", max_new_tokens=10**8, slide=True, eos_token_id=1023)',
-    "batch": 'model.generate(["ROMEO:"] * 50, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
-    "seeds": 'model.generate(["ROMEO:"] * 4, seed=[1, 2, 3, 4], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
-    "beams": 'model.generate(["ROMEO:"] * 10**4, num_beams=8, max_new_tokens=200)',
-    "contrastive": 'model.generate(["ROMEO:"] * 10**4, penalty_alpha=0.6, top_k=4, max_new_tokens=200)',
-    "a wrong prompt": 'model.generate([[5000], "ROMEO:"], return_exceptions=True, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "generate": 'model.generate("One day", max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "batch": 'model.generate(["One day"] * 50, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "seeds": 'model.generate(["One day"] * 4, seed=[1, 2, 3, 4], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "beams": 'model.generate(["One day"] * 10**4, num_beams=8, max_new_tokens=200)',
+    "contrastive": 'model.generate(["One day"] * 10**4, penalty_alpha=0.6, top_k=4, max_new_tokens=200)',
+    "a wrong prompt": 'model.generate([[5000], "One day"], return_exceptions=True, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
     "tokens": 'model.generate(["To be, or not to be. " * 200] * 100000, keep_last=10, max_new_tokens=1)',
-    "stream": 'sum(len(piece) for piece in model.stream("ROMEO:", max_new_tokens=10**8, slide=True, eos_token_id=1023))',
+    "stream": 'sum(len(piece) for piece in model.stream("One day", max_new_tokens=10**8, slide=True, eos_token_id=1023))',
     "scores": 'model.score(["ROMEO: I am here"] * 10**6)',
-    "complete": 'model.complete(["ROMEO:"] * 2000, max_tokens=200)',
+    "complete": 'model.complete(["One day"] * 2000, max_tokens=200)',
 }
 # The promise is 0.1 s; the rest is for a machine that does other work. What runs on to its end takes far longer.
 MOST_SECONDS = 3
@@ -301,7 +301,7 @@ def test_an_interrupt_ends_what_is_being_made(work):
 
 
 def test_what_was_made_until_an_interrupt_is_kept():
-    work = 'model.generate("ROMEO:", max_new_tokens=10**8, slide=True, eos_token_id=1023, details=True)'
+    work = 'model.generate("One day", max_new_tokens=10**8, slide=True, eos_token_id=1023, details=True)'
     command = [sys.executable, "-c", INTERRUPTED.format(work=work)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()

@@ -136,7 +136,7 @@ def test_a_driver_that_is_killed_goes_on_with_every_row_once(cluster, data, tmp_
 def test_the_command_and_the_functions_tell_what_goes_wrong(cluster, tmp_path, capsys):
     ray.init(cluster.address, log_to_driver=False)
     source = tmp_path / "in.jsonl"
-    source.write_text('{"prompt": "ROMEO:"}\n{"prompt": 5}\n{"prompt": "JULIET:"}\n')
+    source.write_text('{"prompt": "One day"}\n{"prompt": 5}\n{"prompt": "Once there was"}\n')
 
     def call(*arguments):
         code = _bulk_cli.main([*map(str, arguments), "--actors", "1", "--threads", "1"])
@@ -147,7 +147,7 @@ def test_the_command_and_the_functions_tell_what_goes_wrong(cluster, tmp_path, c
     summary = json.loads(told.out)
     assert (summary["rows"], summary["errors"], summary["blocks"]) == (3, 1, 1)
     made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    expected = Rows(max_new_tokens=4, seed=3)({"id": ["in.jsonl:1", "in.jsonl:3"], "prompt": ["ROMEO:", "JULIET:"]})
+    expected = Rows(max_new_tokens=4, seed=3)({"id": ["in.jsonl:1", "in.jsonl:3"], "prompt": ["One day", "Once there was"]})
     assert [made[0]["text"], made[2]["text"]] == expected["text"]
 
     source.write_text('{"prompt": "What say you?"}\n')
@@ -179,7 +179,7 @@ def test_the_command_draws_only_where_the_model_does_and_knows_its_own_folder(cl
     ray.init(cluster.address, log_to_driver=False)
     folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "searching")
     (folder / "generation_config.json").write_text(json.dumps(asked))
-    prompts = ["ROMEO:", "What say you?"]
+    prompts = ["One day", "What say you?"]
     (tmp_path / "in.txt").write_text("".join(f"{prompt}\n" for prompt in prompts))
     monkeypatch.chdir(tmp_path)
     arguments = ["generate", "in.txt", "out.jsonl", "--model", "searching", "--tokenizer", "searching", "--threads", "1"]

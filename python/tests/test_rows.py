@@ -16,7 +16,7 @@ from candle_gpt2.rows import row_seed
 
 from support import FIXTURES
 
-PROMPTS = ["ROMEO:", "JULIET:", "ROMEO:", "My lord, I will", "The king", "ROMEO:", "What say you", "Enter"]
+PROMPTS = ["One day", "Once there was", "One day", "My lord, I will", "The king", "One day", "What say you", "Enter"]
 IDS = ["a", "b", "c", "d", 5, 6, 7, 8]
 LENGTH = 8
 # More tokens than any context that the model inside the package may have.
@@ -128,10 +128,10 @@ def test_token_ids_are_prompts_too(model):
 
 
 def test_many_texts_of_a_prompt_are_a_list():
-    made = rows(num_return_sequences=3)({"id": ["a"], "prompt": ["ROMEO:"]})
+    made = rows(num_return_sequences=3)({"id": ["a"], "prompt": ["One day"]})
     assert len(set(made["text"][0])) == 3
     assert made["error"] == [None]
-    batch = {"id": np.array([1, 2]), "prompt": np.array(["ROMEO:", "JULIET:"], object)}
+    batch = {"id": np.array([1, 2]), "prompt": np.array(["One day", "Once there was"], object)}
     arrays = rows(num_return_sequences=3)(batch)
     assert arrays["text"].shape == (2,)
     assert [len(set(texts)) for texts in arrays["text"]] == [3, 3]
@@ -151,7 +151,7 @@ def test_a_row_that_cannot_work_harms_no_other(bad):
 
 @pytest.mark.parametrize("row_id", [None, ["a"], {"a": 1}])
 def test_a_row_without_an_id_says_so(row_id):
-    made = rows()({"id": ["a", row_id], "prompt": ["ROMEO:", "ROMEO:"]})
+    made = rows()({"id": ["a", row_id], "prompt": ["One day", "One day"]})
     assert made["text"][0] == texts_of()[0]
     assert made["text"][1] is None
     assert made["error"][1].startswith("id: expected a text or a number, found ")
@@ -159,12 +159,12 @@ def test_a_row_without_an_id_says_so(row_id):
 
 @pytest.mark.parametrize("seed", [None, -1, 2**64, "7", True, 1.5])
 def test_a_row_with_a_wrong_seed_says_so(seed):
-    made = rows(seed_column="seed_of_row")({"prompt": ["ROMEO:"], "seed_of_row": [seed]})
+    made = rows(seed_column="seed_of_row")({"prompt": ["One day"], "seed_of_row": [seed]})
     assert made["error"][0].startswith("seed: expected a whole number from 0 to 2^64 - 1, found ")
 
 
 def test_rows_at_temperature_0_are_greedy_whatever_their_seeds():
-    batch = {"id": ["a", "b"], "prompt": ["ROMEO:", "ROMEO:"]}
+    batch = {"id": ["a", "b"], "prompt": ["One day", "One day"]}
     made = rows(temperature=0, max_new_tokens=6)(batch)
     assert made["error"] == [None, None]
     assert made["text"] == rows(do_sample=False, max_new_tokens=6)(batch)["text"]
@@ -172,14 +172,14 @@ def test_rows_at_temperature_0_are_greedy_whatever_their_seeds():
 
 def test_wrong_options_fail_at_once_and_not_in_each_row():
     with pytest.raises(TypeError, match="max_new_token"):
-        rows(max_new_token=5)({"id": ["a"], "prompt": ["ROMEO:"]})
+        rows(max_new_token=5)({"id": ["a"], "prompt": ["One day"]})
     with pytest.raises(ValueError, match="temperature"):
-        rows(temperature=-1.0)({"id": ["a", "b"], "prompt": ["ROMEO:", "ROMEO:"]})
+        rows(temperature=-1.0)({"id": ["a", "b"], "prompt": ["One day", "One day"]})
 
 
 def test_a_model_that_is_not_there_fails_at_once(tmp_path):
     with pytest.raises(FileNotFoundError):
-        rows(model=str(tmp_path / "nothing"))({"id": ["a"], "prompt": ["ROMEO:"]})
+        rows(model=str(tmp_path / "nothing"))({"id": ["a"], "prompt": ["One day"]})
 
 
 def test_batches_where_all_rows_fail_are_the_rows_fault():
@@ -190,9 +190,9 @@ def test_batches_where_all_rows_fail_are_the_rows_fault():
 
 def test_a_column_that_is_missing_is_named():
     with pytest.raises(ValueError, match="there is no column 'prompt' among 'id', 'text_of_it'"):
-        rows()({"id": ["a"], "text_of_it": ["ROMEO:"]})
+        rows()({"id": ["a"], "text_of_it": ["One day"]})
     with pytest.raises(ValueError, match="give id_column, seed_column, or id_column=None"):
-        rows()({"prompt": ["ROMEO:"]})
+        rows()({"prompt": ["One day"]})
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_a_fork_raises_in_place_of_an_error_in_every_row(python, task):
 import os, sys, warnings
 from candle_gpt2 import Gpt2Error, Rows
 warnings.simplefilter("ignore")  # Python warns of forks beside threads
-rows, batch = Rows(task={task!r}), {{"id": ["a", "b"], "prompt": ["ROMEO:", "JULIET:"]}}
+rows, batch = Rows(task={task!r}), {{"id": ["a", "b"], "prompt": ["One day", "Once there was"]}}
 assert rows(batch)["error"] == [None, None]
 if os.fork() == 0:
     try:
@@ -297,12 +297,12 @@ def test_a_process_opens_a_model_once(monkeypatch):
     monkeypatch.setattr(candle_gpt2, "Model", Opens)
     one = rows()
     for _ in range(2):
-        pickle.loads(pickle.dumps(one))({"id": ["a"], "prompt": ["ROMEO:"]})
+        pickle.loads(pickle.dumps(one))({"id": ["a"], "prompt": ["One day"]})
     assert opened == [((None,), {})]
 
 
 def test_arrays_of_numpy_come_back_as_arrays():
-    batch = {"id": np.array([5, 6]), "prompt": np.array(["The king", "ROMEO:"]), "kept": np.array([1.5, 2.5])}
+    batch = {"id": np.array([5, 6]), "prompt": np.array(["The king", "One day"]), "kept": np.array([1.5, 2.5])}
     for column in batch.values():
         column.flags.writeable = False
     made = rows()(batch)
@@ -329,7 +329,7 @@ def test_tables_of_arrow_have_the_same_types_whatever_fails():
     pyarrow = pytest.importorskip("pyarrow")
     tables = [
         rows()(pyarrow.table({"id": ["a"], "prompt": pyarrow.array([prompt], pyarrow.string())}))
-        for prompt in ("ROMEO:", None)
+        for prompt in ("One day", None)
     ]
     assert tables[0].schema == tables[1].schema
     assert tables[0].column_names == ["id", "prompt", "text", "error"]

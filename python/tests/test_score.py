@@ -82,14 +82,14 @@ def test_what_a_cache_cannot_hold_is_refused(model, tiny):
         cache.truncate(-3)
     with pytest.raises(ValueError, match="another model's"):
         tiny.logits([1], cache=cache)
-    with pytest.raises(ValueError, match="at most the context of 256"):
+    with pytest.raises(ValueError, match="at most the context of 512"):
         model.cache(257)
     assert cache.ids == [1, 2]
 
 
 def test_wrong_tokens_have_no_logits(model):
-    with pytest.raises(ValueError, match="token 1024 is outside"):
-        model.logits([1024])
+    with pytest.raises(ValueError, match="token 2048 is outside"):
+        model.logits([2048])
     with pytest.raises(ValueError, match="at least one"):
         model.logits([])
     with pytest.raises(TypeError, match="token ids, which are integers"):
@@ -151,7 +151,7 @@ def test_a_hook_is_told_that_its_cache_is_in_use(model):
             with pytest.raises(candle_gpt2.Gpt2Error, match="the cache is in use") as raised:
                 look(cache)
             told.append(raised.value)
-        assert len(model.cache()) == 0 and model.logits([1]).shape == (1024,)
+        assert len(model.cache()) == 0 and model.logits([1]).shape == (2048,)
 
     model.logits([1, 2], cache=cache, hooks=[("embed", hook)])
     assert len(told) == len(looks) and cache.ids == [1, 2]

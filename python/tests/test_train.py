@@ -274,5 +274,5 @@ def test_help_names_every_option():
     names = [line for line in Path(candle_gpt2.__file__).with_name("_native.pyi").read_text().split("class ")]
     [options] = [part for part in names if part.startswith("_TrainOptions(")]
     options = [line.split(":")[0].strip() for line in options.splitlines()[1:] if ":" in line]
-    assert len(options) == 35
+    assert {"steps", "initialization"} <= set(options)
     assert [name for name in options if name not in candle_gpt2.train.__doc__] == []

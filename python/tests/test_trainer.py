@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused(text, tmp_path):
     for options, expected in [
         ({"rank": 2, "world_size": 2}, "`rank`: expected below the world_size of 2, found 2"),
         ({"world_size": 0}, "`world_size`: expected at least 1"),
-        ({"sample": "ROMEO:"}, "a Trainer writes no samples"),
+        ({"sample": "One day"}, "a Trainer writes no samples"),
         ({"device": "tpu"}, "device: expected auto, cpu, cuda, cuda:N or metal"),
         ({"compute_dtype": "f16"}, "compute_dtype"),
     ]:

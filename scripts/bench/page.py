@@ -3,7 +3,7 @@
 usage: python -m bench page [--rounds N] [--peers DIR]
 
 Builds the program, and lets peers.sh fill the folder of the peers first. Takes about three minutes a round, and where the processor has
-AVX-512 as long again with every engine held to AVX2, as most machines have it; nothing else should run meanwhile.
+AVX-512 as long again with every engine restricted to AVX2, as most machines have it; nothing else should run meanwhile.
 """
 
 import datetime
@@ -50,7 +50,7 @@ def main():
     commit = output_of(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]).strip()
     measured = [("AVX2", [])]
     if "avx512f" in processor:
-        measured = [("every engine held to AVX2", ["--isa", "avx2"]), ("AVX-512", [])]
+        measured = [("every engine restricted to AVX2", ["--isa", "avx2"]), ("AVX-512", [])]
     lines = []
     for words, options in measured:
         heading = (f"{name[1] if name else 'unknown'} ({os.cpu_count()} cores, {words}), {datetime.date.today()}, commit {commit}, "

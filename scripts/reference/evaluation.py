@@ -395,7 +395,7 @@ def expectations(name, folder):
 def export(arguments):
     target = common.place("evaluation")
     write_samples(target)
-    models = {"built-in": common.ROOT / "models" / "shakespeare", "tiny-checkpoint": common.TINY}
+    models = {"built-in": common.ROOT / "models" / "stories", "tiny-checkpoint": common.TINY}
     if arguments.checkpoints:
         models["tarotble"] = arguments.checkpoints / "tarotble"
     packages = ("lm_eval", "torch", "transformers", "tokenizers")

@@ -13,7 +13,7 @@ from reference import common, evaluation, harness
 import lm_eval  # noqa: E402
 import lm_eval.tasks  # noqa: E402
 
-MODELS = {"built-in": common.ROOT / "models" / "shakespeare", "tiny-checkpoint": common.TINY}
+MODELS = {"built-in": common.ROOT / "models" / "stories", "tiny-checkpoint": common.TINY}
 
 # Protocols with the number of examples; of those that leave the question out one more is drawn.
 PROTOCOLS = [

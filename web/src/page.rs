@@ -1,6 +1,6 @@
 //! The page as a server gives it out.
 
-use crate::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
+use crate::{HEAD_HTML, LEARNED_CSS, LEARNED_JS, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 
 /// A file of the page, one of [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,15 +49,17 @@ static PARTS: (&str, &str) = PARTS_JS.split_at(include_str!("../parts/parts.js")
 static WRITING: (&str, &str) = WRITING_JS.split_at(include_str!("../parts/writing.js").len());
 
 /// What the page loads; its transport is that of a server.
-static FILES: [(&str, &str); 14] = [
+static FILES: [(&str, &str); 16] = [
     ("/parts.css", PARTS_CSS),
     ("/writing.css", STYLES.0),
     ("/head.css", STYLES.1),
+    ("/learned.css", LEARNED_CSS),
     ("/page.css", include_str!("../page.css")),
     ("/parts.js", PARTS.0),
     ("/report.js", PARTS.1),
     ("/writing.js", WRITING.0),
     ("/head.js", WRITING.1),
+    ("/learned.js", LEARNED_JS),
     ("/command.js", include_str!("../command.js")),
     ("/model.js", include_str!("../model.js")),
     ("/compression.js", include_str!("../compression.js")),

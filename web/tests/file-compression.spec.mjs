@@ -3,7 +3,7 @@ import { execFileSync } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { PROGRAM, expect, test } from "./support.mjs";
 
-const TEXT = "JULIET:\nO Romeo, Romeo! wherefore art thou Romeo?\n<|endoftext|> é 😀\n".repeat(12);
+const TEXT = "One day, Mia\nwent to the park with her friend Tom, and on.\n<|endoftext|> é 😀\n".repeat(12);
 const run = (...flags) => execFileSync(PROGRAM, flags, { stdio: ["ignore", "pipe", "ignore"] });
 
 // The file that the page offers.
@@ -27,7 +27,7 @@ test("what the page compresses the program restores, and it is the program's fil
 });
 
 test("what the program compresses the page restores, in the precision of the file", async ({ gpt2 }, info) => {
-  const files = [["q8", "f16", TEXT], ["f16", "q8", "ROMEO:\n"], ["q4", "q8", TEXT]];
+  const files = [["q8", "f16", TEXT], ["f16", "q8", "One day\n"], ["q4", "q8", TEXT]];
   for (const [dtype, kvDtype, text] of files) {
     const plain = info.outputPath(`${dtype}.txt`);
     writeFileSync(plain, text);
@@ -38,7 +38,7 @@ test("what the program compresses the page restores, in the precision of the fil
     await expect(gpt2.at("compression-result")).toHaveAttribute("download", `${dtype}.txt`);
   }
   // The model that writes is the one that it was.
-  await gpt2.greedily("ROMEO:", 5);
+  await gpt2.greedily("One day", 5);
   // Bytes that are no text.
   const plain = info.outputPath("bytes");
   writeFileSync(plain, Buffer.from([0, 255, 254, 10]));
@@ -49,7 +49,7 @@ test("what the program compresses the page restores, in the precision of the fil
 });
 
 test("sizes are shown token by token", async ({ gpt2 }) => {
-  const text = "ROMEO:\nAy, my lord.";
+  const text = "One day,\nMia was at home.";
   await gpt2.set({ plain: text });
   // By keyboard: from the text to its button.
   await gpt2.at("plain").press("Tab");

@@ -31,7 +31,7 @@ test("a checkpoint writes the program's text in every precision", async ({ gpt2 
   }
   await gpt2.click("built-in");
   await gpt2.ready();
-  await expect(gpt2.at("about")).toContainText("Shakespeare");
+  await expect(gpt2.at("about")).toContainText("short stories");
 });
 
 test("a folder is taken whole, chosen or dropped", async ({ gpt2 }, info) => {

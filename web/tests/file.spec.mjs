@@ -1,7 +1,7 @@
 // What only the page in a file does: it writes at once, shows the program's command, gives a tour, and survives faults.
 import { readFileSync, writeFileSync } from "node:fs";
 import { checkpoint } from "./checkpoints.mjs";
-import { expect, printed, test } from "./support.mjs";
+import { ENDLESS, expect, printed, test } from "./support.mjs";
 
 // The command that is shown writes the text that is shown.
 async function expectCommandWrites(gpt2) {
@@ -21,19 +21,19 @@ test("the command that is shown writes the same bytes, in every precision", asyn
     await expectCommandWrites(gpt2);
   }
   for (const dtype of ["f32", "f16", "q8", "q4"]) {
-    await gpt2.set({ prompt: "What say you,", "max-new-tokens": 50, greedy: false });
+    await gpt2.set({ prompt: "Once there was", "max-new-tokens": 50, greedy: false });
     // It writes by itself once the model is there.
     await gpt2.set({ dtype });
     await gpt2.ready();
     expect(await gpt2.text("command")).toContain(`--dtype ${dtype}`);
     await expectCommandWrites(gpt2);
-    await gpt2.greedily("My lord", 50);
+    await gpt2.greedily("One day", 50);
     await expectCommandWrites(gpt2);
   }
 });
 
 test("a text ends where the context does", async ({ gpt2 }) => {
-  await gpt2.greedily("To be", 300);
+  await gpt2.greedily(`${ENDLESS} `.repeat(30).trim(), 300);
   expect(await gpt2.text("command")).toContain("--max-new-tokens 300");
   await expectCommandWrites(gpt2);
   await expect(gpt2.at("go-on")).toBeDisabled();
@@ -43,12 +43,12 @@ test("a text ends where the context does", async ({ gpt2 }) => {
 });
 
 test("a score after a stop does not wait for the rest of the text", async ({ gpt2 }) => {
-  await gpt2.set({ prompt: "My lord", "max-new-tokens": 200, n: 8, greedy: true });
-  const [whole, after] = await gpt2.page.evaluate(async () => {
+  await gpt2.set({ prompt: ENDLESS, "max-new-tokens": 200, n: 8, greedy: true });
+  const [whole, after] = await gpt2.page.evaluate(async (prompt) => {
     const find = (name) => document.querySelector(`[data-testid=${name}]`);
     const until = async (isSo) => { while (!isSo()) await new Promise((later) => setTimeout(later)); };
     const begun = performance.now();
-    await engine.ask("v1/completions", { prompt: "My lord", max_tokens: 200, n: 8, temperature: 0 });
+    await engine.ask("v1/completions", { prompt, max_tokens: 200, n: 8, temperature: 0 });
     const whole = performance.now() - begun;
     find("write").click();
     await until(() => find("texts").querySelector("p")?.textContent);
@@ -57,8 +57,25 @@ test("a score after a stop does not wait for the rest of the text", async ({ gpt
     find("score").click();
     await until(() => find("numbers").textContent.startsWith("perplexity"));
     return [whole, performance.now() - stopped];
-  });
+  }, ENDLESS);
   expect(after).toBeLessThan(whole / 2);
+});
+
+test("how the model learned is drawn for each of its checkpoints", async ({ gpt2 }) => {
+  const history = JSON.parse(readFileSync(new URL("../../models/stories/history.json", import.meta.url), "utf8"));
+  await expect(gpt2.at("learned")).toBeHidden();
+  await gpt2.at("show-learned").press("Enter");
+  const slider = gpt2.at("learned-at");
+  await expect(slider).toBeFocused();
+  for (const [key, at] of [["End", history.length - 1], ["ArrowLeft", history.length - 2], ["Home", 0]]) {
+    await slider.press(key);
+    const one = history[at], named = `lesson ${one.training}, step ${one.step.toLocaleString("en")}`;
+    await expect(gpt2.at("learned-said")).toContainText(`${named}: loss ${one.loss_per_byte} nats per byte`);
+    await expect(slider).toHaveAttribute("aria-valuetext", named);
+    expect(await gpt2.text("learned-sample")).toBe(one.sample);
+    await expect(gpt2.find("#learned-lines polyline")).toHaveCount(3);
+    await expect(gpt2.find("#learned-heads figure")).toHaveCount(2);
+  }
 });
 
 test("a tour has six steps", async ({ gpt2 }) => {
@@ -97,10 +114,10 @@ test("a worker that breaks is reported and replaced", async ({ gpt2, server }) =
   expect([await gpt2.at("prompt").inputValue(), await gpt2.text()]).toEqual(["The quality", text]);
   expect(await gpt2.greedily("The quality", 20)).toBe(await server.text("The quality", 20));
   // What is asked for before the model is back waits for it.
-  await gpt2.set({ prompt: "O Romeo" });
+  await gpt2.set({ prompt: "One day" });
   await breakWorker(gpt2, "document.getElementById('write').click();");
   await gpt2.ready();
-  expect(await gpt2.text()).toBe(await server.text("O Romeo", 20));
+  expect(await gpt2.text()).toBe(await server.text("One day", 20));
 });
 
 // The tokenizers library slices a token of one letter behind a prefix of four, and panics; in WebAssembly nothing catches that.
@@ -111,7 +128,7 @@ test("a panic is reported, and the model before writes on", async ({ gpt2, serve
   await gpt2.at("model-file").setInputFiles(files);
   await gpt2.status(/^error: the engine stopped by a fault of its own: panicked at/);
   await expect(gpt2.at("status")).not.toContainText("restarted");
-  expect(await gpt2.greedily("O Romeo", 20)).toBe(await server.text("O Romeo", 20));
+  expect(await gpt2.greedily("One day", 20)).toBe(await server.text("One day", 20));
 });
 
 test("a file that changes under the page is reported", async ({ gpt2 }, info) => {

@@ -19,6 +19,9 @@ export function chromium() {
   return browser;
 }
 
+// What the built-in model goes on with to the end of its context: its induction heads repeat it.
+export const ENDLESS = "red blue ".repeat(8).trim();
+
 // What a command of the page prints.
 export const printed = (command, cwd = ROOT) =>
   execFileSync("sh", ["-c", command], { cwd, env: { ...process.env, PATH }, encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });

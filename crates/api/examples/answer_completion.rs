@@ -30,13 +30,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let scheduler = model.scheduler(SchedulerOptions { max_texts: 4, kv_tokens: 512, chunk_tokens: 64 })?;
     let mut session = Session::new(model, served, scheduler);
 
-    let whole = r#"{"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 12, "seed": 7}"#;
+    let whole = r#"{"prompt": ["One day", "Once there was"], "max_tokens": 12, "seed": 7}"#;
     println!("whole:\n{}", answer(whole, &mut session)?.concat());
 
-    let streamed = r#"{"prompt": "ROMEO:", "max_tokens": 6, "temperature": 0, "stream": true}"#;
+    let streamed = r#"{"prompt": "One day", "max_tokens": 6, "temperature": 0, "stream": true}"#;
     println!("\npiece by piece:\n{}", answer(streamed, &mut session)?.join("\n"));
 
-    if let Err(error) = answer(r#"{"prompt": "ROMEO:", "temperature": "hot"}"#, &mut session) {
+    if let Err(error) = answer(r#"{"prompt": "One day", "temperature": "hot"}"#, &mut session) {
         println!("\nstatus {}:\n{}", error.status(), error.to_json());
     }
     Ok(())

@@ -24,7 +24,7 @@ pub(crate) fn models(served: &ServedModel) -> String {
 ///
 /// # let loaded = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// # let served = ServedModel::new(&loaded, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-/// assert!(model("built-in", &served)?.contains(r#""max_model_len":256"#));
+/// assert!(model("built-in", &served)?.contains(r#""max_model_len":512"#));
 /// assert_eq!(model("another", &served).map_err(|error| error.status()), Err(404));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

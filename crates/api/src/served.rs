@@ -24,7 +24,7 @@ use crate::{ApiError, Call, Endpoint, Warnings};
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
 /// let limits = Limits { max_prompts: 1, ..Limits::default() };
 /// let served = ServedModel::new(&model, ApiOptions { limits, ..ApiOptions::default() })?;
-/// let request = CompletionRequest::parse(br#"{"prompt": ["ROMEO:", "JULIET:"]}"#)?;
+/// let request = CompletionRequest::parse(br#"{"prompt": ["One day", "Once there was"]}"#)?;
 /// assert!(Call::of_completion(request, &served, None).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -85,10 +85,10 @@ pub enum ChatTemplateChoice {
 /// use candle_gpt2_api::{ApiOptions, ServedModel, model};
 ///
 /// # let loaded = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// let options = ApiOptions { name: "shakespeare".into(), aliases: vec!["gpt2".into()], ..ApiOptions::default() };
+/// let options = ApiOptions { name: "stories".into(), aliases: vec!["gpt2".into()], ..ApiOptions::default() };
 /// let served = ServedModel::new(&loaded, options)?;
-/// assert_eq!(served.name(), "shakespeare");
-/// assert!(model("gpt2", &served)?.contains(r#""root":"shakespeare""#));
+/// assert_eq!(served.name(), "stories");
+/// assert!(model("gpt2", &served)?.contains(r#""root":"stories""#));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -23,7 +23,7 @@ use crate::{Answer, ApiError, Call, Reply, ServedModel, Work};
 /// let served = Arc::new(ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?);
 /// let scheduler = model.scheduler(SchedulerOptions { max_texts: 2, kv_tokens: 512, chunk_tokens: 64 })?;
 /// let mut session = Session::new(model, Arc::clone(&served), scheduler);
-/// let body = br#"{"prompt": "ROMEO:", "max_tokens": 5, "temperature": 0}"#;
+/// let body = br#"{"prompt": "One day", "max_tokens": 5, "temperature": 0}"#;
 /// let reply = session.answer(served.read(Endpoint::Completions, body, None)?, || true)?;
 /// assert!(reply.is_some_and(|reply| reply.json.contains(r#""completion_tokens":5"#)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -39,7 +39,7 @@ impl ServedModel {
     ///
     /// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
     /// # let served = ServedModel::new(&model, ApiOptions { name: "built-in".into(), ..ApiOptions::default() })?;
-    /// let work = served.read(Endpoint::Completions, br#"{"prompt": ["ROMEO:", "JULIET:"], "max_tokens": 5}"#, None)?;
+    /// let work = served.read(Endpoint::Completions, br#"{"prompt": ["One day", "Once there was"], "max_tokens": 5}"#, None)?;
     /// assert!(matches!(work, Work::Texts(call) if call.requests.len() == 2));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

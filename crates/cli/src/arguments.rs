@@ -21,7 +21,7 @@ use crate::commands::tokenize::TokenizeArguments;
 use crate::commands::train::TrainArguments;
 use crate::commands::verify::VerifyArguments;
 
-/// Generate text with GPT-2, score and classify texts, and look into checkpoints.
+/// Generate, score and classify text with GPT-2; train, inspect and serve models.
 #[derive(Debug, Parser)]
 #[command(
     name = "gpt2",
@@ -49,13 +49,13 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Continue a prompt
     Generate(Box<GenerateArguments>),
-    /// Say how probable a text is: log-probability of every token, loss, perplexity
+    /// Score a text: per-token log-probabilities, loss, perplexity
     Score(ScoreArguments),
-    /// Say which label a text has, or each of its tokens, or which of several texts is right
+    /// Classify a text or each of its tokens, or pick the best of several choices
     Classify(Box<ClassifyArguments>),
     /// Measure by named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
     Eval(Box<EvalArguments>),
-    /// Serve a model over HTTP: OpenAI's routes, a page to write on, metrics
+    /// Serve a model over HTTP: OpenAI-compatible API, web page, metrics
     #[cfg(feature = "serve")]
     Serve(Box<ServeArguments>),
     /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons

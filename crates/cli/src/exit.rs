@@ -79,7 +79,7 @@ pub(crate) fn message(error: &anyhow::Error) -> String {
     };
     if told.contains("CUDA_ERROR_OUT_OF_MEMORY") {
         return format!(
-            "the GPU has too little memory; fewer texts at once, shorter ones or --dtype f16 take less: {told}"
+            "not enough GPU memory; a smaller batch, shorter sequences or --dtype f16 needs less: {told}"
         );
     }
     match hint(error) {
@@ -186,7 +186,7 @@ fn of_generation(error: &GenerationError) -> Option<&'static str> {
 
 fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
-        WeightsError::NotOnCpu { .. } => Some("without --dtype it takes what is stored, bf16 as f32"),
+        WeightsError::NotOnCpu { .. } => Some("without --dtype it uses the checkpoint's dtype, bf16 as f32"),
         WeightsError::NotOnGpu { .. } => Some("a --dtype of small integers needs --device cpu"),
         WeightsError::NotFound { .. } => {
             Some("the name gpt2 downloads GPT-2, built-in is the model inside the program")
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn an_allocation_that_fails_says_what_to_do() {
         let told = message(&anyhow!("DriverError(CUDA_ERROR_OUT_OF_MEMORY)"));
-        assert!(told.starts_with("the GPU has too little memory"));
+        assert!(told.starts_with("not enough GPU memory"));
         assert_eq!(message(&anyhow!("DriverError(CUDA_ERROR_ASSERT)")), "DriverError(CUDA_ERROR_ASSERT)");
     }
 

@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = opened.defaults()?.changed_by(&options)?;
     let model = opened.load(&Dots)?;
 
-    print!("\n\nROMEO:");
-    let prompt = model.vocabulary().encode("ROMEO:")?;
+    print!("\n\nOne day");
+    let prompt = model.vocabulary().encode("One day")?;
     for piece in model.text_generator(&prompt, &config)? {
         print!("{}", piece?);
         stdout().flush()?;

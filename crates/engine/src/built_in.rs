@@ -1,4 +1,4 @@
-//! The model inside the program, `models/shakespeare`: what runs where none is named, from any folder and without a network.
+//! The model inside the program, `models/stories`: what runs where none is named, from any folder and without a network.
 
 use candle_gpt2_weights::{Checkpoint, OpenOptions};
 
@@ -19,9 +19,9 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
     use candle_gpt2_weights::GivenFiles;
 
     let files = GivenFiles::new(BUILT_IN)
-        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
     Ok(Checkpoint::open_given(files, options, &|_| ())?)
 }
 

@@ -12,10 +12,10 @@ use crate::{EngineError, LoadedModel, Reporter, Unit, Vocabulary};
 /// use candle_gpt2_engine::{Choices, ModelOptions, Silent};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-/// let texts = [" lord", " potato"].map(String::from);
-/// let choices = Choices::new(model.vocabulary(), "Good night, my good", &texts)?;
+/// let texts = [" door", " of"].map(String::from);
+/// let choices = Choices::new(model.vocabulary(), "Mia opened the", &texts)?;
 /// let scored = choices.score(&model, &Silent)?;
-/// assert_eq!(scored.choices[scored.best.per_byte].text, " lord");
+/// assert_eq!(scored.choices[scored.best.per_byte].text, " door");
 /// assert!(scored.choices[0].sum > scored.choices[1].sum);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -16,7 +16,7 @@ use crate::{EngineError, ModelOptions, Reporter, Watched};
 ///
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
-/// let output = folder.join("shakespeare.gguf");
+/// let output = folder.join("stories.gguf");
 /// let options = ConvertOptions { output, dtype: WrittenDType::Q8_0 };
 /// let written = ModelOptions::default().convert(&options, &Silent)?;
 /// assert_eq!((written.format, written.dtype), ("gguf", "q8_0"));

@@ -159,7 +159,7 @@ mod tests {
         let needed = 4 * (124_439_808 + 2 * 12 * 768 * 1024);
         assert!(check_gpu_room_in(needed, &config, DType::F32).is_ok());
         let refusal = check_gpu_room_in(needed - 1, &config, DType::F32).unwrap_err().to_string();
-        for part in ["546.7 MiB are free", "474.7 MiB in f32", "72.0 MiB for the keys"] {
+        for part in ["546.7 MiB are free", "474.7 MiB in f32", "72.0 MiB for the KV cache"] {
             assert!(refusal.contains(part), "`{part}` is not in: {refusal}");
         }
         assert!(check_gpu_room_in(needed / 2, &config, DType::BF16).is_ok());

@@ -41,7 +41,7 @@ pub struct Machine {
     pub large_pages: LargePageUse,
     /// Its GPUs.
     pub gpu: Gpu,
-    /// Where models of the hub come from.
+    /// Where models on the Hub come from.
     pub hub: Hub,
     /// Whether there is a model inside the program, [`BUILT_IN`](crate::BUILT_IN).
     pub has_built_in_model: bool,
@@ -139,7 +139,7 @@ pub struct GpuSupport {
     pub problem: Option<String>,
 }
 
-/// Where models of the hub come from, and which are here already.
+/// Where models on the Hub come from, and which are here already.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -31,7 +31,7 @@ pub enum EngineError {
     /// The options or the prompt of a generation.
     #[error(transparent)]
     Generation(#[from] GenerationError),
-    /// A model of the hub.
+    /// A model on the Hub.
     #[error(transparent)]
     Hub(#[from] HubError),
     /// The device.
@@ -65,8 +65,8 @@ pub enum EngineError {
     },
     /// The weights do not fit into a GPU's memory.
     #[error(
-        "the GPU has too little memory: {} are free, and the model takes {} in {dtype} and {} for the keys and values of a \
-         full context; f16 or bf16 takes half of f32",
+        "not enough GPU memory: {} are free, and the model needs {} in {dtype} and {} for the KV cache of a \
+         full context; f16 or bf16 needs half of f32",
         Mebibytes(*.free as u64), Mebibytes(*.weights as u64), Mebibytes(*.cache as u64)
     )]
     GpuRoom {
@@ -96,8 +96,8 @@ pub enum EngineError {
     },
     /// The keys and values of a request do not fit into the memory that is free.
     #[error(
-        "{rows} texts at once of up to {tokens} tokens take {} for their keys and values, and {} are free; make fewer at \
-         once, or shorter ones",
+        "a batch of {rows} sequences of up to {tokens} tokens needs {} of KV cache, and {} are free; \
+         use a smaller batch, or shorter sequences",
         Mebibytes(*.needed as u64), Mebibytes(*.available as u64)
     )]
     NoRoom {
@@ -134,7 +134,7 @@ pub enum EngineError {
         what: String,
     },
     /// The lines of an interrupted bulk job are there, and it is not to resume.
-    #[error("{}: it holds the lines of an interrupted run; go on with `resume`, or remove it", path.display())]
+    #[error("{}: it holds the lines of an interrupted run; use `resume` to continue it, or remove it", path.display())]
     Unfinished {
         /// The file that holds them.
         path: PathBuf,
@@ -161,7 +161,7 @@ pub enum EngineError {
         other_path: PathBuf,
     },
     /// Two models that are compared have other heads, or other labels.
-    #[error("the models differ in what they say: {found} here, {other} in {other_path}")]
+    #[error("the models have different heads: {found} here, {other} in {other_path}")]
     OtherHead {
         /// What the first one says.
         found: String,

@@ -37,7 +37,7 @@ use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Watched};
 /// ```
 #[derive(Debug, Clone)]
 pub struct InspectOptions {
-    /// The checkpoint: a folder, a weights file, a model of the hub, or [`BUILT_IN`](crate::BUILT_IN).
+    /// The checkpoint: a folder, a weights file, a model on the Hub, or [`BUILT_IN`](crate::BUILT_IN).
     pub model: Option<PathBuf>,
     /// The name of a published model, such as `gpt2-xl`, in place of a checkpoint.
     pub preset: Option<String>,
@@ -47,7 +47,7 @@ pub struct InspectOptions {
     pub diff: Option<PathBuf>,
     /// The number of attention heads of a checkpoint that does not tell it.
     pub n_head: Option<usize>,
-    /// Where models of the hub come from.
+    /// Where models on the Hub come from.
     pub hub: HubOptions,
 }
 
@@ -111,8 +111,8 @@ impl InspectOptions {
 ///
 /// let checkpoint = ModelOptions::default().open_checkpoint(&Silent)?;
 /// let found = Inspection::of_checkpoint(&checkpoint, false, &Silent)?;
-/// assert_eq!((found.class, found.parameters.unique), ("GPT2LMHeadModel", 3_487_232));
-/// assert_eq!(found.vocabulary.tokenizer, Some(1024));
+/// assert_eq!((found.class, found.parameters.unique), ("GPT2LMHeadModel", 3_161_088));
+/// assert_eq!(found.vocabulary.tokenizer, Some(2048));
 /// assert_eq!(found.tensors[0].role, "parameter");
 /// assert!(found.mismatches.is_empty());
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -65,7 +65,7 @@ fn by_name<S: Serializer>(reason: &StopReason, serializer: S) -> Result<S::Ok, S
 /// }
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-/// let waiting = vec![model.vocabulary().encode("ROMEO:")?, model.vocabulary().encode("JULIET:")?];
+/// let waiting = vec![model.vocabulary().encode("One day")?, model.vocabulary().encode("Once there was")?];
 /// let mut lines = Lines { waiting, ..Lines::default() };
 /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
 /// model.generate(&mut lines, 2, &config, &Silent)?;

@@ -15,8 +15,8 @@ use crate::{Defaults, EncoderStates, EngineError, Vocabulary, system_clock};
 /// use candle_gpt2_generation::GenerationConfig;
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
-/// assert_eq!((model.weight_type(), model.config().n_layer), ("f16", 4));
-/// let prompt = model.vocabulary().encode("ROMEO:")?;
+/// assert_eq!((model.weight_type(), model.config().n_layer), ("f16", 6));
+/// let prompt = model.vocabulary().encode("One day")?;
 /// let greedy = GenerationConfig { max_new_tokens: 8, ..GenerationConfig::default() };
 /// let text = |model: &candle_gpt2_engine::LoadedModel| -> Result<String, Box<dyn std::error::Error>> {
 ///     Ok(model.text_generator(&prompt, &greedy)?.collect::<Result<_, _>>()?)

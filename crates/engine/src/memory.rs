@@ -212,7 +212,7 @@ mod tests {
         assert!(check(needed, 1024, KvDType::F32).is_ok());
         let refusal = check(needed - 1, 1024, KvDType::F32).unwrap_err();
         assert!(refusal.is_usage());
-        let told = "4096 texts at once of up to 1024 tokens take 288.0 GiB for their keys and values";
+        let told = "a batch of 4096 sequences of up to 1024 tokens needs 288.0 GiB of KV cache";
         assert!(refusal.to_string().starts_with(told), "{refusal}");
         assert!(
             check(needed / 2, 1024, KvDType::F16).is_ok() && check(needed / 2, 512, KvDType::F32).is_ok()

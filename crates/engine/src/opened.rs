@@ -20,7 +20,7 @@ use crate::{
 /// use candle_gpt2_engine::{ModelOptions, Silent};
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
-/// assert_eq!(opened.config().n_positions, 256);
+/// assert_eq!(opened.config().n_positions, 512);
 /// assert!(opened.memory_needed()?.total() < 64 << 20);
 /// let prompt = opened.vocabulary().encode("Good night")?; // refused here, if ever
 /// let model = opened.load(&Silent)?;

@@ -50,11 +50,12 @@ pub struct ModelOptions {
     #[serde(deserialize_with = "of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
-    /// Precision of the weights in memory [default: the stored numbers, on the CPU in f16 or f32]
+    /// Precision of the weights in memory [default: the checkpoint's dtype; on the CPU f16 or f32]
     #[serde(deserialize_with = "some_of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", help = dtype_help()))]
     pub dtype: Option<WeightDType>,
-    /// Precision of cached keys and values: f32, f16, or q8 on the CPU (8-bit integers) [default: f32, and f16 where --dtype rounds the weights to f16 or small integers; on GPUs that of the weights]
+    /// Precision of the KV cache: f32, f16, or q8 on the CPU (8-bit integers)
+    /// [default: f32, or f16 if --dtype is f16 or an integer type; on GPUs that of the weights]
     #[serde(deserialize_with = "some_of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
@@ -66,10 +67,11 @@ pub struct ModelOptions {
     /// its cross-attention is left out.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
-    /// Number of attention heads, where the checkpoint does not tell it: weights without a config.json, as of the book "Build a Large Language Model (From Scratch)"
+    /// Number of attention heads, if the checkpoint does not record it: weights without a config.json, such as those of the book "Build
+    /// a Large Language Model (From Scratch)"
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub n_head: Option<usize>,
-    /// Where models of the hub come from.
+    /// Where models on the Hub come from.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
@@ -79,7 +81,7 @@ pub struct ModelOptions {
 fn dtype_help() -> String {
     let integers = WeightDType::names_on_cpu_only();
     format!(
-        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (blocks of integers of as many bits; q5 and q4 hold embedding and head in q6), on GPUs also bf16 [default: the stored numbers, on the CPU in f16 or f32]"
+        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (block-quantized integers of that many bits; q5 and q4 keep embedding and head in q6), on GPUs also bf16 [default: the checkpoint's dtype; on the CPU f16 or f32]"
     )
 }
 

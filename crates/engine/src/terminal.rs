@@ -16,7 +16,7 @@ const REDRAWS_PER_S: u8 = 5;
 /// use candle_gpt2_engine::{ModelOptions, Terminal};
 ///
 /// let model = ModelOptions::default().open(&Terminal)?.load(&Terminal)?;
-/// assert_eq!(model.config().n_layer, 4);
+/// assert_eq!(model.config().n_layer, 6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Copy, Default)]

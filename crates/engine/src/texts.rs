@@ -16,7 +16,7 @@ use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Schedul
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let mut texts = Texts::new(model.scheduler(SchedulerOptions { max_texts: 2, kv_tokens: 512, chunk_tokens: 64 })?);
 /// let config = GenerationConfig { max_new_tokens: 4, ..GenerationConfig::default() };
-/// let prompts = ["ROMEO:", "JULIET:"].map(|prompt| model.vocabulary().encode(prompt).unwrap_or_default());
+/// let prompts = ["One day", "Once there was"].map(|prompt| model.vocabulary().encode(prompt).unwrap_or_default());
 /// texts.begin(Request::each(&prompts, &config), "one caller");
 /// let mut tokens = 0;
 /// while !texts.is_idle() {

@@ -11,7 +11,7 @@ use candle_gpt2_evaluation::{
 use candle_gpt2_generation::Sequence;
 
 const LINES: &str = r#"{"text": "Good night, good", "endings": [" night", " king"], "label": 0}
-{"text": "My lord, the", "endings": [" potato", " king"], "label": 1}
+{"text": "Tom had a red ball. Mia took the red", "endings": [" potato", " ball"], "label": 1}
 {"text": "I pray you, tell", "endings": [" me", " of"], "label": 0}
 "#;
 

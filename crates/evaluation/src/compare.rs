@@ -29,7 +29,7 @@ pub struct Comparison {
     pub items: usize,
     /// Answers by each measure that picks one.
     pub answers: Vec<Flips>,
-    /// Difference of the items' log-probabilities, this run's less the other's, in nats for each item; absent where items have several
+    /// Difference of the items' log-probabilities, this run minus the other, in nats for each item; absent where items have several
     /// choices or none.
     pub logprob: Option<PairedDifference>,
 }
@@ -51,7 +51,7 @@ pub struct Flips {
     pub n00: usize,
     /// Other answers than in the other run, right or wrong.
     pub changed: usize,
-    /// Share of right answers, this run's less the other's.
+    /// Share of right answers, this run minus the other.
     #[serde(flatten)]
     pub difference: PairedDifference,
 }

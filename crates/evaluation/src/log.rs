@@ -89,7 +89,7 @@ impl ItemLog {
             // What is not a file, such as a terminal, has no length.
             let is_empty = log.file.as_file().metadata().map_err(failed)?.len() == 0;
             let what =
-                || "it holds the items of another run; go on with it, or choose another name".to_owned();
+                || "it holds the items of another run; resume that run, or choose another name".to_owned();
             return if is_empty { Ok(log) } else { Err(log.error(what())) };
         }
         let mut whole = Vec::new();

@@ -34,16 +34,16 @@ pub struct EvaluationOptions {
         arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")
     )]
     pub protocols: Vec<String>,
-    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset of the hub; once for all protocols, or once for each in their order [default: the published data, from the hub]
+    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset on the Hub; once for all protocols, or once for each in their order [default: the published data, from the hub]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: Vec<PathBuf>,
-    /// Examples before each question, as lm-evaluation-harness joins and draws them [default: 0, or what the task's file says]
+    /// Number of few-shot examples, sampled and formatted as in lm-evaluation-harness [default: 0, or as the task file sets it]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
     pub num_fewshot: Option<usize>,
-    /// The data that examples are drawn from: a training split, named like --data [default: the data themselves, without the question]
+    /// Data to sample the few-shot examples from: a training split, named like --data [default: the data itself, minus the question]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub fewshot_data: Vec<PathBuf>,
-    /// Seed of the draw, as of Python's random.seed [default: 1234]
+    /// Seed for sampling the few-shot examples, as for Python's random.seed [default: 1234]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SEED", allow_negative_numbers = true))]
     pub fewshot_seed: Option<u64>,
     /// Only the first N items
@@ -55,7 +55,7 @@ pub struct EvaluationOptions {
     /// Write the model's answer to each item to this file as soon as it is known, a JSON object a line; a kill loses only what is being read, about a thousand tokens or one item
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub items: Option<PathBuf>,
-    /// Go on with the --items of a run that was interrupted
+    /// Resume an interrupted run from its --items
     #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
     /// Compare item by item with the --items of another run of the same data: which answers flipped, and the paired difference

@@ -255,7 +255,7 @@ fn write_published(f: &mut Formatter<'_>, metric: &str, published: &Published) -
 
 fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result {
     let Comparison { path, run, items, answers, logprob } = against;
-    writeln!(f, "  beside {path} ({run}), {items} items, this run's less the other's:")?;
+    writeln!(f, "  beside {path} ({run}), {items} items, this run minus the other:")?;
     let stderr =
         |stderr: Option<f64>| stderr.map_or(String::new(), |stderr| format!(" ± {}", figure(stderr)));
     for Flips { measure, n10, n01, changed, difference, .. } in answers {

@@ -32,7 +32,7 @@ const REQUESTS: usize = 64;
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let names: Vec<String> = std::env::args().skip(1).filter(|name| !name.starts_with('-')).collect();
     let wants = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let built_in = Checkpoint::open(&folder)?.load(&LoadOptions::default(), &|_| ())?;
     let gpt2 = models::gpt2_124m();
     if wants("arrivals") {

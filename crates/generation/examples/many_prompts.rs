@@ -4,13 +4,13 @@
 use candle_gpt2_generation::{BatchGenerator, GenerationConfig, Request, default_stride, score};
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 
-const PROMPTS: [&str; 3] = ["ROMEO:", "First Citizen:\nWe are", "My lord,"];
+const PROMPTS: [&str; 3] = ["One day", "Once there was", "Mia and Tom"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = GivenFiles::new("shakespeare")
-        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+    let files = GivenFiles::new("stories")
+        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);

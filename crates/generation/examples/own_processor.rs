@@ -7,10 +7,10 @@ use candle_gpt2_generation::{
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode, token_bytes};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = GivenFiles::new("shakespeare")
-        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+    let files = GivenFiles::new("stories")
+        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
@@ -35,9 +35,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..GenerationConfig::default()
     };
     for processors in [vec![], vec![LogitsProcessor::Function(without_e)]] {
-        let request = Request { processors, ..Request::new(encode(&tokenizer, "JULIET:")?, config.clone()) };
+        let request =
+            Request { processors, ..Request::new(encode(&tokenizer, "Once there was")?, config.clone()) };
         let mut stream = TextStream::new(&tokenizer);
-        let mut text = String::from("JULIET:");
+        let mut text = String::from("Once there was");
         for id in TokenGenerator::of_request(&model, request, Some(&tokenizer))? {
             text += &stream.push(id?)?;
         }

@@ -91,14 +91,15 @@ pub enum GenerationError {
         n_positions: usize,
     },
     /// Stop strings are searched in text.
-    #[error("stop_strings are searched in the text, and there is no tokenizer to make it")]
+    #[error("stop_strings need a tokenizer, and the model has none")]
     StopStringsWithoutTokenizer,
     /// A text is to end after a time.
     #[error("max_time needs a clock, and none was given")]
     NoClock,
     /// A prompt and its text need more memory than there is for keys and values.
     #[error(
-        "prompt and text may take {needed} tokens, and there is memory for {kv_tokens}; ask for fewer new tokens, or for more memory"
+        "prompt and completion may need {needed} tokens, and the KV cache holds {kv_tokens}; \
+         ask for fewer new tokens, or enlarge it"
     )]
     KvTokens {
         /// Tokens of prompt and text.

@@ -25,7 +25,7 @@ const KEPT_IDS: usize = 4;
 /// use candle_gpt2_generation::TextStream;
 /// use candle_gpt2_weights::{Tokenizer, encode};
 ///
-/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
 /// let ids = encode(&tokenizer, "café")?;
 /// let mut stream = TextStream::new(&tokenizer);
 /// let pieces: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect::<Result<_, _>>()?;

@@ -24,16 +24,16 @@ fn write(model: &LoadedModel, prompt: &str, grammar: &Grammar) -> Result<String,
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 
-    let scene = Grammar::Regex(r"ACT [IV]{1,3}, SCENE [1-9]\. A (street|garden|wood)\.".into());
-    println!("{}", write(&model, "The next is ", &scene)?);
+    let scene = Grammar::Regex(r"[1-9] o'clock, in the (street|garden|forest)".into());
+    println!("{}", write(&model, "They met at ", &scene)?);
 
     let schema = json!({
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "mood": {"enum": ["merry", "sad"]}},
+        "properties": {"name": {"type": "string", "maxLength": 12}, "mood": {"enum": ["happy", "sad"]}},
         "required": ["name", "mood"],
         "additionalProperties": false,
     });
-    let text = write(&model, "ROMEO: ", &Grammar::JsonSchema(schema))?;
+    let text = write(&model, "Mia: ", &Grammar::JsonSchema(schema))?;
     let person: Value = serde_json::from_str(&text)?; // it always parses
     println!("{text}\nthe mood of {} is {}", person["name"], person["mood"]);
     Ok(())

@@ -5,29 +5,30 @@ use candle_gpt2_interpret::{Ablate, Chain, Metric, Place, Run, named_site, named
 use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, encode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = GivenFiles::new("shakespeare")
-        .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-        .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
-        .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+    let files = GivenFiles::new("stories")
+        .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+        .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
+        .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
     let (model, tokenizer) =
         (checkpoint.load(&LoadOptions::default(), &|_| ())?, checkpoint.tokenizer(None)?);
-    let (ids, answers) = (encode(&tokenizer, "Thou, my lord,")?, encode(&tokenizer, " art are")?);
+    let (ids, answers) =
+        (encode(&tokenizer, "A red ball and a blue cup, a red")?, encode(&tokenizer, " ball cup")?);
     let run = Run::new(&model, &ids)?;
     let (n_layer, n_head) = (model.config().n_layer, model.config().n_head);
 
     // Record: attention weights of the last token of every head, `(B, H, T, S)`.
     let record = run.record(named_sites("pattern", n_layer)?)?;
-    let of_first = record.get(named_site("pattern3")?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
-    println!("how much each head of the last block looks back from the last comma at `Thou`");
-    for (head, weights) in of_first.squeeze(1)?.to_vec2::<f32>()?.iter().enumerate() {
-        println!("  3.{head}: {:.2}", weights[0]);
+    let of_last = record.get(named_site("pattern1")?)?.get(0)?.narrow(1, ids.len() - 1, 1)?;
+    println!("how much each head of block 1 looks back from the last ` red` at what followed the first one");
+    for (head, weights) in of_last.squeeze(1)?.to_vec2::<f32>()?.iter().enumerate() {
+        println!("  1.{head}: {:.2}", weights[2]);
     }
 
     // Ablate: the same text with one head's output set to zero.
     let metric = Metric::logit_difference(answers[0], answers[1], ids.len() - 1);
     let whole = metric.of_run(&run, &mut Chain(vec![]))?;
-    println!("`art` is {whole:.2} above `are`; without one head it is");
+    println!("`ball` is {whole:.2} above `cup`; without one head it is");
     for layer in 0..n_layer {
         let values = (0..n_head).map(|head| {
             let mut edit = Ablate::zero(named_site(&format!("z{layer}"))?)?.at(Place::head(head));

@@ -800,7 +800,8 @@ pub enum FileError {
     },
     /// The place has no values of one width.
     #[error(
-        "{site} has no values that a dictionary could explain; residual streams, outputs, MLPs and heads have"
+        "{site} is not a hook point that an SAE can be trained on; \
+         residual streams, outputs, MLPs and heads are"
     )]
     NotExplained {
         /// The place.

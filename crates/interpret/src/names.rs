@@ -133,7 +133,7 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
     /// No place has it.
-    #[error("`{name}` is no place in a model; the nearest name is `{nearest}`")]
+    #[error("unknown hook point `{name}`; did you mean `{nearest}`?")]
     Unknown {
         /// The name.
         name: String,

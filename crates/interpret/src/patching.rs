@@ -143,9 +143,9 @@ pub(crate) fn check_kind(kind: SiteKind, by: By) -> Result<()> {
 /// use candle_gpt2::SiteKind;
 /// use candle_gpt2_interpret::{By, Metric, Patching, Run};
 /// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
-/// # let files = GivenFiles::new("shakespeare")
-/// #     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-/// #     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+/// # let files = GivenFiles::new("stories")
+/// #     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+/// #     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
 /// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
 ///

@@ -20,7 +20,7 @@ const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16,
 /// What a training starts from. Part of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
-    /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model of the hub, or
+    /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model on the Hub, or
     /// [`BUILT_IN`](candle_gpt2_engine::BUILT_IN).
     Checkpoint(PathBuf),
     /// A `config.json`, whose model is made anew.
@@ -42,10 +42,10 @@ pub enum Start {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TrainOptions {
-    /// What is taught: text, to go on with texts; classify, the labels of texts; answer, completions of prompts
+    /// What is taught: text, to continue texts; classify, the labels of texts; answer, completions of prompts
     #[cfg_attr(feature = "clap", arg(long, value_name = "TASK", default_value = "text"))]
     pub task: Task,
-    /// Go on with the training in --out, where it was stopped; the other options must be the same
+    /// Resume the training in --out; the other options must be the same
     #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
     /// Steps of the optimizer
@@ -60,10 +60,10 @@ pub struct TrainOptions {
     /// Tokens in a window, or of the longest row [default: the model's context]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Windows that get longer: STEP:T pairs, as 0:64,4000:128; with 0:64 the first step's windows have 64 tokens
+    /// Schedule of the window length: STEP:T pairs, such as 0:64,4000:128 for 64 tokens at first and 128 from step 4000 on
     #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "context"))]
     pub context_ramp: Option<Ramp>,
-    /// Batches that grow: STEP:B pairs, as 0:8,4000:16
+    /// Schedule of the batch size: STEP:B pairs, such as 0:8,4000:16
     #[cfg_attr(feature = "clap", arg(long, value_name = "RAMP", conflicts_with = "batch_size"))]
     pub batch_ramp: Option<Ramp>,
     /// Start windows shorter than the model's context at a random position, so that all positions are trained
@@ -72,19 +72,20 @@ pub struct TrainOptions {
     /// Share of the windows that start with a document, if one starts inside them
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
     pub document_starts: f64,
-    /// What a model of --config starts as: gpt2, random weights; or mimetic, with sinusoids for positions and heads that copy
+    /// Initial weights with --config: gpt2 (random), or mimetic (sinusoidal position embeddings and copying heads)
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "gpt2"))]
     pub initialization: Initialization,
-    /// Keep only the inputs of the blocks, and compute the blocks again for their gradients: the same result with less memory, in a third more time
+    /// Gradient checkpointing: keep only the inputs of the blocks and recompute the rest; same result, less memory, a third more time
     #[cfg_attr(feature = "clap", arg(long))]
     pub recompute: bool,
-    /// Train the last N blocks alone, with the final norm and the head; a head that is the token embedding stays as it is
+    /// Train only the last N blocks, the final norm and the head; a head tied to the token embedding stays frozen
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub train_blocks: Option<usize>,
-    /// What the rows of each label count in the loss, for --task classify: balanced, or as ham=1,spam=6.5 [default: each row once]
+    /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default: 1 for every label]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
-    /// Train low-rank adapters of this rank and leave the weights as they are, except a classifier's head; the result has them merged into its weights, and its folder adapter holds them alone in PEFT's format
+    /// Train LoRA adapters of rank R and freeze the weights, except a classifier's head; the result has the adapters merged, and its
+    /// subfolder adapter has them alone in PEFT's format
     #[cfg_attr(feature = "clap", arg(long, value_name = "R", allow_negative_numbers = true))]
     pub lora_rank: Option<usize>,
     /// Each adapter is multiplied by ALPHA / R [default: twice the rank]
@@ -111,7 +112,7 @@ pub struct TrainOptions {
     /// Weight decay of matrices; biases and norms do not decay
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().weight_decay, allow_negative_numbers = true))]
     pub weight_decay: f64,
-    /// Tokens after which a squared gradient counts half in AdamW's running mean; small batches want it in tokens [default: 0.95 a step]
+    /// Half-life in tokens of AdamW's mean of squared gradients (beta 2), for small batches [default: beta 2 of 0.95 per step]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
     pub beta_2_half_life: Option<f64>,
     /// Largest norm of the gradient; 0 does not clip
@@ -120,7 +121,7 @@ pub struct TrainOptions {
     /// Dropout rate, in place of the configuration's three
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", allow_negative_numbers = true))]
     pub dropout: Option<f64>,
-    /// Share of the data, at the end of each file or of each label's rows, that is not trained on and tells when to stop; 0 for none
+    /// Share of the data, at the end of each file or of each label's rows, that is held out to decide when to stop; 0 for none
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().held_out, allow_negative_numbers = true))]
     pub held_out: f64,
     /// Steps between evaluations on the held-out data

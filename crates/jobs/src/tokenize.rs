@@ -48,7 +48,7 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 /// let folder = tempfile::tempdir()?;
 /// let [text, tokenizer] = ["text.txt", "tokenizer.json"].map(|name| folder.path().join(name));
 /// std::fs::write(&text, "to be, or not to be, that is the question: ".repeat(50))?;
-/// std::fs::write(&tokenizer, candle_gpt2_shakespeare::TOKENIZER)?;
+/// std::fs::write(&tokenizer, candle_gpt2_stories::TOKENIZER)?;
 /// let job = TokenizeJob {
 ///     data: vec![text],
 ///     model: None,
@@ -105,7 +105,7 @@ pub struct TokenizeOptions {
     /// Share of the data, at the end of each file, that is not trained on; 0 for none
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TokenizeOptions::default().held_out, allow_negative_numbers = true, requires = "out"))]
     pub held_out: f64,
-    /// Go on with what an interrupted run has made of the same texts in --out; the other options must be the same
+    /// Resume an interrupted run in --out; the other options must be the same
     #[cfg_attr(feature = "clap", arg(long, requires = "out"))]
     pub resume: bool,
 }

@@ -25,8 +25,8 @@ use crate::{CheckedMetric, Found, Heads, Look, LookError, LookSubject, MetricOpt
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// let found = Ablate::new(Text::Words("My lord, I will".into())).at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 4 * 8, "each head of four layers left out in turn");
+/// let found = Ablate::new(Text::Words("One day, Mia was".into())).at(&subject, &Silent)?;
+/// assert_eq!(found.report.values.len(), 6 * 3, "each head of six layers left out in turn");
 /// assert!(found.report.metric.is_some_and(|metric| metric.after.is_none()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -44,13 +44,14 @@ pub struct Ablate {
     /// Leave out these heads together: LAYER.HEAD, separated by commas
     #[cfg_attr(feature = "clap", arg(long, value_name = "HEADS"))]
     pub heads: Option<Heads>,
-    /// Leave the heads out after this token alone
+    /// Ablate the heads at this position only
     #[cfg_attr(
         feature = "clap",
         arg(long, value_name = "N", requires = "heads", allow_negative_numbers = true)
     )]
     pub at: Option<i64>,
-    /// What takes the place of a head's output: raw-zero, transformer-lens-zero, mean:FILE (of the texts in its lines) or sample:FILE (of one text of as many tokens)
+    /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the texts in FILE, one per line) or
+    /// sample:FILE (from one text with the same number of tokens)
     #[cfg_attr(feature = "clap", arg(long, value_name = "WHAT", default_value = "raw-zero"))]
     pub with: Instead,
 }
@@ -287,7 +288,7 @@ impl Look for Ablate {
             drop(bar);
             report.axes = vec![subject.layer_axis(), subject.head_axis()];
             report.values = grid.values.iter().flatten().map(|value| Some(value - before)).collect();
-            report.notes.push("values: the metric without the head less the metric with it".into());
+            report.notes.push("values: the metric without the head minus the metric with it".into());
             warn_of_unchanged(&mut report, &grid);
         }
         report.metric = Some(shown);

@@ -29,7 +29,7 @@ const MOST_ROWS: usize = 1000;
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let short = HeadKinds { length: Some(10), rows: 2, ..HeadKinds::default() };
 /// let found = short.at(&subject, &Silent)?;
-/// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(8), "heads of a layer");
+/// assert_eq!(found.report.axes.last().map(|axis| axis.labels.len()), Some(3), "heads of a layer");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -39,7 +39,7 @@ pub struct HeadKinds {
     /// The text; random tokens are read if there is none.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// Random tokens of a row, read twice [default: 100, or as many as the context holds twice]
+    /// Random tokens of a row, read twice [default: 100, or up to what the context holds twice]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub length: Option<usize>,
     /// Rows of random tokens
@@ -143,7 +143,7 @@ impl Look for HeadKinds {
                 let rows = random_rows(self.seed, self.rows, length, from, below);
                 let found = head_scores(subject.model(), &rows, subject.reader().bos())?;
                 let note = format!(
-                    "{} rows of {length} random tokens from {from} to {}, seed {}, each read twice, with {} in front",
+                    "{} rows of {length} random tokens from {from} to {}, seed {}, each read twice, {}",
                     rows.len(),
                     below - 1,
                     self.seed,

@@ -21,10 +21,10 @@ use crate::{CheckedMetric, Found, Look, LookSubject, MetricOptions, Numbers, Par
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// let text = Text::Words("My lord, I will".into());
+/// let text = Text::Words("One day, Mia was".into());
 /// let attribute = Attribute { unit: Parts::Head, ..Attribute::new(text) };
 /// let found = attribute.at(&subject, &Silent)?;
-/// assert!(found.report.values.len() >= 4 * 8);
+/// assert!(found.report.values.len() >= 6 * 3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -103,7 +103,8 @@ impl Look for Attribute {
             ),
         });
         if metric.against.is_none() {
-            let note = "without a token to compare with, the answer's logit is taken less the mean of all";
+            let note =
+                "without a token to compare with, the answer's logit minus the mean of all logits is taken";
             report.notes.push(note.into());
         }
         let (heads, layers) = (subject.config().n_head, subject.config().n_layer);

@@ -34,17 +34,17 @@ const SCHEMA: &str = "gpt2.cache/1";
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let wanted = Activations {
 ///     text: Text::Ids(vec![5, 6, 7]),
-///     sites: named_sites("resid_post", 4)?,
+///     sites: named_sites("resid_post", 6)?,
 ///     layers: Some("0-1".parse()?),
 ///     positions: None,
 ///     numbers: Numbers::Raw,
 /// };
 /// let cached = wanted.cached(&wanted.check(&reader)?, &subject)?;
-/// assert_eq!(cached.tensors["blocks.1.hook_resid_post"].dims(), [1, 3, 256]);
+/// assert_eq!(cached.tensors["blocks.1.hook_resid_post"].dims(), [1, 3, 192]);
 /// # let folder = tempfile::tempdir()?;
 /// # let folder = folder.path();
 /// let bytes = cached.write(&folder.join("cache.safetensors"), CacheFormat::Safetensors)?;
-/// assert!(bytes > 2 * 3 * 256 * 4);
+/// assert!(bytes > 2 * 3 * 192 * 4);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Default, Deserialize)]

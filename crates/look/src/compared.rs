@@ -14,7 +14,7 @@ use crate::{LookSubject, MetricOptions, Reader, Text};
 /// use candle_gpt2_look::{ComparedTexts, Text};
 ///
 /// let texts = ComparedTexts {
-///     clean: Text::Words("My lord, I will".into()),
+///     clean: Text::Words("One day, Mia was".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
 /// };
 /// assert_ne!(texts.clean, texts.corrupt);
@@ -52,7 +52,7 @@ impl ComparedTexts {
                 shown.collect::<Vec<_>>().join(" | ")
             };
             return Err(wrong(format!(
-                "`clean` has {} tokens and `corrupt` {}; they are compared position by position, so make them as long:\n{}\n{}",
+                "`clean` has {} tokens and `corrupt` {}; both must have the same length:\n{}\n{}",
                 clean.len(),
                 corrupted.len(),
                 row(&clean),

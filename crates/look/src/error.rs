@@ -17,7 +17,7 @@ use thiserror::Error;
 ///
 /// let opened = ModelOptions::default().open(&Silent)?;
 /// let reader = Reader::without_bos(opened.vocabulary());
-/// let error = Lens::new(Text::Ids(vec![1024])).check(&reader).err().ok_or("there is such a token")?;
+/// let error = Lens::new(Text::Ids(vec![2048])).check(&reader).err().ok_or("there is such a token")?;
 /// assert!(error.is_usage());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -23,7 +23,7 @@ use crate::{Found, Look, LookError, LookSubject, Reader, Text};
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// let text = Text::Words("My lord, I will".into());
+/// let text = Text::Words("One day, Mia was".into());
 /// let features = Features { text, sae: "no/such/folder".into(), site: None, top: 10 };
 /// let error = features.at(&subject, &Silent).err().ok_or("it is there")?;
 /// assert!(error.to_string().contains("no/such/folder"));
@@ -39,7 +39,7 @@ pub struct Features {
     /// The sparse autoencoder: a folder with cfg.json and sae_weights.safetensors, or a .pt file
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub sae: PathBuf,
-    /// The place that it was trained on, where its file does not say
+    /// Hook point that it was trained on, if its file does not say
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
     /// How many features, those that are most active anywhere in the text
@@ -163,7 +163,7 @@ impl Look for Features {
             );
         }
         if site.kind != SiteKind::Z && dictionary.config().needs_centring() {
-            report.notes.push("the residual stream is taken less its mean, as it was trained".into());
+            report.notes.push("the mean of the residual stream is subtracted, as in training".into());
         }
         let values = json!({
             "mean_l0": explained.mean_l0, "variance_explained": explained.variance_explained, "mse": explained.mse,

@@ -19,7 +19,7 @@ use crate::{LookSubject, Reader, Text};
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// let head = Head { layer: 2, head: 3 };
+/// let head = Head { layer: 2, head: 1 };
 /// let steps = OneHead { text: Text::Ids(vec![5, 6, 7]), head, query: -1, key: 0 }.check(&reader)?.look(&subject)?;
 /// assert_eq!((steps.query, steps.key, steps.weights.len()), (2, 0, 3));
 /// let products: f32 = steps.q.iter().zip(&steps.k).map(|(q, k)| q * k).sum();

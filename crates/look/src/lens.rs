@@ -32,7 +32,7 @@ const MOST_TOKENS: usize = 1000;
 /// let lens = Lens { watch: vec![" night".into()], ..Lens::new(Text::Words("Good night, good".into())) };
 /// let found = lens.at(&subject, &Silent)?;
 /// let Details::Lens(details) = found.details else { panic!("a lens has cells") };
-/// assert_eq!((details.layers.len(), details.watch.len()), (5, 1));
+/// assert_eq!((details.layers.len(), details.watch.len()), (7, 1));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]

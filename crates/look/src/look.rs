@@ -19,7 +19,7 @@ use crate::{Found, Reader};
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// let saliency = Saliency::new(Text::Words("My lord, I will".into()));
+/// let saliency = Saliency::new(Text::Words("One day, Mia was".into()));
 /// let found = saliency.at(&subject, &Silent)?; // `check` and `look` in one
 /// assert_eq!(found.report.values.len(), found.report.tokens.len());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -131,15 +131,15 @@ impl<'a> LookSubject<'a> {
         };
         let of = |id: u32| format!("{measure} of {:?}", self.shown(id));
         let name = match metric.against {
-            Some(against) => format!("{} less {}", of(metric.answer), of(against)),
+            Some(against) => format!("{} minus {}", of(metric.answer), of(against)),
             None => of(metric.answer),
         };
         format!("{name} after token {}", metric.position)
     }
 
-    /// What stands in front of every text, for looks whose tables list no tokens.
+    /// Whether a BOS token precedes every text, in words: for looks whose tables list no tokens.
     pub(crate) fn in_front(&self) -> &'static str {
-        if self.has_bos() { "<|endoftext|>" } else { "nothing" }
+        if self.has_bos() { "with a BOS token" } else { "without a BOS token" }
     }
 
     /// The axis of all heads of a layer.

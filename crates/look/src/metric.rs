@@ -20,7 +20,7 @@ use crate::{Reader, Text, TokenChoice};
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let metric = MetricOptions { answer: Some(" not".into()), against: Some(" be".into()), ..MetricOptions::default() };
-/// let attribute = Attribute { metric, ..Attribute::new(Text::Words("My lord, I will".into())) };
+/// let attribute = Attribute { metric, ..Attribute::new(Text::Words("One day, Mia was".into())) };
 /// let metric = attribute.at(&subject, &Silent)?.report.metric.ok_or("there is none")?;
 /// assert!(metric.name.contains("not"), "{}", metric.name);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -29,16 +29,16 @@ use crate::{Reader, Text, TokenChoice};
 #[serde(default)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct MetricOptions {
-    /// The token whose prediction is looked at: a text of one token, or #ID [default: the most probable one]
+    /// Answer token: a text of one token, or #ID [default: the most probable one]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub answer: Option<TokenChoice>,
-    /// The token that it is compared with
+    /// Token to compare the answer with
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT", requires = "answer"))]
     pub against: Option<TokenChoice>,
-    /// After which token it is predicted: counted from 0, or from -1 at the end
+    /// Position of the token after which the answer is predicted: from 0, or from -1 at the end
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = MetricOptions::default().position, allow_negative_numbers = true))]
     pub position: i64,
-    /// The number that is looked at; with --against the difference of two
+    /// What to measure of the answer; with --against, the difference between the two tokens
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "MEASURE", default_value = "logit", value_parser = choices::<Measure>()))]
     pub measure: Measure,

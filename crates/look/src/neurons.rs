@@ -111,7 +111,7 @@ impl Look for Neurons {
         report.values = order.iter().map(|place| Some(values[*place])).collect();
         let active = values.iter().filter(|value| **value > 0.0).count();
         report.notes.push(format!(
-            "{} tokens read, with {} in front of each window; above 0 at {active}",
+            "{} tokens read, each window {}; above 0 at {active}",
             values.len(),
             subject.in_front()
         ));

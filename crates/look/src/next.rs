@@ -108,7 +108,7 @@ impl NextTokens {
 /// let mut reading = Reading::default();
 /// let last = reading.logits(model.model(), &[5, 6, 7], 2)?;
 /// let first = reading.logits(model.model(), &[5, 6, 7], 0)?; // the output head alone
-/// assert_eq!((last.len(), first.len()), (1024, 1024));
+/// assert_eq!((last.len(), first.len()), (2048, 2048));
 /// assert_ne!(last, first);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -29,7 +29,8 @@ use crate::{Found, Look, LookSubject, MetricOptions, Reader};
 #[serde(default)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Patched {
-    /// What is put from the clean run into the corrupted one: resid_pre, resid_mid, attn_out, mlp_out, z, q, k, v, pattern, … or TransformerLens' name of one
+    /// Activation to patch from the clean run into the corrupted one: resid_pre, resid_mid, attn_out, mlp_out, z, q, k, v, pattern, …,
+    /// or its TransformerLens name
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE", default_value_t = Patched::default().site))]
     pub site: String,
     /// The parts, besides the layer [default: position, and head where the site has heads]
@@ -88,13 +89,13 @@ impl Patched {
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
-///     clean: Text::Words("My lord, I will".into()),
-///     corrupt: Text::Words("My love, I will".into()),
+///     clean: Text::Words("One day, Mia was".into()),
+///     corrupt: Text::Words("One day, Tom was".into()),
 /// };
-/// let metric = MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() };
+/// let metric = MetricOptions { answer: Some(" in".into()), ..MetricOptions::default() };
 /// let tokens = reader.text(&texts.clean)?.len();
 /// let found = Patch { texts, metric, patched: Patched::default() }.at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 4 * tokens, "each layer and position in turn");
+/// assert_eq!(found.report.values.len(), 6 * tokens, "each layer and position in turn");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -125,13 +126,13 @@ pub struct Patch {
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
-///     clean: Text::Words("My lord, I will".into()),
-///     corrupt: Text::Words("My love, I will".into()),
+///     clean: Text::Words("One day, Mia was".into()),
+///     corrupt: Text::Words("One day, Tom was".into()),
 /// };
-/// let metric = MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() };
+/// let metric = MetricOptions { answer: Some(" in".into()), ..MetricOptions::default() };
 /// let tokens = reader.text(&texts.clean)?.len();
 /// let found = Estimate { texts, metric, patched: Patched::default() }.at(&subject, &Silent)?;
-/// assert_eq!(found.report.values.len(), 4 * tokens);
+/// assert_eq!(found.report.values.len(), 6 * tokens);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -204,7 +205,7 @@ impl Look for Patch {
         report.title = format!("{} from the clean text: {}", checked.kind.name(), report.title);
         checked.grid_axes(subject, &mut report);
         report.values = grid.values.iter().flatten().copied().map(Some).collect();
-        report.notes.push("values: 0 is as corrupted, 1 as clean".into());
+        report.notes.push("values: 0 = corrupted, 1 = clean".into());
         warn_of_unchanged(&mut report, &grid);
         Ok(Found::new(report, checked.details(subject)))
     }
@@ -224,7 +225,7 @@ impl Look for Estimate {
         report.title = format!("{} from the clean text, estimated: {}", kind.name(), report.title);
         checked.grid_axes(subject, &mut report);
         report.values = values.into_iter().flatten().map(Some).collect();
-        report.notes.push("values: estimated from one gradient; 0 is as corrupted, 1 as clean".into());
+        report.notes.push("values: estimated from one gradient; 0 = corrupted, 1 = clean".into());
         if matches!(kind, SiteKind::ResidPre | SiteKind::ResidMid | SiteKind::ResidPost | SiteKind::MlpOut) {
             report.notes.push(
                 "warning: estimates at the early residual stream and the first MLP are known to be far off; check them by patching"

@@ -20,7 +20,7 @@ use crate::{Found, Heads, Look, LookSubject, MetricOptions, Reader};
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let texts = ComparedTexts {
-///     clean: Text::Words("My lord, I will".into()),
+///     clean: Text::Words("One day, Mia was".into()),
 ///     corrupt: Text::Words("My love, I will".into()),
 /// };
 /// let metric = MetricOptions { answer: Some(" not".into()), ..MetricOptions::default() };

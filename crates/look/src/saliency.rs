@@ -24,7 +24,7 @@ const MOST_STEPS: usize = 1000;
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// let text = Text::Words("My lord, I will".into());
+/// let text = Text::Words("One day, Mia was".into());
 /// let saliency = Saliency { method: Method::InputTimesGradient, ..Saliency::new(text) };
 /// let found = saliency.at(&subject, &Silent)?;
 /// assert_eq!(found.report.values.len(), found.report.tokens.len());
@@ -41,14 +41,14 @@ pub struct Saliency {
     #[serde(flatten)]
     #[cfg_attr(feature = "clap", command(flatten))]
     pub metric: MetricOptions,
-    /// How the weight of a token is found
+    /// Attribution method
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "integrated", value_parser = choices::<Method>()))]
     pub method: Method,
     /// Steps of --method integrated
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Saliency::default().steps))]
     pub steps: usize,
-    /// The token that stands for nothing in --method integrated: a text of one token, or #ID [default: the configuration's bos_token_id]
+    /// Baseline token for --method integrated: a text of one token, or #ID [default: the configuration's bos_token_id]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub baseline: Option<TokenChoice>,
 }

@@ -18,11 +18,11 @@ use crate::{LookError, Reader, Text};
 ///
 /// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// let reader = Reader::without_bos(model.vocabulary());
-/// let towards = Towards::read("\" love\"-\" hate\"")?;
+/// let towards = Towards::read("\" happy\"-\" sad\"")?;
 /// let steer = Steer { towards, layer: 2, scale: 4.0, everywhere: true };
 /// let steering = steer.check(&reader)?.steering(&model, &Silent)?;
 /// let steered = model.observed_by(std::sync::Arc::new(std::sync::Mutex::new(steering)));
-/// assert_eq!(steered.config().n_layer, 4);
+/// assert_eq!(steered.config().n_layer, 6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]

@@ -35,7 +35,7 @@ pub fn table(report: &Report) -> String {
         lines.push(format!("{}: {:.5}{after}", printable(&metric.name), metric.before));
     }
     if !report.tokens.is_empty() {
-        let bos = if report.bos { "<|endoftext|> in front" } else { "nothing in front" };
+        let bos = if report.bos { "BOS token in front" } else { "no BOS token" };
         let first = report.tokens.iter().take(TOKENS);
         let more = report.tokens.len().saturating_sub(TOKENS);
         let more = (more > 0).then(|| format!("and {more} more"));

@@ -43,7 +43,7 @@ impl Model {
     /// Measures the model by protocols that have names, as `gpt2 eval` does: a dict with the names of its --json (metrics, dataset,
     /// notes, …); of a list of protocols a list of dicts. `candle_gpt2.protocols()` lists them all.
     ///
-    /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset of the hub; of a list of
+    /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset on the Hub; of a list of
     /// protocols one for all of them or a list; by default the published data, from the hub. limit: only the first items. context:
     /// tokens of a window, for wikitext:llama.cpp and kl.
     ///

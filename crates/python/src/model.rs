@@ -47,7 +47,7 @@ pub(crate) struct Opened {
     encoder_states: Option<States>,
 }
 
-/// How models of the hub are reached.
+/// How models on the Hub are reached.
 #[derive(Debug, Clone)]
 pub(crate) struct HubAccess {
     /// Whether only the cache is used.
@@ -152,7 +152,7 @@ impl Opened {
         let mut model = self.name_or_path.clone().unwrap_or_else(|| BUILT_IN.into());
         if let Some(revision) = &self.revision {
             if self.name_or_path.is_none() || model.exists() {
-                return Err(wrong_value("revision is of models of the hub; a local model has none"));
+                return Err(wrong_value("revision is of models on the Hub; a local model has none"));
             }
             model.as_mut_os_string().push(format!("@{revision}"));
         }
@@ -203,7 +203,7 @@ fn type_named(value: Option<&Bound<'_, PyAny>>) -> Result<Option<String>> {
     Ok(Some(name).filter(|name| name != "auto"))
 }
 
-/// Where models of the hub come from.
+/// Where models on the Hub come from.
 pub(crate) fn hub(offline: bool) -> HubOptions {
     let mut hub = HubOptions::from_environment();
     if offline {

@@ -19,7 +19,7 @@ use crate::raised::Raised;
 use crate::reporting::Listener;
 use crate::values::{dict_of, json_of, paths, python_of};
 
-/// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model of the hub, or
+/// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model on the Hub, or
 /// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
 /// of the best held-out loss; beside them stand log.jsonl, loss.svg and the state that resume=True goes on from. The same
 /// call gives the same weights, interrupted or not. Gives a dict: out, parameters, training_tokens, held_out_tokens, steps,

@@ -9,7 +9,7 @@ use std::thread;
 use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_server::{Server, ServerOptions};
 
-const BODY: &str = r#"{"prompt": "ROMEO:", "max_tokens": 20, "seed": 7}"#;
+const BODY: &str = r#"{"prompt": "One day", "max_tokens": 20, "seed": 7}"#;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;

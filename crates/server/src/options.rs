@@ -55,16 +55,17 @@ pub struct ServerOptions {
     /// Unix socket to listen on instead, for this user alone
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"]))]
     pub unix_socket: Option<PathBuf>,
-    /// Texts that are made at once
+    /// Maximum number of completions to generate at once
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().parallel, allow_negative_numbers = true, value_parser = between("parallel")))]
     pub parallel: usize,
     /// Prompts that wait; a request that finds no room is answered with code 429
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between("queue")))]
     pub queue: usize,
-    /// Tokens whose keys and values are held, of prompts and texts together [default: full contexts for --parallel texts]
+    /// Size of the KV cache in tokens, of prompts and completions together [default: a full context for each of --parallel]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("kv_tokens")))]
     pub kv_tokens: Option<usize>,
-    /// Most tokens of prompts that are computed between two tokens of the running texts: half as many while few are written, four times as many while none is
+    /// Maximum prompt tokens to prefill between two decode steps: half as many while few completions are running, four times
+    /// as many while none is
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between("prefill_chunk")))]
     pub prefill_chunk: usize,
     /// Connections at once; beyond them idle ones are closed, and if none is idle, requests are answered with code 503 [default: room for twice what runs and waits]

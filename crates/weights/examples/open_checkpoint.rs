@@ -9,9 +9,9 @@ fn main() -> Result<(), WeightsError> {
     let checkpoint = match std::env::args().nth(1) {
         Some(path) => Checkpoint::open(Path::new(&path))?,
         None => {
-            let files = GivenFiles::new("shakespeare")
-                .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-                .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+            let files = GivenFiles::new("stories")
+                .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+                .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
             Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?
         }
     };

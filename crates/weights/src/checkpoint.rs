@@ -52,13 +52,13 @@ impl std::fmt::Display for Problem {
 /// use candle_gpt2_weights::{Checkpoint, Format, GivenFiles, OpenOptions};
 ///
 /// // The model that the program carries; `Checkpoint::open` takes the path of a folder or of a weights file.
-/// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+/// let files = GivenFiles::new("stories")
+///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// assert_eq!(checkpoint.format(), Format::Safetensors);
-/// assert_eq!(checkpoint.config().n_layer, 4);
-/// assert_eq!(checkpoint.tensors().len(), 52);
+/// assert_eq!(checkpoint.config().n_layer, 6);
+/// assert_eq!(checkpoint.tensors().len(), 76);
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 #[derive(Debug)]

@@ -21,9 +21,9 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, rep
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};
 ///
-/// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+/// let files = GivenFiles::new("stories")
+///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 ///
 /// let folder = tempfile::tempdir()?;

@@ -40,7 +40,7 @@ pub enum WeightsError {
     },
     /// A folder without a configuration, or a weights file without one beside it.
     #[error(
-        "{folder}: there is no config.json; add it from where the checkpoint comes from (it holds the model's sizes)"
+        "{folder}: there is no config.json; copy it from the checkpoint's source (it holds the model's sizes)"
     )]
     NoConfig {
         /// The folder.
@@ -48,7 +48,8 @@ pub enum WeightsError {
     },
     /// Nothing tells the number of heads, and the usual heads do not divide the width.
     #[error(
-        "{folder}: nothing tells the number of attention heads of a model {n_embd} wide; name it, or write a config.json"
+        "{folder}: the number of attention heads is unknown for a model of width {n_embd}; \
+         give it, or add a config.json"
     )]
     UnknownHeads {
         /// The folder.
@@ -114,7 +115,8 @@ pub enum WeightsError {
     },
     /// There is no tokenizer.
     #[error(
-        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; add them from where the checkpoint comes from, name one from elsewhere, or give token ids in place of text"
+        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; \
+         copy them from the checkpoint's source, name another tokenizer, or give token ids in place of text"
     )]
     NoTokenizer {
         /// The folder.
@@ -258,8 +260,8 @@ impl fmt::Display for Mismatch {
             ),
             Self::Labels { name, rows, labels } => write!(
                 f,
-                "tensor `{name}` has rows for {rows} labels, and config.json names {labels} (2 where it names none); name as \
-                 many in `id2label` and `label2id`"
+                "tensor `{name}` has rows for {rows} labels, and config.json names {labels} (2 by default); \
+                 name one for each row in `id2label` and `label2id`"
             ),
             Self::DType { name, found } => {
                 write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")

@@ -18,14 +18,14 @@ use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions, WeightDType};
 ///
-/// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+/// let files = GivenFiles::new("stories")
+///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let options = LoadOptions { dtype: Some(WeightDType::Q8), ..LoadOptions::default() };
 /// let model = checkpoint.load(&options, &|_| ())?;
-/// assert_eq!(model.parameter_count(), 3_487_232);
-/// assert!(model.weight_bytes() < 3_487_232 * 5 / 4, "8 bits a weight, and scales");
+/// assert_eq!(model.parameter_count(), 3_161_088);
+/// assert!(model.weight_bytes() < 3_161_088 * 5 / 4, "8 bits a weight, and scales");
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 #[derive(Debug, Clone)]

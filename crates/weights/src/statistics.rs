@@ -100,9 +100,9 @@ pub enum DifferenceKind {
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
 ///
-/// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+/// let files = GivenFiles::new("stories")
+///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
 /// let first = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// assert!(differences(&first, &first, &|_| ())?.is_empty());
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())

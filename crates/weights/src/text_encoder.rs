@@ -45,7 +45,7 @@ const MOST_ADDED: usize = 16;
 /// ```
 /// use candle_gpt2_weights::{TextEncoder, Tokenizer};
 ///
-/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
 /// let encoder = TextEncoder::new(&tokenizer);
 /// let (mut session, mut tokens) = (encoder.session(), Vec::new());
 /// session.encode("To be, or not to be", &mut tokens)?;

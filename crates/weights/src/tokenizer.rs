@@ -34,7 +34,7 @@ const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json",
 /// use candle_gpt2_weights::{END_OF_TEXT, encode, load_tokenizer};
 ///
 /// let file = tempfile::NamedTempFile::new()?;
-/// std::fs::write(file.path(), candle_gpt2_shakespeare::TOKENIZER)?;
+/// std::fs::write(file.path(), candle_gpt2_stories::TOKENIZER)?;
 /// let tokenizer = load_tokenizer(file.path())?;
 /// assert_eq!(encode(&tokenizer, END_OF_TEXT)?, [0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -99,7 +99,7 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode_with_places};
 ///
-/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
 /// let (ids, places) = encode_with_places(&tokenizer, "noble king")?;
 /// assert_eq!(ids.len(), places.len());
 /// assert_eq!(places.last().map(|place| place.end), Some(10));
@@ -131,7 +131,7 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode, token_bytes};
 ///
-/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
 /// let bytes: Vec<u8> = encode(&tokenizer, "é")?.into_iter().filter_map(|id| token_bytes(&tokenizer, id)).flatten().collect();
 /// assert_eq!(bytes, "é".as_bytes());
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -297,7 +297,7 @@ fn from_vocabulary_and_merges(
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode, ordinary_token};
 ///
-/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_shakespeare::TOKENIZER)?;
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
 /// assert_eq!(ordinary_token(&tokenizer, 0), None, "the end of a text");
 /// assert_eq!(ordinary_token(&tokenizer, encode(&tokenizer, "K")?[0]).as_deref(), Some("K"));
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())

@@ -29,15 +29,15 @@ const ALIGNMENT: usize = 32;
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Tokenizer, WrittenDType, write_gguf};
 ///
-/// let files = GivenFiles::new("shakespeare")
-///     .with_bytes("config.json", candle_gpt2_shakespeare::CONFIG)
-///     .with_bytes("tokenizer.json", candle_gpt2_shakespeare::TOKENIZER)
-///     .with_bytes("model.safetensors", candle_gpt2_shakespeare::WEIGHTS);
+/// let files = GivenFiles::new("stories")
+///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+///     .with_bytes("tokenizer.json", candle_gpt2_stories::TOKENIZER)
+///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
 /// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
 /// let folder = tempfile::tempdir()?;
-/// let file = folder.path().join("shakespeare.gguf");
+/// let file = folder.path().join("stories.gguf");
 /// write_gguf(&checkpoint, &checkpoint.tokenizer(None)?, &file, WrittenDType::Q8_0, &|_| ())?;
-/// assert_eq!(Checkpoint::open(&file)?.config().n_head, 8);
+/// assert_eq!(Checkpoint::open(&file)?.config().n_head, 3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///

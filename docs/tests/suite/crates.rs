@@ -23,7 +23,7 @@ const PLACES: [(&str, f64, f64, &str); 22] = [
     ("training", 0.0, 4.0, "steps, adapters"),
     ("engine", 1.1, 4.0, "name to model"),
     ("pictures", 2.7, 4.0, "pages, drawings"),
-    ("shakespeare", 0.0, 5.0, "the built-in model"),
+    ("stories", 0.0, 5.0, "the built-in model"),
     ("generation", 1.1, 5.0, "tokens to tokens"),
     ("weights", 2.2, 5.0, "files to model"),
     ("interpret", 4.4, 5.0, "looking inside"),
@@ -58,7 +58,7 @@ fn needs() -> Needs {
     };
     let crates = std::fs::read_dir(root().join("crates")).unwrap().map(|entry| entry.unwrap().path());
     let mut needs = Needs::new();
-    for folder in crates.chain(["models/shakespeare", "web"].map(|folder| root().join(folder))) {
+    for folder in crates.chain(["models/stories", "web"].map(|folder| root().join(folder))) {
         let Ok(manifest) = std::fs::read_to_string(folder.join("Cargo.toml")) else { continue };
         let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
         // The fuzz targets are a workspace of their own.

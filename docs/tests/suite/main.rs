@@ -7,3 +7,4 @@ mod crates;
 mod keywords;
 mod options;
 mod paths;
+mod words;

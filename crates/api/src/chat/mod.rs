@@ -55,12 +55,12 @@ pub(crate) static FIELDS: LazyLock<Vec<Field>> =
 /// use candle_gpt2_api::{ApiOptions, Call, ChatRequest, ChatTemplateChoice, ServedModel};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&candle_gpt2_engine::Silent)?.load(&candle_gpt2_engine::Silent)?;
-/// let template = "{% for message in messages %}{{ message.content }}\n{% endfor %}ROMEO:".into();
+/// let template = "{% for message in messages %}{{ message.content }}\n{% endfor %}Tom:".into();
 /// let options = ApiOptions { chat_template: ChatTemplateChoice::Jinja(template), ..ApiOptions::default() };
 /// let served = ServedModel::new(&model, options)?;
-/// let body = br#"{"messages": [{"role": "user", "content": "JULIET: Good night!"}]}"#;
+/// let body = br#"{"messages": [{"role": "user", "content": "Mia: Good night!"}]}"#;
 /// let call = Call::of_chat(ChatRequest::parse(body)?, &served, None)?;
-/// let prompt = model.vocabulary().encode("JULIET: Good night!\nROMEO:")?;
+/// let prompt = model.vocabulary().encode("Mia: Good night!\nTom:")?;
 /// assert_eq!(call.requests[0].prompt, prompt);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -7,8 +7,10 @@ use candle_gpt2_look::{Attention, Found, Lens, Look, LookSubject, OneHead, Reade
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
+/// The tokens of the built-in model.
+const VOCABULARY: usize = 2048;
 const NOW: u64 = 1_700_000_000;
-const PROMPT: &str = "But soft, what light through yonder";
+const PROMPT: &str = "One day, Mia and Tom went to the";
 
 fn built_in() -> LoadedModel {
     let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
@@ -16,7 +18,7 @@ fn built_in() -> LoadedModel {
 }
 
 fn session() -> Session {
-    Session::new(built_in(), "shakespeare", || NOW).unwrap()
+    Session::new(built_in(), "stories", || NOW).unwrap()
 }
 
 fn ask(session: &Session, path: &str, body: &Value) -> Value {
@@ -47,7 +49,11 @@ fn text(chunks: &[Value]) -> String {
 fn texts_are_those_of_the_library() {
     let (model, session) = (built_in(), session());
     let ids = model.vocabulary().encode(PROMPT).unwrap();
-    let start = GenerationConfig { max_new_tokens: 30, ..GenerationConfig::default() };
+    let start = GenerationConfig {
+        max_new_tokens: 30,
+        do_sample: false,
+        ..model.defaults().unwrap().config().clone()
+    };
     let drawn = GenerationConfig { do_sample: true, top_k: 0, ..start.clone() };
     for (config, options) in [
         (start.clone(), json!({ "temperature": 0 })),
@@ -68,7 +74,7 @@ fn texts_are_those_of_the_library() {
         assert_eq!(text(&chunks(&session, body.clone())), expected, "{options}");
         let answer = ask(&session, "v1/completions", &body);
         assert_eq!(answer["choices"][0]["text"], expected, "{options}");
-        assert_eq!((&answer["created"], &answer["model"]), (&json!(NOW), &json!("shakespeare")));
+        assert_eq!((&answer["created"], &answer["model"]), (&json!(NOW), &json!("stories")));
     }
 }
 
@@ -81,7 +87,7 @@ fn a_text_that_goes_on_is_the_text_that_was_written_at_once() {
             |chunk: &Value| serde_json::from_value::<Vec<u64>>(chunk["choices"][0]["token_ids"].clone());
         chunks.iter().flat_map(|chunk| told(chunk).unwrap()).collect()
     };
-    let body = |prompt: Value, count: usize| json!({ "prompt": prompt, "max_tokens": count, "temperature": 0, "return_token_ids": true });
+    let body = |prompt: Value, count: usize| json!({ "prompt": prompt, "max_tokens": count, "temperature": 0, "min_tokens": count, "return_token_ids": true });
     let whole = ids(&chunks(&session, body(json!(PROMPT), 40)));
     assert_eq!(whole.len(), 40);
     let prompt = serde_json::from_value::<Vec<u64>>(
@@ -119,7 +125,7 @@ fn a_text_ends_where_another_begins_or_nobody_reads_it() {
 fn several_texts_come_as_they_are_asked_for() {
     let session = session();
     let body =
-        json!({ "prompt": [PROMPT, "ROMEO:"], "n": 2, "max_tokens": 6, "seed": 4, "stream_options": null });
+        json!({ "prompt": [PROMPT, "One day"], "n": 2, "max_tokens": 6, "seed": 4, "stream_options": null });
     let whole = ask(&session, "v1/completions", &body);
     let mut texts = vec![String::new(); 4];
     for chunk in chunks(&session, body) {
@@ -139,7 +145,7 @@ fn looks_are_those_of_the_library() {
     let (model, session) = (built_in(), session());
     let ids = model.vocabulary().encode(PROMPT).unwrap();
     let reader = Reader::without_bos(model.vocabulary());
-    let subject = LookSubject::new(&model, "shakespeare".into(), &reader);
+    let subject = LookSubject::new(&model, "stories".into(), &reader);
     let words = || Text::Ids(ids.clone());
     let data =
         |found: &Found| serde_json::from_str::<Value>(&candle_gpt2_pictures::data(&found.report)).unwrap();
@@ -153,10 +159,10 @@ fn looks_are_those_of_the_library() {
     let expected = data(&lens.at(&subject, &Silent).unwrap());
     assert_eq!(ask(&session, "look/lens", &json!({ "prompt": ids, "show": "divergence" })), expected);
 
-    let head = candle_gpt2_interpret::Head { layer: 2, head: 7 };
+    let head = candle_gpt2_interpret::Head { layer: 2, head: 1 };
     let steps =
         OneHead { text: words(), head, query: -1, key: 0 }.check(&reader).unwrap().look(&subject).unwrap();
-    let body = json!({ "prompt": PROMPT, "layer": 2, "head": 7, "key": 0 });
+    let body = json!({ "prompt": PROMPT, "layer": 2, "head": 1, "key": 0 });
     let answer = session.ask("look/head", body.to_string().as_bytes()).unwrap();
     assert_eq!(answer, serde_json::to_string(&steps).unwrap());
 }
@@ -229,7 +235,7 @@ fn what_may_follow_is_what_texts_are_drawn_from() {
 #[test]
 fn what_may_follow_does_not_depend_on_what_was_asked_before() {
     let (model, used) = (built_in(), session());
-    let ids = model.vocabulary().encode(&format!("{PROMPT} window breaks? It is the east")).unwrap();
+    let ids = model.vocabulary().encode(&format!("{PROMPT} park. Tom had a red ball.")).unwrap();
     let mut other = ids.clone();
     other[6] = 5;
     let bodies = [
@@ -248,7 +254,7 @@ fn what_may_follow_does_not_depend_on_what_was_asked_before() {
         let at = body["at"].as_i64().unwrap_or(-1);
         let at = usize::try_from(if at < 0 { at + ids.len() as i64 } else { at }).unwrap();
         let logits = fresh.logits(&ids).unwrap();
-        let row = &logits[at * 1024..][..1024];
+        let row = &logits[at * VOCABULARY..][..VOCABULARY];
         for token in found["tokens"].as_array().unwrap() {
             let expected = f64::from(row[place(&token["id"])]);
             assert!((token["logit"].as_f64().unwrap() - expected).abs() < 1e-4, "{token} {expected}");
@@ -265,33 +271,30 @@ fn tokens_and_names_are_told() {
     assert_eq!(session.decode(&ids).unwrap(), PROMPT);
     assert_eq!(ask(&session, "detokenize", &json!({ "tokens": ids }))["content"], PROMPT);
     let models = ask(&session, "v1/models", &Value::Null);
-    assert_eq!(
-        (&models["data"][0]["id"], &models["data"][0]["created"]),
-        (&json!("shakespeare"), &json!(NOW))
-    );
-    assert_eq!(session.logits(&ids).unwrap().len(), ids.len() * 1024);
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["created"]), (&json!("stories"), &json!(NOW)));
+    assert_eq!(session.logits(&ids).unwrap().len(), ids.len() * VOCABULARY);
 }
 
 #[test]
 fn what_cannot_be_answered_says_why() {
     let session = session();
-    let long = "word ".repeat(300);
+    let long = "ball ".repeat(600);
     for (path, body, status, expected) in [
         ("v1/chat/completions", json!({}), 404, "there is nothing at this path: v1/chat/completions"),
         ("v1/completions", json!({ "prompt": "a", "stream": true }), 400, "stream: "),
-        ("v1/completions", json!({ "prompt": long }), 400, "prompt: this model's context is 256 tokens"),
+        ("v1/completions", json!({ "prompt": long }), 400, "prompt: this model's context is 512 tokens"),
         ("v1/completions", json!({ "prompt": "a", "temperature": 9 }), 400, "temperature: "),
         ("v1/completions", json!({ "model": "other" }), 404, "there is no such model here"),
         ("look/attention", json!({ "prompt": long }), 400, "prompt: "),
         ("look/lens", json!({ "prompt": "a", "show": "rank" }), 400, "show: expected `probability`"),
         (
             "look/head",
-            json!({ "prompt": "a", "layer": 4, "head": 0 }),
+            json!({ "prompt": "a", "layer": 6, "head": 0 }),
             400,
-            "layer: expected a whole number from 0 to 3",
+            "layer: expected a whole number from 0 to 5",
         ),
         ("look/next", json!({ "prompt": [] }), 400, "prompt: the text is empty"),
-        ("look/next", json!({ "prompt": [4, 1024] }), 400, "prompt[1]: expected a token id below"),
+        ("look/next", json!({ "prompt": [4, VOCABULARY] }), 400, "prompt[1]: expected a token id below"),
         ("tokenize", json!({}), 400, "content: "),
     ] {
         let error = session.ask(path, body.to_string().as_bytes()).unwrap_err();
@@ -305,12 +308,12 @@ fn what_cannot_be_answered_says_why() {
     for (path, body) in [("v1/completions", "{}"), ("look/next", r#"{"stream": true}"#)] {
         assert!(session.start(path, body.as_bytes()).is_err(), "{path} {body}");
     }
-    for ids in [&[][..], &[0; 257], &[1024]] {
+    for ids in [&[][..], &[0; 513], &[2048]] {
         assert_eq!(session.logits(ids).unwrap_err().status(), 400);
     }
     assert_eq!(
-        session.decode(&[1024]).unwrap_err().to_string(),
-        "token 1024 is outside the vocabulary of 1024"
+        session.decode(&[2048]).unwrap_err().to_string(),
+        "token 2048 is outside the vocabulary of 2048"
     );
 }
 
@@ -339,7 +342,7 @@ fn a_text_ends_at_the_context() {
         session.ask("v1/completions", json!({ "prompt": longer }).to_string().as_bytes()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "prompt: this model's context is 256 tokens, and the text has 257; shorten it"
+        "prompt: this model's context is 512 tokens, and the text has 513; shorten it"
     );
 }
 

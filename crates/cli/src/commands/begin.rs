@@ -9,18 +9,18 @@ use crate::output::write_line;
 /// Text, a look inside, a server: each without a file.
 const COMMANDS: [(&str, &str, bool); 3] = [
     (
-        r#"gpt2 generate "ROMEO:""#,
-        "writes on, with the small model inside the program; --model gpt2 downloads GPT-2 (550 MB)",
+        r#"gpt2 generate "One day""#,
+        "continues the prompt with the built-in model; --model gpt2 downloads GPT-2 (550 MB)",
         true,
     ),
     (
-        r#"gpt2 look attention "The dog ran" --html page.html"#,
+        r#"gpt2 look attention "A red ball and a blue cup, a red" --html page.html"#,
         "makes a page that shows where each head looks",
         true,
     ),
     (
         "gpt2 serve",
-        "opens a page to write on, and OpenAI's interface, at http://127.0.0.1:8080",
+        "serves a web page and an OpenAI-compatible API at http://127.0.0.1:8080",
         cfg!(feature = "serve"),
     ),
 ];

@@ -27,10 +27,11 @@ Examples:
   gpt2 bench --model DIR --device cuda --dtype f16 --json
   GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json    # or portable, avx512, neon …: what another processor would get
 
-Prefill reads a prompt and computes the logits of its last position; decode generates 128 tokens after 8, and 64 after \
-896, always the most probable one; pass_at_512 says how much longer a pass over 2, 4 and 8 tokens takes than a pass over \
-one, after 512 tokens and with the logits of each; decode_batch generates 32 after 8 in 8 and in 32 texts at once, and counts all tokens. \
-regions_per_token counts how often the threads meet in a step of decode, page_faults_per_token how often the system has to give it memory.")]
+Prefill reads a prompt and computes the logits of its last position. Decode generates 128 tokens after 8, \
+and 64 after 896, by greedy search. pass_at_512 is the time of a forward pass over 2, 4 and 8 tokens, with \
+the logits of each, relative to a pass over one, after 512 tokens. decode_batch generates 32 tokens after 8 \
+at batch sizes 8 and 32, and counts the tokens of all sequences. regions_per_token is the number of \
+parallel regions in a decode step, page_faults_per_token the number of page faults.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     threads: ThreadCounts,
@@ -238,7 +239,7 @@ fn print(report: &Report) -> Result<()> {
         output::write_line(&format!("pass of {tokens:<8}{times:>10.2} times a pass of one"))?;
     }
     for (texts, speed) in &report.decode_batch {
-        line(&format!("decode {texts} texts"), *speed, "tokens/s")?;
+        line(&format!("decode batch {texts}"), *speed, "tokens/s")?;
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ pub(crate) struct CacheArguments {
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) look: CacheLook,
-    /// The places: names of ours or TransformerLens' and patterns with *, separated by commas; a name without a layer is that of every block
+    /// Hook points, separated by commas: short names, TransformerLens' names, or patterns with *; a name without a layer is every block's
     #[arg(long, value_name = "SITES")]
     pub(crate) sites: String,
     /// The file: .safetensors or .npz; one that exists is not overwritten

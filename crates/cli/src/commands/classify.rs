@@ -36,7 +36,7 @@ pub(crate) struct ClassifyArguments {
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// A text that may follow the prompt, of which one is right; give it for every choice
+    /// Candidate continuation of the prompt; repeat for each choice
     #[arg(long, value_name = "TEXT", conflicts_with = "ids")]
     pub(crate) choice: Vec<String>,
     /// Keep the last N tokens of a text that is longer than the context; without it such a text is refused

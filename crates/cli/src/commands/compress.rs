@@ -26,9 +26,9 @@ Examples:
   gpt2 compress --estimate letters.txt --json
   gpt2 decompress letters.txt.gpt2z
 
-Any bytes can be compressed; text of the kind that the model knows gets smallest. Decompressing needs the same model, computes \
-the same logits and restores every byte, with any number of threads. A megabyte takes minutes: \
-the model reads every token.")]
+Any bytes can be compressed; text like the model's training data compresses best. Decompressing needs the \
+same model, which computes the same logits and restores every byte, with any number of threads. A megabyte \
+takes minutes: the model reads every token.")]
 pub(crate) struct CompressArguments {
     #[command(flatten)]
     pub(crate) place: InPlaceArguments,
@@ -52,8 +52,8 @@ Examples:
   gpt2 decompress -c letters.txt.gpt2z | less
   gpt2 decompress letters.txt.gpt2z --model gpt2 -o copy.txt
 
-The model must be the one that compressed; the file tells in which precision it is loaded. A file that is damaged, or of \
-another model, leaves no output.")]
+The model must be the one that compressed the file; its precision is recorded in the file. A file that is \
+damaged, or was compressed with another model, produces no output.")]
 pub(crate) struct DecompressArguments {
     #[command(flatten)]
     pub(crate) place: InPlaceArguments,

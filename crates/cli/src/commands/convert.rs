@@ -21,7 +21,7 @@ Examples:
 
 The result appears whole or not at all, and nothing that exists is overwritten.")]
 pub(crate) struct ConvertArguments {
-    /// Checkpoint folder, weights file in any format that the program reads, or a model of the hub (gpt2, owner/name[@revision])
+    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
     /// What to write: a GGUF file where the name ends in .gguf, else a Hugging Face folder

@@ -138,16 +138,15 @@ fn print(report: &Report) -> Result<()> {
         ),
     )?;
     write_line(match speeds.is_busy {
-        true => {
-            "The machine is busy: it may be faster than this when nothing else runs. At these speeds GPT-2 124M can:"
-        }
-        false => "At these speeds GPT-2 124M can (`gpt2 bench` measures a model):",
+        true => "The machine is busy and may be faster when idle. Estimated speed of GPT-2 124M:",
+        false => "Estimated speed of GPT-2 124M (`gpt2 bench` measures a model):",
     })?;
     for Estimate { dtype, read_bytes, new_tokens_per_s, prompt_tokens_per_s } in estimates {
         line(
             &format!("  {dtype}"),
             &format!(
-                "write {new_tokens_per_s:>5.0} tokens/s, each reads {:>3.0} MB of weights; and read a prompt at {prompt_tokens_per_s:.0} tokens/s",
+                "generates {new_tokens_per_s:>5.0} tokens/s ({:>3.0} MB of weights read per token), \
+                 prefills {prompt_tokens_per_s:.0} tokens/s",
                 *read_bytes as f64 / 1e6
             ),
         )?;

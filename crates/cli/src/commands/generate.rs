@@ -36,10 +36,10 @@ Examples:
   gpt2 generate \"A person as JSON: \" --model gpt2 --json-schema person.json
   gpt2 generate \"Born on \" --model gpt2 --regex '[0-3]\\d (May|June) 19\\d\\d'
 
-Options that are not given are taken from generation_config.json, where the checkpoint has one. Where that says nothing \
-either, the next token is drawn at random: at temperature 1 from the 50 most probable tokens. The same --seed gives \
-the same text again, alone and in any batch. \
-An empty prompt starts from the configuration's bos_token_id. Text goes to standard output as it is made.")]
+Options that are not given are taken from generation_config.json, if the checkpoint has one. Unless that \
+file says otherwise, the next token is sampled at temperature 1 from the 50 most probable tokens. The same \
+--seed gives the same completion, alone or in any batch. An empty prompt starts from the configuration's \
+bos_token_id. Text is streamed to standard output.")]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub(crate) input: InputArguments,
@@ -47,7 +47,8 @@ pub(crate) struct GenerateArguments {
     pub(crate) model: ModelArguments,
     #[command(flatten)]
     pub(crate) encoder: EncoderArguments,
-    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s; where tokens were drafted, drafted and accepted; with several texts `sequences` of ids, text, stop_reason and score
+    /// Print one JSON object: prompt_ids, ids (the new ones), text, stop_reason, tokens_per_s, time_to_first_token_s;
+    /// with drafting also drafted and accepted; with several completions `sequences`, each with ids, text, stop_reason and score
     #[arg(long)]
     pub(crate) json: bool,
     /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the text, Ctrl-D ends

@@ -17,7 +17,7 @@ use crate::output;
 pub(crate) struct GenerationArguments {
     #[command(flatten)]
     options: GenerationOptions,
-    /// Let a smaller model with the same vocabulary draft tokens, of which the model checks several in one pass; named like the model. The completion stays the same
+    /// Assistant for speculative decoding: a smaller model with the same vocabulary, named like --model; the completion stays the same
     #[arg(long, value_name = "DIR", conflicts_with = "prompt_lookup_num_tokens", help_heading = "Drafting")]
     pub(crate) assistant_model: Option<PathBuf>,
     #[command(flatten)]

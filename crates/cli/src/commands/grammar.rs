@@ -12,21 +12,21 @@ use serde_json::Value;
 /// What all texts must conform to; nothing where the program is built without the feature `grammar`.
 #[derive(Debug, Args)]
 pub(crate) struct GrammarArguments {
-    /// Make texts that are JSON and follow the JSON schema in a file; a text ends where its JSON does
+    /// Generate JSON that conforms to the JSON schema in FILE; the completion ends where the JSON does
     #[cfg(feature = "grammar")]
-    #[arg(long, value_name = "FILE", help_heading = "Texts that always parse")]
+    #[arg(long, value_name = "FILE", help_heading = "Structured output")]
     pub(crate) json_schema: Option<PathBuf>,
-    /// Make texts that are a JSON object
+    /// Generate a JSON object
     #[cfg(feature = "grammar")]
-    #[arg(long, conflicts_with = "json_schema", help_heading = "Texts that always parse")]
+    #[arg(long, conflicts_with = "json_schema", help_heading = "Structured output")]
     pub(crate) json_object: bool,
-    /// Make texts that a regular expression matches from beginning to end
+    /// Generate text that matches a regular expression from beginning to end
     #[cfg(feature = "grammar")]
-    #[arg(long, value_name = "PATTERN", conflicts_with_all = ["json_schema", "json_object"], help_heading = "Texts that always parse")]
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = ["json_schema", "json_object"], help_heading = "Structured output")]
     pub(crate) regex: Option<String>,
-    /// Make texts of the grammar of a file, in llguidance's variant of Lark, whose first rule is `start`
+    /// Generate text that conforms to the grammar in FILE, in llguidance's variant of Lark, whose start rule is `start`
     #[cfg(feature = "grammar")]
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json_schema", "json_object", "regex"], help_heading = "Texts that always parse")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json_schema", "json_object", "regex"], help_heading = "Structured output")]
     pub(crate) grammar: Option<PathBuf>,
 }
 

@@ -44,7 +44,7 @@ pub(crate) struct InspectArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
-    /// Checkpoint folder, weights file in any format that the program reads, or a model of the hub (gpt2, owner/name[@revision])
+    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl

@@ -20,16 +20,17 @@ use crate::{input, output};
 /// The arguments for many prompts.
 #[derive(Debug, Args)]
 pub(crate) struct FileArguments {
-    /// Take every prompt of a file: one a line, or JSONL of {"prompt": TEXT} or {"ids": [ID, …]} where it ends in .jsonl; prints a JSON object for each, in their order
+    /// Process every prompt in a file: one per line, or, if its name ends in .jsonl, objects {"prompt": TEXT} or {"ids": [ID, …]};
+    /// prints one JSON object per prompt, in order
     #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "json"], help_heading = "Many prompts")]
     pub(crate) prompts_file: Option<PathBuf>,
     /// Write the objects to this file, which appears when it is complete
     #[arg(long, value_name = "FILE", help_heading = "Many prompts")]
     pub(crate) output: Option<PathBuf>,
-    /// Go on with the --output of a run that was interrupted
+    /// Resume an interrupted run from its --output
     #[arg(long, requires = "output", help_heading = "Many prompts")]
     pub(crate) resume: bool,
-    /// Texts that are computed at once; beams and contrastive searches of `generate` are made one by one [default: 8]
+    /// Number of sequences to process at once; `generate` runs beam and contrastive search one prompt at a time [default: 8]
     #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Many prompts")]
     pub(crate) batch_size: Option<usize>,
 }

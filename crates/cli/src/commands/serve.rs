@@ -35,10 +35,11 @@ Examples:
 
 A classifier (see `gpt2 classify`) is asked at /v1/classify: -d '{\"input\": [\"What a film!\"]}'.
 
-The first line on standard output is the address. OpenAI's clients take it, followed by /v1, as their base URL; a browser \
-shows a page to write on. /health says whether the server is ready, /metrics how busy it is, /openapi.json what it accepts. \
-The environment variable GPT2_API_KEY sets a key too. For TLS, put a proxy in front of the server. \
-SIGTERM and Ctrl-C end it: running requests are finished first, for at most --drain-timeout; a second one ends it at once.")]
+The first line on standard output is the address: append /v1 to use it as the base URL of an OpenAI client, \
+or open it in a browser. /health reports whether the server is ready, /metrics its load, /openapi.json the \
+requests it accepts. The environment variable GPT2_API_KEY also sets a key. For TLS, put a proxy in front \
+of the server. SIGTERM and Ctrl-C shut the server down once running requests have finished, or after \
+--drain-timeout; a second signal stops it at once.")]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
@@ -51,10 +52,10 @@ pub(crate) struct ServeArguments {
     /// File with the keys that requests must show, one a line; lines that begin with # are skipped
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Whether requests that do not say how to sample get what the checkpoint's generation_config.json says (auto), or OpenAI's defaults (none)
+    /// Defaults for sampling options that a request does not set: the checkpoint's generation_config.json (auto) or OpenAI's (none)
     #[arg(long, value_name = "WHICH", default_value = "auto", value_parser = ["auto", "none"], hide_possible_values = true)]
     generation_config: String,
-    /// Tell in each answer how many tokens of its prompt had been computed before; equal requests then no longer have equal answers
+    /// Report the number of cached prompt tokens in each response; identical requests then no longer get identical responses
     #[arg(long)]
     enable_prompt_tokens_details: bool,
     /// Refuse requests with unknown fields; without it they are answered, and the answer names the fields under warnings
@@ -68,16 +69,16 @@ pub(crate) struct ServeArguments {
 /// How much a request may ask for.
 #[derive(Debug, Args)]
 struct LimitArguments {
-    /// Most texts for a prompt: n and best_of of requests
+    /// Maximum completions per prompt: n and best_of in a request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_n, allow_negative_numbers = true, value_parser = between(1, 128))]
     max_n: usize,
-    /// Most new tokens of a request: of all completions of all prompts together
+    /// Maximum new tokens per request, over all completions of all prompts
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_total_tokens, allow_negative_numbers = true, value_parser = between(1, 1 << 30))]
     max_total_tokens: usize,
-    /// Most alternatives for each token: logprobs and top_logprobs of requests
+    /// Maximum alternatives per token: logprobs and top_logprobs in a request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_logprobs, allow_negative_numbers = true, value_parser = between(0, 20))]
     max_logprobs: usize,
-    /// Most prompts of a request
+    /// Maximum prompts per request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
 }
@@ -91,7 +92,8 @@ struct NameArguments {
     /// A further name that requests may use; may be given more than once
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
-    /// How a conversation becomes a prompt: eos-join puts the token that ends texts after each message; else a file with a Jinja template [default: the checkpoint's own]
+    /// Chat template: a file with a Jinja template, or eos-join, which puts the end-of-text token after each message
+    /// [default: the checkpoint's own]
     #[arg(long, value_name = "FILE|eos-join")]
     chat_template: Option<PathBuf>,
 }
@@ -160,7 +162,7 @@ fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
         Ok(key) if !key.is_empty() => keys.push(key.into()),
         Err(VarError::NotUnicode(_)) => {
             return Err(
-                UsageError(format!("{KEY_VARIABLE} holds what is no text; a key is visible ASCII")).into()
+                UsageError(format!("{KEY_VARIABLE} is not valid Unicode; a key is visible ASCII")).into()
             );
         }
         _ => {}

@@ -17,13 +17,14 @@ use crate::progress::Terminal;
 /// What is added, and where.
 #[derive(Debug, Args)]
 pub(crate) struct SteeringArguments {
-    /// Add the difference of two texts' residual streams at the first positions: '" Love"-" Hate"', or '" Love"' for its difference from spaces; or a safetensors file with one tensor (n, width)
+    /// Add the difference between two texts' residual streams at the first positions: '" Love"-" Hate"', or '" Love"' for the
+    /// difference from spaces; or a vector from a safetensors file with one tensor (n, width)
     #[arg(long, value_name = "TEXTS|FILE", requires = "layer", help_heading = "Steering")]
     pub(crate) steer: Option<String>,
-    /// The layer before which it is added
+    /// Layer whose input the steering vector is added to
     #[arg(long, value_name = "N", requires = "steer", help_heading = "Steering")]
     pub(crate) layer: Option<usize>,
-    /// The factor that it is multiplied by
+    /// Factor that the steering vector is multiplied by
     #[arg(
         long,
         value_name = "X",
@@ -33,7 +34,7 @@ pub(crate) struct SteeringArguments {
         help_heading = "Steering"
     )]
     pub(crate) scale: f64,
-    /// Add its mean at every position, those of new tokens too
+    /// Add the mean of the steering vector at every position, including those of new tokens
     #[arg(long, requires = "steer", help_heading = "Steering")]
     pub(crate) everywhere: bool,
     /// Add a control vector of llama.cpp, a GGUF file, to the outputs of blocks; several add up

@@ -23,17 +23,18 @@ Examples:
   gpt2 tokenize … --resume    # the same call again, after it was stopped or killed
   gpt2 train --data tokens --init gpt2 --out fine-tuned
 
-Without --out the argument is a text (without it, standard input is read), and its tokens are printed: id, text and bytes. \
-The model is then the one inside the program, if no other is named.
+Without --out, the tokens of the argument, or of standard input, are printed: id, text and bytes. The \
+default model is then the built-in one.
 
---out holds train.bin and val.bin, which nanoGPT reads, or numbered files with --shard-tokens and for llm.c; beside them stand \
-the tokenizer, and tokens.json, by which damaged files and files of other vocabularies are recognised. A file gets its name when \
-it is whole. The same call gives the same files, whatever the number of threads, interrupted or not.")]
+--out gets train.bin and val.bin, which nanoGPT reads, or numbered shards with --shard-tokens and for \
+llm.c, along with the tokenizer and tokens.json, which makes it possible to detect damaged files and a \
+wrong vocabulary. A file gets its name once it is complete. The same call writes the same files, with any \
+number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
     /// The text to tokenize; with --out files: plain UTF-8, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
     #[arg(value_name = "TEXT|FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) data: Vec<PathBuf>,
-    /// Checkpoint whose tokenizer is taken: a folder, a weights file in any format that the program reads, or a model of the hub
+    /// Checkpoint whose tokenizer is taken: a folder, a weights file in any format that the program reads, or a model on the Hub
     #[arg(short, long, value_name = "CHECKPOINT", group = "vocabulary")]
     pub(crate) model: Option<PathBuf>,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's]

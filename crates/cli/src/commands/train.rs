@@ -26,18 +26,19 @@ Examples:
   gpt2 train --task answer --data questions.jsonl --init gpt2 --out clerk --lora-rank 8
   gpt2 train … --resume    # the same call again, after it was stopped
 
---out becomes a Hugging Face folder with the weights of the best held-out loss; beside them stand log.jsonl, loss.svg \
-and the state that --resume goes on from. The same call gives the same weights, interrupted or not; Ctrl-C saves the state \
-of the last step.
+--out becomes a Hugging Face folder with the weights of the best held-out loss, along with log.jsonl, \
+loss.svg and the state that --resume continues from. The same call gives the same weights, interrupted or \
+not; Ctrl-C saves the state of the last step.
 
 The optimizer is AdamW with the betas 0.9 and 0.95.
 
 --task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line \
 that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the \
-labels of the data, a classifier keeps its own. The last rows of each label are held out, and tell accuracy, F1 of each \
-label and which was taken for which (--json, confusion.svg). --task answer learns the `completion` after the `prompt` \
-(.jsonl, or .tsv), the end of the text after it, and nothing else. Rows are computed without padding, and none \
-sees another; a row that is longer than the context loses its first tokens.")]
+labels of the data, a classifier keeps its own. The last rows of each label are held out to measure the \
+accuracy, the F1 of each label and the confusion matrix (--json, confusion.svg). --task answer trains on \
+the `completion` after the `prompt` (.jsonl or .tsv) and on the end-of-text token, not on the prompt. Rows \
+are computed without padding and do not attend to each other; a row longer than the context loses its first \
+tokens.")]
 pub(crate) struct TrainArguments {
     /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; or one folder of token files, as gpt2 tokenize, nanoGPT and llm.c make them. Rows for the other tasks: .jsonl or .tsv, see below
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -63,7 +64,7 @@ pub(crate) struct TrainArguments {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct TrainStart {
-    /// Checkpoint to train further: a folder, a weights file in any format that the program reads, or a model of the hub
+    /// Checkpoint to train further: a folder, a weights file in any format that the program reads, or a model on the Hub
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) init: Option<PathBuf>,
     /// A config.json that says which model to make from scratch
@@ -145,7 +146,7 @@ pub(crate) fn run(arguments: &TrainArguments, hub: &HubOptions) -> Result<ExitCo
 
 /// Writes the report for a reader.
 fn write(report: &TrainReport, task: Task) -> Result<()> {
-    let ending = if report.stopped_early { ", where the held-out loss had stopped to fall" } else { "" };
+    let ending = if report.stopped_early { ", stopped early: the held-out loss no longer falls" } else { "" };
     let rows =
         report.training_rows.map_or(String::new(), |rows| format!("{} rows of ", output::grouped(rows)));
     output::write_line(&format!(
@@ -191,7 +192,7 @@ fn write_classification(report: &ClassificationReport) -> Result<()> {
         let cells: String = cells.into_iter().map(|cell| format!("  {cell:>column$}")).collect();
         output::write_line(&format!("{name:width$}{cells}"))
     };
-    output::write_line("rows of each label by what was said of them:")?;
+    output::write_line("confusion matrix (rows: label, columns: prediction):")?;
     line("label", names.clone())?;
     names
         .iter()

@@ -25,7 +25,7 @@ It checks that every tensor is there, with its shape and finite values; that a s
 that the tokenizer and the special tokens fit the vocabulary; and that a fixed prompt has the same logits with a cache and \
 without. The exit code is 0 when the checkpoint is sound, 1 when it is not.")]
 pub(crate) struct VerifyArguments {
-    /// Checkpoint folder, weights file in any format that the program reads, or a model of the hub (gpt2, owner/name[@revision])
+    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
     #[arg(short, long, value_name = "DIR")]
     pub(crate) model: PathBuf,
     /// Also compare the logits of a fixed prompt with those of another checkpoint
@@ -37,7 +37,7 @@ pub(crate) struct VerifyArguments {
     /// Also print the SHA-256 of the logits after each token of a fixed prompt, which is the same on every machine
     #[arg(long)]
     pub(crate) fingerprint: bool,
-    /// Precision of the weights for --fingerprint: f32, f16, q8, q6, q5 or q4 [default: the stored numbers, in f16 or f32]
+    /// Precision of the weights for --fingerprint: f32, f16, q8, q6, q5 or q4 [default: the checkpoint's dtype, as f16 or f32]
     #[arg(long, value_name = "TYPE", requires = "fingerprint")]
     pub(crate) dtype: Option<WeightDType>,
     /// Precision of cached keys and values for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]

@@ -47,7 +47,8 @@ pub(crate) fn check_codes(steps: &[Step], runs: &[Run]) -> Result<(), Vec<Proble
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// The page with what the commands really said, where it differs.
+/// The page with what the commands really said, where it differs. Of outputs with as many lines as before, a line stays that still
+/// matches, with what it leaves open.
 pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {
     let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
     for (step, run) in steps.iter().zip(runs).rev() {
@@ -57,7 +58,18 @@ pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {
         }
         let (first, count) = expected.lines;
         let said = trimmed(&run.output);
-        let said = said.lines().map(|line| format!("{}{line}", expected.indent));
+        let is_as_long = said.lines().count() == count;
+        let said: Vec<String> = said
+            .lines()
+            .enumerate()
+            .map(|(number, line)| {
+                let before = is_as_long.then(|| &lines[first + number]).filter(|before| {
+                    let before = before.strip_prefix(&expected.indent).unwrap_or(before);
+                    text_difference(before, line).is_none()
+                });
+                before.cloned().unwrap_or_else(|| format!("{}{line}", expected.indent))
+            })
+            .collect();
         lines.splice(first..first + count, said);
     }
     lines.join("\n") + "\n"
@@ -65,7 +77,11 @@ pub(crate) fn rewrite(page: &str, steps: &[Step], runs: &[Run]) -> String {
 
 /// How an output differs from the one expected, in which `[..]` stands for anything in a line and `...` for any lines.
 fn difference(expected: &Expected, output: &str) -> Option<String> {
-    let expected = Data::text(trimmed(&expected.text));
+    text_difference(&expected.text, output)
+}
+
+fn text_difference(expected: &str, output: &str) -> Option<String> {
+    let expected = Data::text(trimmed(expected));
     let redactions = Redactions::new();
     let output =
         NormalizeToExpected::new().redact_with(&redactions).normalize(Data::text(trimmed(output)), &expected);

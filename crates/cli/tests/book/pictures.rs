@@ -12,8 +12,8 @@ use crate::{overwrites, program};
 
 /// What one types at the terminal of the README.
 const TYPED: [&str; 2] = [
-    "gpt2 generate \"ROMEO:\" --temperature 0.7 --seed 4 --max-new-tokens 52",
-    "gpt2 look patch --clean \"Thou, my lord,\" --corrupt \"You, my lord,\" --answer \" art\" --against \" are\" --site z",
+    "gpt2 generate \"One day\" --temperature 0.7 --seed 4",
+    "gpt2 look patch --clean \"A red ball and a blue cup, a red\" --corrupt \"A red cup and a blue ball, a red\" --answer \" ball\" --against \" cup\" --site z",
 ];
 
 /// Compares a picture that a page's commands made with the one that the book shows, if it shows one of that name.

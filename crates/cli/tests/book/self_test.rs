@@ -13,6 +13,9 @@ $ printf 'a\nb\nc\nd\n'
 a
 ...
 d
+$ printf 'e\nf\n'
+[..]
+g
 $ (exit 3)
 $ echo $?
 3
@@ -75,8 +78,8 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     let steps = page::steps(WRONG_WHEN_RUN).unwrap_or_default();
     let (runs, _) = session::run(root, Path::new("/bin/sh"), &steps)?;
     let found = outputs::check(&steps, &runs).err().map(lines);
-    assert_eq!(found, Some(vec![3, 5, 33]));
+    assert_eq!(found, Some(vec![3, 5, 10, 36]));
     let rewritten = outputs::rewrite(WRONG_WHEN_RUN, &steps, &runs);
-    assert_eq!(rewritten, WRONG_WHEN_RUN.replace("one\ntwo\n", "one\none\n"));
+    assert_eq!(rewritten, WRONG_WHEN_RUN.replace("one\ntwo\n", "one\none\n").replace("]\ng\n", "]\nf\n"));
     Ok(())
 }

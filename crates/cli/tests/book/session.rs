@@ -107,7 +107,7 @@ fn prepare(root: &Path, program: &Path, folder: &Path, steps: &[Step]) -> io::Re
         fs::create_dir(model.join("refs"))?;
         fs::write(model.join("refs/main"), REVISION)?;
         for file in ["config.json", "tokenizer.json", "model.safetensors"] {
-            symlink(root.join("models/shakespeare").join(file), snapshot.join(file))?;
+            symlink(root.join("models/stories").join(file), snapshot.join(file))?;
         }
     }
     let steps_folder = folder.join("steps");

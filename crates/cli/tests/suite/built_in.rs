@@ -14,7 +14,7 @@ fn run_in_an_empty_folder(arguments: &[&str]) -> Output {
 
 #[test]
 fn text_comes_without_a_model_from_any_folder() {
-    let arguments = ["generate", "ROMEO:", "--max-new-tokens", "30", "--seed", "5", "--offline"];
+    let arguments = ["generate", "One day", "--max-new-tokens", "30", "--seed", "5", "--offline"];
     let text = String::from_utf8(run_in_an_empty_folder(&arguments).stdout).unwrap();
     assert!(text.chars().filter(|c| c.is_alphabetic()).count() > 20, "{text}");
     assert_eq!(run_in_an_empty_folder(&arguments).stdout, text.as_bytes(), "the same seed, the same text");
@@ -25,11 +25,11 @@ fn the_built_in_model_is_a_checkpoint_like_others() {
     let output = run_in_an_empty_folder(&["inspect", "--model", "built-in", "--json"]);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let parameters = report["parameters"]["unique"].as_u64().unwrap();
-    assert_eq!(parameters, 3_487_232);
+    assert_eq!(parameters, 3_161_088);
     run_in_an_empty_folder(&["verify", "--model", "built-in"]);
 }
 
-/// Its numbers, recorded on 2026-11-22 from this program: other weights, another tokenizer or wrong arithmetic give others.
+/// Its numbers, recorded on 2026-11-26 from this program: other weights, another tokenizer or wrong arithmetic give others.
 #[test]
 fn the_built_in_model_is_the_one_that_was_trained() {
     /// Other vector instructions round the last bits of sums in another way.
@@ -37,11 +37,11 @@ fn the_built_in_model_is_the_one_that_was_trained() {
     let json = |arguments: &[&str]| -> serde_json::Value {
         serde_json::from_slice(&run_in_an_empty_folder(arguments).stdout).unwrap()
     };
-    let report = json(&["generate", "ROMEO:", "--greedy", "--max-new-tokens", "16", "--json"]);
-    assert_eq!(report["prompt_ids"], serde_json::json!([814, 26]));
-    let ids = [199, 41, 458, 732, 419, 12, 292, 458, 732, 419, 12, 292, 458, 732, 419, 14];
+    let report = json(&["generate", "One day", "--greedy", "--max-new-tokens", "16", "--json"]);
+    assert_eq!(report["prompt_ids"], serde_json::json!([1865, 547]));
+    let ids = [1504, 350, 274, 258, 348, 1069, 12, 322, 302, 350, 274, 656, 1241, 12, 295, 274];
     assert_eq!(report["ids"], serde_json::json!(ids));
-    assert_eq!(report["text"], "\nI'll tell thee, I'll tell thee, I'll tell thee.");
-    let loss = json(&["score", "Speak, speak.", "--json"])["loss"].as_f64().unwrap();
-    assert!((loss - 3.377_54).abs() < TOLERANCE, "{loss}");
+    assert_eq!(report["text"], " late in the summer, I was in the little tower, and the");
+    let loss = json(&["score", "Mia had a red ball.", "--json"])["loss"].as_f64().unwrap();
+    assert!((loss - 2.640_07).abs() < TOLERANCE, "{loss}");
 }

@@ -113,7 +113,7 @@ fn another_call_does_not_go_on() {
     let refused = |name: &str, more: &[&str], told: &str| {
         assert_refused(&classify(name, &[&flags[..], more].concat()), FAILURE, told);
     };
-    refused("sequence", &[], "go on with --resume, or remove it");
+    refused("sequence", &[], "use --resume to continue it, or remove it");
     refused("sequence", &["--resume", "--dtype", "q8"], "the interrupted run had `dtype` null");
     refused("sequence", &["--resume", "--keep-last", "9"], "the interrupted run had `keep_last` null");
     refused("multi_label", &["--resume"], "the interrupted run had `labels`");

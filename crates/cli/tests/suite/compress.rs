@@ -199,7 +199,7 @@ fn places_that_cannot_be_read_or_written_are_told() {
     assert_refused(
         &run(&["compress", path(&file), "--context", "1"]),
         USAGE,
-        "--context: expected from 2 to the model's 256 positions",
+        "--context: expected from 2 to the model's 512 positions",
     );
     assert_refused(&run(&["compress", path(&file), "-c", "-o", "x"]), USAGE, "cannot be used with");
     assert!(file.exists());

@@ -144,7 +144,7 @@ fn doctor_tells_it_in_lines() {
         "\n              someone/half, 0 MB, not whole\n",
         "\n              2 that are not GPT-2\n",
         " GB/s from memory\n",
-        "\n  q8          write ",
+        "\n  q8          generates ",
     ] {
         assert!(told.stdout.contains(part), "`{part}` is not in: {}", told.stdout);
     }

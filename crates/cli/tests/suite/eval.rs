@@ -161,7 +161,7 @@ fn a_run_goes_on_where_it_was_cut_off() {
         assert_refused(&folder.eval(&call(more)), FAILURE, expected);
         assert_eq!(fs::read(folder.file("whole.jsonl")).unwrap(), lines, "the log is left alone");
     };
-    let another = "whole.jsonl: it holds the items of another run; go on with it, or choose another name";
+    let another = "whole.jsonl: it holds the items of another run; resume that run, or choose another name";
     refused(&["whole.jsonl"], &format!("{another} (--items, --resume, --against)"));
     refused(
         &["whole.jsonl", "--resume", "--dtype", "q8"],
@@ -216,7 +216,7 @@ fn a_second_model_stands_beside_the_first() {
     assert_refused(&other, FAILURE, "line 1: it is of the run");
     let tiny = CheckpointFolder::tiny();
     let other = folder.eval(&[&arguments[..7], &["--base", path(tiny.path())]].concat());
-    assert_refused(&other, USAGE, "vocabulary of the base model: expected 1024 tokens as the model has");
+    assert_refused(&other, USAGE, "vocabulary of the base model: expected 2048 tokens as the model has");
 }
 
 #[test]
@@ -249,8 +249,8 @@ fn wrong_calls_are_told() {
         (USAGE, &["lambada:lm-eval", "--resume"], "--items"),
         (USAGE, &["lambada:lm-eval", "--limit", "0"], "--limit: expected at least 1, found 0"),
         (USAGE, &["lambada:lm-eval", "--base-dtype", "q8"], "--base-dtype"),
-        (USAGE, &["wikitext:hf-257", "--data", "passages.jsonl"], "expected 1 to 256"),
-        (USAGE, &["kl", "--data", "passages.jsonl", "--context", "1000"], "expected 3 to 256"),
+        (USAGE, &["wikitext:hf-513", "--data", "passages.jsonl"], "expected 1 to 512"),
+        (USAGE, &["kl", "--data", "passages.jsonl", "--context", "1000"], "expected 3 to 512"),
         (FAILURE, &["lambada:lm-eval", "--data", "no-such-file.jsonl"], "no-such-file.jsonl"),
         (FAILURE, &["text:bits", "--data", "latin.txt"], "latin.txt: "),
     ] {

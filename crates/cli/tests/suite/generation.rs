@@ -434,7 +434,7 @@ fn an_interrupted_run_goes_on_where_it_was() {
         fs::write(&partial, format!("{settings}{kept}{{\"line\":8,\"pro")).unwrap();
         fs::remove_file(&output).unwrap();
     }
-    assert_refused(&run(&arguments), FAILURE, "go on with --resume, or remove it");
+    assert_refused(&run(&arguments), FAILURE, "use --resume to continue it, or remove it");
     let other = run(&[&arguments[..], &["--resume", "--temperature", "0.5"]].concat());
     assert_refused(&other, FAILURE, "the interrupted run had `temperature` 1.0, this one 0.5");
     let other = run(&[&arguments[..], &["--resume", "--kv-dtype", "f16"]].concat());
@@ -456,7 +456,7 @@ fn more_texts_at_once_than_memory_holds_are_refused() {
     let flags = ["--prompts-file", path(&file), "--output", path(&output), "--num-return-sequences", "4096"];
     let crowd = generate(&folder, &[&flags[..], &["--batch-size", "1000000000"]].concat());
     // 10,000 lines more of 4,096 texts: 2 · 3 · 28 values of 4 bytes for each of 48 tokens.
-    let told = "40960000 texts at once of up to 48 tokens take 1230.5 GiB for their keys and values, and ";
+    let told = "a batch of 40960000 sequences of up to 48 tokens needs 1230.5 GiB of KV cache, and ";
     assert_refused(&crowd, USAGE, told);
     assert!(crowd.stderr.contains("--batch-size"), "{}", crowd.stderr);
     assert!(!folder.file("texts.partial").exists() && !output.exists(), "nothing is left behind");

@@ -70,11 +70,11 @@ fn a_token_in_front_is_part_of_the_text_and_said() {
     check(&look(&["--bos"]), "attention", &[0, 353, 383, 71], true);
     check(&look(&["--bos", "--no-bos"]), "attention", &[353, 383, 71], false);
     let table = run(&["look", "ablate", "--bos", "--ids", "353,383"]);
-    assert!(table.stdout.contains("<|endoftext|> in front"), "{}", table.stdout);
+    assert!(table.stdout.contains("(BOS token in front)"), "{}", table.stdout);
     // The tokens read twice have one in front, too.
     let heads = run(&["look", "heads", "--bos", "--length", "5", "--json"]).json();
     check(&heads, "heads", &[], true);
-    assert!(heads["notes"].to_string().contains("with <|endoftext|> in front"), "{}", heads["notes"]);
+    assert!(heads["notes"].to_string().contains("with a BOS token"), "{}", heads["notes"]);
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("a.safetensors");
     let cached =
@@ -94,7 +94,7 @@ fn flags_choose_what_is_reported() {
             "attention",
             &ids[..],
             &["--layers", "1,3"][..],
-            &[("layer", 2), ("head", 8), ("query", 3), ("key", 3)][..],
+            &[("layer", 2), ("head", 3), ("query", 3), ("key", 3)][..],
         ),
         (
             "attention",
@@ -102,36 +102,36 @@ fn flags_choose_what_is_reported() {
             &["--heads", "0.1,3.0,0.1"],
             &[("layer", 2), ("head", 2), ("query", 3), ("key", 3)],
         ),
-        ("lens", &ids, &["--show", "entropy"], &[("layer", 5), ("token", 3)]),
-        ("attribute", &ids, &["--unit", "layer"], &[("part", 9)]),
-        ("attribute", &ids, &["--unit", "head"], &[("layer", 4), ("head", 8)]),
-        ("attribute", &ids, &["--unit", "head", "--as", "transformer-lens"], &[("layer", 4), ("head", 8)]),
+        ("lens", &ids, &["--show", "entropy"], &[("layer", 7), ("token", 3)]),
+        ("attribute", &ids, &["--unit", "layer"], &[("part", 13)]),
+        ("attribute", &ids, &["--unit", "head"], &[("layer", 6), ("head", 3)]),
+        ("attribute", &ids, &["--unit", "head", "--as", "transformer-lens"], &[("layer", 6), ("head", 3)]),
         ("attribute", &ids, &["--unit", "neuron", "--top", "7"], &[("part", 7)]),
-        ("heads", &ids, &["--exclude-bos", "--exclude-current"], &[("kind", 3), ("layer", 4), ("head", 8)]),
+        ("heads", &ids, &["--exclude-bos", "--exclude-current"], &[("kind", 3), ("layer", 6), ("head", 3)]),
         (
             "heads",
             &["--json"],
             &["--length", "20", "--seed", "3", "--rows", "3"],
-            &[("kind", 3), ("layer", 4), ("head", 8)],
+            &[("kind", 3), ("layer", 6), ("head", 3)],
         ),
-        ("heads", &["--json"], &["--from", "20", "--below", "50"], &[("kind", 3), ("layer", 4), ("head", 8)]),
-        ("ablate", &ids, &["--with", "transformer-lens-zero"], &[("layer", 4), ("head", 8)]),
+        ("heads", &["--json"], &["--from", "20", "--below", "50"], &[("kind", 3), ("layer", 6), ("head", 3)]),
+        ("ablate", &ids, &["--with", "transformer-lens-zero"], &[("layer", 6), ("head", 3)]),
         ("ablate", &ids, &["--heads", "0.0", "--at", "-1"], &[("token", 3)]),
         ("saliency", &ids, &["--method", "gradient"], &[("token", 3)]),
         ("saliency", &ids, &["--steps", "5", "--baseline", "#1"], &[("token", 3)]),
         ("neurons", &ids, &["--neuron", "1.9", "--top", "2"], &[("place", 2)]),
-        ("patch", &two, &[], &[("layer", 4), ("position", 3)]),
-        ("patch", &two, &["--site", "blocks.*.hook_mlp_out"], &[("layer", 4), ("position", 3)]),
-        ("patch", &two, &["--site", "z"], &[("layer", 4), ("head", 8)]),
-        ("patch", &two, &["--site", "attn.hook_k", "--by", "layer"], &[("layer", 4)]),
+        ("patch", &two, &[], &[("layer", 6), ("position", 3)]),
+        ("patch", &two, &["--site", "blocks.*.hook_mlp_out"], &[("layer", 6), ("position", 3)]),
+        ("patch", &two, &["--site", "z"], &[("layer", 6), ("head", 3)]),
+        ("patch", &two, &["--site", "attn.hook_k", "--by", "layer"], &[("layer", 6)]),
         (
             "patch",
             &two,
             &["--site", "z", "--by", "head-and-position"],
-            &[("layer", 4), ("position", 3), ("head", 8)],
+            &[("layer", 6), ("position", 3), ("head", 3)],
         ),
-        ("estimate", &two, &["--site", "z"], &[("layer", 4), ("head", 8)]),
-        ("path", &two, &["--to", "2.1.q"], &[("layer", 2), ("head", 8)]),
+        ("estimate", &two, &["--site", "z"], &[("layer", 6), ("head", 3)]),
+        ("path", &two, &["--to", "2.1.q"], &[("layer", 2), ("head", 3)]),
         ("path", &two, &["--from", "1.2", "--to", "final"], &[("from", 1)]),
     ] {
         let report = run(&[&["look", what], texts, more].concat()).json();
@@ -143,7 +143,7 @@ fn flags_choose_what_is_reported() {
     let name = |report: &Value| report["metric"]["name"].as_str().unwrap().to_owned();
     let probability = look("ablate", &["--measure", "probability", "--position", "1"]);
     assert!(name(&probability).contains("probability of") && name(&probability).ends_with("after token 1"));
-    assert!(name(&look("attribute", &[])).contains(" less "), "the answer against the other token");
+    assert!(name(&look("attribute", &[])).contains(" minus "), "the answer against the other token");
     let lens =
         run(&[&["look", "lens"], &ids[..], &["--watch", "#300", "--watch", "#301", "--top", "3"]].concat());
     let cell = &lens.json()["layers"][0]["cells"][0];
@@ -155,22 +155,22 @@ fn flags_choose_what_is_reported() {
 /// Every look at the model inside the program, whose tokens are those of its tokenizer.
 #[test]
 fn every_look_works_on_the_built_in_model() {
-    let (text, ids) = ("The dog", [353, 383, 71]);
+    let (text, ids) = ("The big dog", [442, 677, 1082]);
     let folder = tempfile::tempdir().unwrap();
-    let sae = dictionary(&folder, 256, 12);
+    let sae = dictionary(&folder, 192, 12);
     let sae = [text, "--sae", path(&sae), "--site", "1.resid_pre"];
-    let both = ["--clean", text, "--corrupt", "My dog", "--answer", "#300"];
+    let both = ["--clean", text, "--corrupt", "My big dog", "--answer", "#300"];
     for (what, arguments, shape) in [
-        ("attention", &[text][..], &[4, 8, 3, 3][..]),
-        ("lens", &[text], &[5, 3]),
-        ("attribute", &[text], &[10]),
-        ("heads", &[text], &[3, 4, 8]),
-        ("ablate", &[text], &[4, 8]),
+        ("attention", &[text][..], &[6, 3, 3, 3][..]),
+        ("lens", &[text], &[7, 3]),
+        ("attribute", &[text], &[14]),
+        ("heads", &[text], &[3, 6, 3]),
+        ("ablate", &[text], &[6, 3]),
         ("saliency", &[text], &[3]),
         ("features", &sae, &[0, 3]),
-        ("patch", &both, &[4, 3]),
-        ("path", &both, &[4, 8]),
-        ("estimate", &both, &[4, 3]),
+        ("patch", &both, &[6, 3]),
+        ("path", &both, &[6, 3]),
+        ("estimate", &both, &[6, 3]),
     ] {
         let report = run(&[&["look", what], arguments, &["--json"]].concat()).json();
         check(&report, what, &ids, false);
@@ -180,16 +180,16 @@ fn every_look_works_on_the_built_in_model() {
             .iter()
             .map(|token| token["text"].as_str().unwrap())
             .collect();
-        assert_eq!(texts, ["The", "·do", "g"], "{what}");
+        assert_eq!(texts, ["The", "·big", "·dog"], "{what}");
         let dims = grid(&report).dims().to_vec();
         assert_eq!(dims.len(), shape.len(), "{what}");
         // Of features there are as many as are active.
         assert!(dims.iter().zip(shape).all(|(found, size)| found == size || *size == 0), "{what}: {dims:?}");
         let table = run(&[&["look", what], arguments].concat());
         assert_eq!((table.code, table.stderr.as_str()), (SUCCESS, ""), "{what}");
-        assert!(table.stdout.contains("tokens (nothing in front)") && table.stdout.contains("·do"), "{what}");
+        assert!(table.stdout.contains("tokens (no BOS token)") && table.stdout.contains("·do"), "{what}");
     }
-    let neurons = run(&["look", "neurons", text, "--neuron", "3.1023", "--json"]).json();
+    let neurons = run(&["look", "neurons", text, "--neuron", "5.767", "--json"]).json();
     check(&neurons, "neurons", &ids, false);
     let piped = crate::common::run_with_input(&["look", "attention", "--json"], text.as_bytes());
     assert_eq!(piped.json(), run(&["look", "attention", text, "--json"]).json());
@@ -213,17 +213,17 @@ fn dictionary(folder: &TempDir, width: usize, latents: usize) -> PathBuf {
 fn a_tuned_lens_is_read_from_its_file() {
     let folder = tempfile::tempdir().unwrap();
     let layer = |layer: usize| {
-        let weight = Tensor::zeros((256, 256), DType::F32, &Device::Cpu).unwrap();
-        let bias = candle_gpt2_testing::pattern(&[256], 1.0, 5);
+        let weight = Tensor::zeros((192, 192), DType::F32, &Device::Cpu).unwrap();
+        let bias = candle_gpt2_testing::pattern(&[192], 1.0, 5);
         [(format!("{layer}.weight"), weight), (format!("{layer}.bias"), bias)]
     };
-    let tensors: HashMap<String, Tensor> = (0..4).flat_map(layer).collect();
+    let tensors: HashMap<String, Tensor> = (0..6).flat_map(layer).collect();
     let file = folder.path().join("lens.safetensors");
     safetensors::save(&tensors, &file).unwrap();
-    let lens = |more: &[&str]| run(&[&["look", "lens", "The dog", "--json"], more].concat()).json();
+    let lens = |more: &[&str]| run(&[&["look", "lens", "The big dog", "--json"], more].concat()).json();
     let (plain, tuned) = (lens(&[]), lens(&["--tuned", path(&file)]));
     assert_ne!(tuned["values"], plain["values"]);
-    assert_eq!(tuned["layers"][4], plain["layers"][4], "the last layer has no translation");
+    assert_eq!(tuned["layers"][6], plain["layers"][6], "the last layer has no translation");
 }
 
 fn metadata(file: &Path) -> Value {
@@ -243,7 +243,7 @@ fn a_cache_has_what_was_asked_for_in_either_format() {
     };
     let (file, report) = cached("all.safetensors", &["--sites", "*", "--json"]);
     let (report, found) = (report.json(), safetensors::load(&file, &Device::Cpu).unwrap());
-    assert_eq!((found.len(), report["tensors"].as_array().unwrap().len()), (6 + 18 * 4, 6 + 18 * 4));
+    assert_eq!((found.len(), report["tensors"].as_array().unwrap().len()), (6 + 18 * 6, 6 + 18 * 6));
     for tensor in report["tensors"].as_array().unwrap() {
         assert_eq!(tensor["shape"], json!(found[tensor["name"].as_str().unwrap()].dims()));
     }
@@ -276,7 +276,7 @@ fn a_cache_has_what_was_asked_for_in_either_format() {
         &["--sites", "blocks.0.attn.hook_z, 1.resid_mid,pattern1,blocks.*.hook_mlp_out"],
     );
     let found = safetensors::load(&file, &Device::Cpu).unwrap();
-    assert_eq!(found.len(), 3 + 4);
+    assert_eq!(found.len(), 3 + 6);
     assert!(
         found.contains_key("blocks.1.hook_resid_mid") && found.contains_key("blocks.1.attn.hook_pattern")
     );
@@ -294,35 +294,41 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
     config["bos_token_id"] = Value::Null;
     let bare = bare.with("config.json", config.to_string());
     let files = ["--html", &page, "--svg", &picture];
-    let two = ["--clean", "The dog", "--corrupt", "My dog", "--answer", "#300"];
+    let two = ["--clean", "The big dog", "--corrupt", "My big dog", "--answer", "#300"];
     for (arguments, told) in [
-        (&["attention", "The dog", "--heads", "abc"][..], "`abc` is no head; write LAYER.HEAD, such as 9.6"),
-        (&["attention", "The dog", "--heads", "0.1", "--layers", "0"], "cannot be used with"),
-        (&["attention", "The dog", "--layers", "9-12"], "--layers: 9-12 is not among 0 to 3"),
-        (&["attention", "--ids", "1,x"], "`x` is no token id"),
-        (&["attention", "The dog", "--columns", "3"], "--columns"),
-        (&["lens", "The dog", "--show", "rank"], "--watch TEXT"),
         (
-            &["ablate", "The dog", "--answer", "#99999"],
-            "--answer: token 99999 is outside the vocabulary of 1024",
+            &["attention", "The big dog", "--heads", "abc"][..],
+            "`abc` is no head; write LAYER.HEAD, such as 9.6",
         ),
-        (&["ablate", "The dog", "--against", "#1"], "--answer"),
-        (&["ablate", "The dog", "--position", "99"], "--position 99: the text has 3 tokens, counted from 0"),
-        (&["ablate", "The dog", "--at", "0"], "--heads"),
+        (&["attention", "The big dog", "--heads", "0.1", "--layers", "0"], "cannot be used with"),
+        (&["attention", "The big dog", "--layers", "9-12"], "--layers: 9-12 is not among 0 to 5"),
+        (&["attention", "--ids", "1,x"], "`x` is no token id"),
+        (&["attention", "The big dog", "--columns", "3"], "--columns"),
+        (&["lens", "The big dog", "--show", "rank"], "--watch TEXT"),
         (
-            &["ablate", "The dog", "--with", "nothing"],
+            &["ablate", "The big dog", "--answer", "#99999"],
+            "--answer: token 99999 is outside the vocabulary of 2048",
+        ),
+        (&["ablate", "The big dog", "--against", "#1"], "--answer"),
+        (
+            &["ablate", "The big dog", "--position", "99"],
+            "--position 99: the text has 3 tokens, counted from 0",
+        ),
+        (&["ablate", "The big dog", "--at", "0"], "--heads"),
+        (
+            &["ablate", "The big dog", "--with", "nothing"],
             "expected raw-zero, transformer-lens-zero, mean:FILE or sample:FILE",
         ),
-        (&["attribute", "The dog", "--measure", "probability"], "--measure logit"),
+        (&["attribute", "The big dog", "--measure", "probability"], "--measure logit"),
         (&["heads", "--exclude-bos"], "are for a text; give one"),
-        (&["saliency", "The dog", "--baseline", "two words"], "--baseline"),
-        (&["saliency", "The dog", "--steps", "0"], "--steps"),
+        (&["saliency", "The big dog", "--baseline", "two words"], "--baseline"),
+        (&["saliency", "The big dog", "--steps", "0"], "--steps"),
         (
-            &["patch", "--clean", "The dog", "--answer", "#3"],
+            &["patch", "--clean", "The big dog", "--answer", "#3"],
             "--corrupt TEXT or --corrupt-ids ID,ID,… is missing",
         ),
         (
-            &["patch", "--clean", "The dog", "--corrupt", "The dog", "--answer", "#3"],
+            &["patch", "--clean", "The big dog", "--corrupt", "The big dog", "--answer", "#3"],
             "both texts give the same value",
         ),
         (&[&["patch"], &two[..], &["--by", "head"]].concat(), "resid_pre has no heads; q, k, v, z"),
@@ -345,7 +351,7 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
         (&["--sites", "z", "--out", &text][..], ".safetensors or .npz"),
         (&["--sites", "z", "--out", path(folder.path())], ".safetensors or .npz"),
         (&["--sites", "", "--out", &cache], "--sites"),
-        (&["--sites", "z", "--layers", "9-12", "--out", &cache], "--layers: 9-12 is not among 0 to 3"),
+        (&["--sites", "z", "--layers", "9-12", "--out", &cache], "--layers: 9-12 is not among 0 to 5"),
         (&["--sites", "1.z", "--layers", "0", "--out", &cache], "--layers"),
         (&["--sites", "z", "--positions", "3", "--out", &cache], "--positions: 3 is not among 0 to 2"),
         (&["--sites", "z", "--out", &cache, "--html", &page], "--html"),
@@ -353,7 +359,7 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
         (&["--sites", "z"], "--out"),
         (&["--out", &cache], "--sites"),
     ] {
-        assert_told(&run(&[&["cache", "The dog"], arguments].concat()), USAGE, told);
+        assert_told(&run(&[&["cache", "The big dog"], arguments].concat()), USAGE, told);
         assert_eq!(names_in(&folder), [""; 0], "{arguments:?}");
     }
     let empty = run(&["cache", "", "--sites", "z", "--out", &cache]);
@@ -369,14 +375,14 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
         (&["--steer", "\" a\""], "--layer"),
         (&["--layer", "1"], "--steer"),
         (&["--everywhere"], "--steer"),
-        (&["--steer", "\" a\"", "--layer", "99"], "the model's 4 layers are counted from 0"),
+        (&["--steer", "\" a\"", "--layer", "99"], "the model's 6 layers are counted from 0"),
         (&["--steer", "\" a\"", "--layer", "1", "--scale", "nan"], "--scale NaN: expected a finite number"),
     ] {
         assert_told(&run(&[&["generate", "The", "--greedy"], arguments].concat()), USAGE, told);
     }
-    let wordy = format!("\"{}\"", " a".repeat(300));
+    let wordy = format!("\"{}\"", " a".repeat(600));
     let too_long = run(&["generate", "The", "--steer", &wordy, "--layer", "1"]);
-    assert_told(&too_long, USAGE, "the model takes 1 to 256");
+    assert_told(&too_long, USAGE, "the model takes 1 to 512");
 
     // Heads of another model, by ids.
     let config = fixture_path("inside/plain/config.json");
@@ -402,9 +408,9 @@ fn files_that_cannot_be_read_are_named() {
     let pickle = write("damaged.pt", b"PK\x03\x04 and no more");
     let other = fixture_path("inside/plain/model.safetensors");
     let wide = tensors("wide.safetensors", candle_gpt2_testing::pattern(&[2, 7], 1.0, 1));
-    let deep = tensors("deep.safetensors", candle_gpt2_testing::pattern(&[2, 2, 256], 1.0, 1));
-    let nothing = tensors("nothing.safetensors", Tensor::zeros((0, 256), DType::F32, &Device::Cpu).unwrap());
-    let whole = tensors("whole.safetensors", Tensor::ones((1, 256), DType::U32, &Device::Cpu).unwrap());
+    let deep = tensors("deep.safetensors", candle_gpt2_testing::pattern(&[2, 2, 192], 1.0, 1));
+    let nothing = tensors("nothing.safetensors", Tensor::zeros((0, 192), DType::F32, &Device::Cpu).unwrap());
+    let whole = tensors("whole.safetensors", Tensor::ones((1, 192), DType::U32, &Device::Cpu).unwrap());
     let subfolder = folder.path().join("sae");
     std::fs::create_dir(&subfolder).unwrap();
     let named = |run: &Run, name: &str| {
@@ -412,30 +418,36 @@ fn files_that_cannot_be_read_are_named() {
         assert_told(run, run.code, name);
     };
     for name in [&missing, &empty, &damaged, &pickle, &wide, path(&other)] {
-        named(&run(&["look", "lens", "The dog", "--tuned", name]), name);
-        named(&run(&["look", "features", "The dog", "--sae", name]), name);
-        named(&run(&["look", "features", "The dog", "--sae", name, "--site", "1.resid_pre"]), name);
+        named(&run(&["look", "lens", "The big dog", "--tuned", name]), name);
+        named(&run(&["look", "features", "The big dog", "--sae", name]), name);
+        named(&run(&["look", "features", "The big dog", "--sae", name, "--site", "1.resid_pre"]), name);
         named(&run(&["generate", "The", "--steer", name, "--layer", "1"]), name);
     }
     for name in [&deep, &nothing, &whole] {
         named(&run(&["generate", "The", "--steer", name, "--layer", "1"]), name);
     }
-    named(&run(&["look", "lens", "The dog", "--tuned", path(&subfolder)]), path(&subfolder));
-    named(&run(&["look", "features", "The dog", "--sae", path(&subfolder)]), "cfg.json");
+    named(&run(&["look", "lens", "The big dog", "--tuned", path(&subfolder)]), path(&subfolder));
+    named(&run(&["look", "features", "The big dog", "--sae", path(&subfolder)]), "cfg.json");
     for config in [&b"\xff"[..], b"{", b"[]", b"{}", br#"{"hook_name": "nowhere"}"#] {
         std::fs::write(subfolder.join("cfg.json"), config).unwrap();
         std::fs::copy(&wide, subfolder.join("sae_weights.safetensors")).unwrap();
-        named(&run(&["look", "features", "The dog", "--sae", path(&subfolder)]), path(&subfolder));
+        named(&run(&["look", "features", "The big dog", "--sae", path(&subfolder)]), path(&subfolder));
     }
     // Of another width than the model.
     let sae = dictionary(&folder, 18, 30);
-    named(&run(&["look", "features", "The dog", "--sae", path(&sae), "--site", "1.resid_pre"]), path(&sae));
-    named(&run(&["look", "features", "The dog", "--sae", path(&sae), "--site", "z"]), "expected one place");
-    named(&run(&["look", "features", "The dog", "--sae", path(&sae), "--site", "zz"]), "the nearest name");
+    named(
+        &run(&["look", "features", "The big dog", "--sae", path(&sae), "--site", "1.resid_pre"]),
+        path(&sae),
+    );
+    named(
+        &run(&["look", "features", "The big dog", "--sae", path(&sae), "--site", "z"]),
+        "expected one place",
+    );
+    named(&run(&["look", "features", "The big dog", "--sae", path(&sae), "--site", "zz"]), "did you mean");
 
-    let long = write("long.txt", "a b c d e ".repeat(100).as_bytes());
+    let long = write("long.txt", "a b c d e ".repeat(200).as_bytes());
     let bytes = write("bytes.txt", b"\xff\n");
-    let two = write("two.txt", b"The dog\nMy dog\n");
+    let two = write("two.txt", b"The big dog\nMy big dog\n");
     let short = write("short.txt", b"The\n");
     let none = write("none.txt", b"\n \n");
     for (with, name) in [
@@ -446,23 +458,23 @@ fn files_that_cannot_be_read_are_named() {
         (format!("sample:{two}"), &two),
         (format!("sample:{short}"), &short),
     ] {
-        named(&run(&["look", "ablate", "The dog", "--with", &with]), name);
+        named(&run(&["look", "ablate", "The big dog", "--with", &with]), name);
     }
     // Texts of one length or of several are a mean.
     for with in [format!("mean:{two}"), format!("mean:{short}")] {
-        let report = run(&["look", "ablate", "The dog", "--with", &with, "--json"]).json();
-        check(&report, "ablate", &[353, 383, 71], false);
+        let report = run(&["look", "ablate", "The big dog", "--with", &with, "--json"]).json();
+        check(&report, "ablate", &[442, 677, 1082], false);
     }
 }
 
 /// What draws each look of the model inside the program.
 fn drawn(folder: &TempDir) -> Vec<Vec<String>> {
-    let sae = dictionary(folder, 256, 12);
+    let sae = dictionary(folder, 192, 12);
     let hostile = "</script> &lt;b&gt; 😀";
-    let two = ["--clean", "The dog", "--corrupt", "My dog", "--answer", "#300"];
+    let two = ["--clean", "The big dog", "--corrupt", "My big dog", "--answer", "#300"];
     [
         &["attention", hostile][..],
-        &["attention", hostile, "--heads", "0.1,2.3"],
+        &["attention", hostile, "--heads", "0.1,2.2"],
         &["lens", hostile],
         &["lens", hostile, "--show", "next"],
         &["attribute", hostile],
@@ -532,10 +544,10 @@ fn nothing_that_exists_is_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("precious");
     for (ending, arguments) in [
-        ("npz", &["cache", "The dog", "--sites", "z", "--out"][..]),
-        ("safetensors", &["cache", "The dog", "--sites", "z", "--out"]),
-        ("html", &["look", "attention", "The dog", "--html"]),
-        ("svg", &["look", "lens", "The dog", "--svg"]),
+        ("npz", &["cache", "The big dog", "--sites", "z", "--out"][..]),
+        ("safetensors", &["cache", "The big dog", "--sites", "z", "--out"]),
+        ("html", &["look", "attention", "The big dog", "--html"]),
+        ("svg", &["look", "lens", "The big dog", "--svg"]),
     ] {
         let file = file.with_extension(ending);
         std::fs::write(&file, "mine").unwrap();
@@ -556,7 +568,7 @@ fn a_full_disk_is_told_with_the_name_of_the_file() {
         let mut limited = std::process::Command::new("sh");
         // Without the signal that would end the program, writing fails as it does on a full disk.
         limited.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_gpt2")]);
-        limited.args(["cache", "The dog", "--sites", "resid_post", "--out", path(&file)]);
+        limited.args(["cache", "The big dog", "--sites", "resid_post", "--out", path(&file)]);
         let told = Run::of(&limited.output().unwrap());
         let expected = format!("error: {}: cannot be written: ", file.display());
         assert!(told.stderr.starts_with(&expected) && told.stderr.lines().count() == 1, "{}", told.stderr);
@@ -572,9 +584,9 @@ fn an_unwritable_path_ends_with_code_1_and_leaves_nothing() {
     let nowhere = |name: &str| folder.path().join("no-folder").join(name);
     let (page, picture, cache) = (nowhere("a.html"), nowhere("a.svg"), nowhere("a.npz"));
     for arguments in [
-        &["look", "attention", "The dog", "--html", path(&page)][..],
-        &["look", "lens", "The dog", "--svg", path(&picture), "--json"],
-        &["cache", "The dog", "--sites", "z", "--out", path(&cache)],
+        &["look", "attention", "The big dog", "--html", path(&page)][..],
+        &["look", "lens", "The big dog", "--svg", path(&picture), "--json"],
+        &["cache", "The big dog", "--sites", "z", "--out", path(&cache)],
     ] {
         let run = run(arguments);
         assert_told(&run, FAILURE, "no-folder");
@@ -583,13 +595,13 @@ fn an_unwritable_path_ends_with_code_1_and_leaves_nothing() {
     // A folder stands where the file would.
     let taken = folder.path().join("taken.html");
     std::fs::create_dir(&taken).unwrap();
-    assert_told(&run(&["look", "attention", "The dog", "--html", path(&taken)]), FAILURE, "taken.html");
+    assert_told(&run(&["look", "attention", "The big dog", "--html", path(&taken)]), FAILURE, "taken.html");
     assert_eq!(names_in(&folder), ["taken.html"]);
     assert!(std::fs::read_dir(&taken).unwrap().next().is_none());
 }
 
 fn text(more: &[&str]) -> String {
-    let run = run(&[&["generate", "I think you are", "--max-new-tokens", "12"], more].concat());
+    let run = run(&[&["generate", "One day, Mia was", "--max-new-tokens", "12"], more].concat());
     let is_nothing = more.windows(2).any(|flags| flags == ["--scale", "0"]);
     let note = if is_nothing {
         "note: the steering vector is zero everywhere; the text is as without it\n"
@@ -616,7 +628,7 @@ fn steering_is_added_by_its_flags() {
     // A file of one direction.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("direction.safetensors");
-    let direction = candle_gpt2_testing::pattern(&[1, 256], 1.0, 3);
+    let direction = candle_gpt2_testing::pattern(&[1, 192], 1.0, 3);
     safetensors::save(&HashMap::from([("direction", direction)]), &file).unwrap();
     assert_ne!(steered(path(&file), &["--scale", "40"]), plain);
 }
@@ -626,7 +638,7 @@ fn control_vectors_of_llama_cpp_are_added() {
     let plain = text(&["--greedy"]);
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("vector.gguf");
-    let direction = |offset| candle_gpt2_testing::pattern(&[256], 30.0, offset);
+    let direction = |offset| candle_gpt2_testing::pattern(&[192], 30.0, offset);
     let directions = [(1, direction(3)), (3, direction(7))].into();
     candle_gpt2_weights::write_control_vector(&file, &directions).unwrap();
     let file = path(&file);
@@ -671,8 +683,7 @@ fn steering_goes_with_beams_files_of_prompts_and_seeds() {
 
     // Each line as a prompt by itself, whatever shares its batch.
     let folder = tempfile::tempdir().unwrap();
-    let (prompts, lines) =
-        (folder.path().join("prompts.txt"), ["I think you are", "The", "O good my lord, speak"]);
+    let (prompts, lines) = (folder.path().join("prompts.txt"), ["One day, Mia was", "The", "Once there was"]);
     std::fs::write(&prompts, lines.join("\n")).unwrap();
     for more in [&["--scale", "40"][..], &["--scale", "40", "--everywhere"]] {
         let flags = [&pair[..], more, &["--greedy", "--max-new-tokens", "9"]].concat();

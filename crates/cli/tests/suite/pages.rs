@@ -33,7 +33,7 @@ fn the_program_alone_says_how_to_begin() {
     assert_eq!((alone.code, alone.stderr.as_str()), (SUCCESS, ""));
     let lines: Vec<&str> = alone.stdout.lines().collect();
     assert_eq!(lines.len(), if cfg!(feature = "serve") { 5 } else { 4 });
-    assert!(lines[1].starts_with("  gpt2 generate \"ROMEO:\" "), "{}", alone.stdout);
+    assert!(lines[1].starts_with("  gpt2 generate \"One day\" "), "{}", alone.stdout);
     assert!(lines.last().unwrap().contains("gpt2 --help") && lines.last().unwrap().contains("gpt2 doctor"));
     assert_refused(&run(&["--colour"]), USAGE, "--colour");
 }

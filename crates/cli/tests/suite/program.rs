@@ -66,7 +66,7 @@ fn generate_from_ids_needs_no_tokenizer() {
     assert_refused(
         &text,
         FAILURE,
-        "name one from elsewhere, or give token ids in place of text (--tokenizer FILE, --ids)",
+        "name another tokenizer, or give token ids in place of text (--tokenizer FILE, --ids)",
     );
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
@@ -546,11 +546,11 @@ fn heads_can_be_named() {
     assert_eq!(inspected["config"]["n_head"], 4);
     let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
     assert_refused(&other, FAILURE, "4 attention heads, and 2 were named; leave the number out (--n-head)");
-    let built_in = run(&["inspect", "--model", "built-in", "--n-head", "3"]);
+    let built_in = run(&["inspect", "--model", "built-in", "--n-head", "4"]);
     assert_refused(
         &built_in,
         FAILURE,
-        "built-in/model.safetensors: its configuration has 8 attention heads, and 3 were named",
+        "built-in/model.safetensors: its configuration has 3 attention heads, and 4 were named",
     );
     assert_refused(
         &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),

@@ -83,7 +83,7 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
     for signal in ["-TERM", "-INT"] {
         let served = Served::start(&["--port", "0"]);
         assert!(served.address.starts_with("http://127.0.0.1:"), "{}", served.address);
-        let body = r#"{"model":"built-in","prompt":"ROMEO:","max_tokens":3,"temperature":0}"#;
+        let body = r#"{"model":"built-in","prompt":"One day","max_tokens":3,"temperature":0}"#;
         let answer = ask(served.connect(), "POST", "/v1/completions", JSON, body);
         assert!(
             answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"completion_tokens\":3"),
@@ -287,7 +287,7 @@ fn wrong_calls_are_refused() {
     assert_refused(&missing, FAILURE, "expected eos-join or a file, cannot read no/such/file");
     let few = run(&["serve", "--port", "0", "--kv-tokens", "1"]);
     let expected =
-        "kv_tokens: expected at least 256, the tokens of the model's context, found 1 (--kv-tokens)";
+        "kv_tokens: expected at least 512, the tokens of the model's context, found 1 (--kv-tokens)";
     assert_refused(&few, USAGE, expected);
     let room = run(&["serve", "--port", "0", "--kv-tokens", "1073741824"]);
     assert_refused(&room, USAGE, "--parallel, --kv-tokens, --kv-dtype f16");

@@ -74,9 +74,9 @@ fn a_process_of_its_own_changes_no_text() {
     let served = Served::start(&["--port", "0"]);
     for pattern in ["[0-3][0-9] (May|June) 1[0-9]{3}", "(yes|no)( sir)?", "[A-Z][a-z]{2,9}, .{10,20}!"] {
         let here =
-            run(&["generate", "ROMEO:", "--regex", pattern, "--greedy", "--max-new-tokens", "40", "--json"])
+            run(&["generate", "One day", "--regex", pattern, "--greedy", "--max-new-tokens", "40", "--json"])
                 .json();
-        let body = serde_json::json!({ "prompt": "ROMEO:", "guided_regex": pattern, "temperature": 0, "max_tokens": 40 });
+        let body = serde_json::json!({ "prompt": "One day", "guided_regex": pattern, "temperature": 0, "max_tokens": 40 });
         let (status, there) = complete(&served, &body);
         assert_eq!(status, "HTTP/1.1 200 OK", "{there}");
         let there: serde_json::Value = serde_json::from_str(&there).expect("JSON");

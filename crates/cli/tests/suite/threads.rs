@@ -42,9 +42,9 @@ fn several_numbers_of_threads_are_measured_one_after_the_other() {
     let threads: Vec<_> = reports.iter().map(|report| report["threads"].as_u64().unwrap()).collect();
     assert_eq!(threads, [1, 3]);
     for report in &reports {
-        // Five in each of four blocks, if attention is one, and the head.
+        // Five in each of six blocks, if attention is one, and the head.
         let regions = report["regions_per_token"].as_f64().unwrap();
-        assert!((17.0..30.0).contains(&regions), "{report}");
+        assert!((25.0..44.0).contains(&regions), "{report}");
     }
     assert_refused(&run(&["bench", "--threads", "1,0"]), USAGE, "--threads");
     assert_refused(&run(&["score", "a", "--threads", "1,2"]), USAGE, "--threads");

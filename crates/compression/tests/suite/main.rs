@@ -13,7 +13,7 @@ use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 
 /// Texts of the project's own; the first is of a kind that the built-in model knows.
 const README: &str = include_str!("../../../../README.md");
-const MODEL_CARD: &str = include_str!("../../../../models/shakespeare/README.md");
+const MODEL_CARD: &str = include_str!("../../../../models/stories/README.md");
 
 /// The small model of the tests: 48 positions, 300 tokens.
 fn tiny_options() -> ModelOptions {

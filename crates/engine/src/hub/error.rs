@@ -43,7 +43,7 @@ pub enum HubError {
         cache: String,
     },
     /// The repository is no checkpoint.
-    #[error("{model} has no config.json, so it is no checkpoint of transformers; take another model")]
+    #[error("{model} has no config.json, so it is not a transformers checkpoint; choose another model")]
     NoConfig {
         /// The model.
         model: String,
@@ -116,9 +116,7 @@ pub enum HubError {
         model: String,
     },
     /// The connection broke off.
-    #[error(
-        "{model}: the download was interrupted ({cause}); run the command again, it goes on where it stopped"
-    )]
+    #[error("{model}: the download was interrupted ({cause}); run the command again to resume it")]
     Interrupted {
         /// The model, with the file where it was one.
         model: String,
@@ -127,7 +125,7 @@ pub enum HubError {
     },
     /// The download was ended before its end, see [`Reporter::is_interrupted`](crate::Reporter::is_interrupted). What came stays in
     /// the cache.
-    #[error("{model}: the download was stopped; the next one goes on there")]
+    #[error("{model}: the download was stopped; run the command again to resume it")]
     Stopped {
         /// The model, with the file where it was one.
         model: String,

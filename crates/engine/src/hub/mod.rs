@@ -41,7 +41,7 @@ pub struct DatasetFile {
     pub revision: Option<String>,
 }
 
-/// The local path of data: their name where that exists or can only be a path, else a file of a dataset of the hub,
+/// The local path of data: their name where that exists or can only be a path, else a file of a dataset on the Hub,
 /// `owner/name[@revision]/path`, in the cache.
 ///
 /// # Errors

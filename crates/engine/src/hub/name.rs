@@ -1,4 +1,4 @@
-//! Names of models of the hub.
+//! Names of models on the Hub.
 
 /// Names that stand for a repository of the hub.
 const SHORT_NAMES: [(&str, &str); 5] = [

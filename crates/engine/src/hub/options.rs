@@ -1,4 +1,4 @@
-//! Where models of the hub come from.
+//! Where models on the Hub come from.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ pub enum Network {
     Offline,
 }
 
-/// Where models of the hub come from. By default there is no network and no cache, so none is found: a face says more, most
+/// Where models on the Hub come from. By default there is no network and no cache, so none is found: a face says more, most
 /// simply by [`HubOptions::from_environment`].
 ///
 /// ```

@@ -4,24 +4,8 @@ use std::path::PathBuf;
 
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Silent, WeightDType};
 use candle_gpt2_evaluation::{Data, EvaluationError, Kl, KlWindow, Metric, Setting, StderrKind};
-use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::{CheckpointFolder, STORY};
 
-/// The eighteenth sonnet: about 250 tokens of the built-in model.
-const SONNET: &str = "Shall I compare thee to a summer's day?
-Thou art more lovely and more temperate:
-Rough winds do shake the darling buds of May,
-And summer's lease hath all too short a date:
-Sometime too hot the eye of heaven shines,
-And often is his gold complexion dimm'd;
-And every fair from fair sometime declines,
-By chance, or nature's changing course, untrimm'd;
-But thy eternal summer shall not fade
-Nor lose possession of that fair thou ow'st;
-Nor shall Death brag thou wander'st in his shade,
-When in eternal lines to time thou grow'st:
-So long as men can breathe or eyes can see,
-So long lives this, and this gives life to thee.
-";
 /// What f64 sums of a few numbers may differ by that are added in another order.
 const SUM_TOLERANCE: f64 = 1e-12;
 
@@ -170,7 +154,7 @@ fn one_token_has_no_spread_and_none_have_no_figures() {
 #[test]
 fn a_model_has_no_distance_from_itself() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(48), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(48), None).unwrap();
     let metrics = Kl::measure(&evaluated(&kl, &f32, &model(WeightDType::F32)));
     for metric in &metrics {
         let name = metric.name;
@@ -191,7 +175,7 @@ fn a_model_has_no_distance_from_itself() {
 #[test]
 fn coarser_weights_are_farther_away() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(64), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(64), None).unwrap();
     let distance = |dtype| {
         let metrics = Kl::measure(&evaluated(&kl, &f32, &model(dtype)));
         assert!(value(&metrics, "kl_min") > -1e-12, "{dtype:?}");
@@ -207,9 +191,9 @@ fn coarser_weights_are_farther_away() {
 #[test]
 fn the_second_half_of_each_window_is_scored() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(50), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(50), None).unwrap();
     // Without the line break at the end, which is no part of the text.
-    let ids = f32.vocabulary().encode(SONNET.strip_suffix('\n').unwrap()).unwrap();
+    let ids = f32.vocabulary().encode(STORY.strip_suffix('\n').unwrap()).unwrap();
     let windows = evaluated(&kl, &f32, &f32);
     assert_eq!(windows.len(), ids.len() / 50);
     assert_eq!(
@@ -228,7 +212,7 @@ fn the_second_half_of_each_window_is_scored() {
         assert_eq!(window.base_logprob, window.logprob);
     }
     // Half of an odd number is rounded down.
-    let odd = evaluated(&prepared(&f32, SONNET, Some(51), Some(1)).unwrap(), &f32, &f32);
+    let odd = evaluated(&prepared(&f32, STORY, Some(51), Some(1)).unwrap(), &f32, &f32);
     assert_eq!(odd.len(), 1);
     assert_eq!(odd[0].tokens, ids[26..51]);
     // The same numbers as by `score`, whose one window is this one.
@@ -242,7 +226,7 @@ fn the_second_half_of_each_window_is_scored() {
 #[test]
 fn going_on_gives_the_whole() {
     let (f32, q8) = (model(WeightDType::F32), model(WeightDType::Q8));
-    let kl = prepared(&f32, SONNET, Some(40), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(40), None).unwrap();
     let mut lines = Vec::new();
     let whole = kl
         .evaluate(&f32, &q8, Vec::new(), &Silent, &mut |window| {
@@ -267,7 +251,7 @@ fn going_on_gives_the_whole() {
 #[test]
 fn a_line_of_another_text_is_known() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(40), Some(2)).unwrap();
+    let kl = prepared(&f32, STORY, Some(40), Some(2)).unwrap();
     let line = evaluated(&kl, &f32, &f32).remove(1);
     assert_eq!(kl.check_result(1, &line), Ok(()));
     let differs = |index, line: &KlWindow, what: &str| {
@@ -288,7 +272,7 @@ fn a_line_of_another_text_is_known() {
 #[test]
 fn a_failing_log_ends_it() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(40), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(40), None).unwrap();
     let mut kept = 0;
     let error = kl.evaluate(&f32, &f32, Vec::new(), &Silent, &mut |_| {
         kept += 1;
@@ -301,22 +285,22 @@ fn a_failing_log_ends_it() {
 fn lengths_of_windows_are_checked_and_told() {
     let f32 = model(WeightDType::F32);
     let of = |context, text: &str| prepared(&f32, text, context, None);
-    let kl = of(None, &SONNET.repeat(3)).unwrap();
-    assert_eq!(kl.notes(), ["windows have 256 tokens, the model's context, and not 512 as llama.cpp's"]);
-    assert!(of(Some(64), SONNET).unwrap().notes().is_empty());
-    for wrong in [0, 2, 257] {
-        let error = of(Some(wrong), SONNET).unwrap_err();
+    let kl = of(None, &STORY.repeat(6)).unwrap();
+    assert!(kl.notes().is_empty(), "llama.cpp's windows have 512 tokens too");
+    assert!(of(Some(64), STORY).unwrap().notes().is_empty());
+    for wrong in [0, 2, 513] {
+        let error = of(Some(wrong), STORY).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("context: expected 3 to 256, the model's context, found {wrong}")
+            format!("context: expected 3 to 512, the model's context, found {wrong}")
         );
         assert!(error.is_usage());
     }
-    let error = prepared(&f32, SONNET, None, Some(0)).unwrap_err();
+    let error = prepared(&f32, STORY, None, Some(0)).unwrap_err();
     assert_eq!(error.to_string(), "limit: expected at least 1 item, found 0");
     // A text shorter than a window is one by itself.
-    let short = of(Some(64), "Shall I compare thee").unwrap();
-    let tokens = f32.vocabulary().encode("Shall I compare thee").unwrap().len();
+    let short = of(Some(64), "One day, Mia went").unwrap();
+    let tokens = f32.vocabulary().encode("One day, Mia went").unwrap().len();
     assert_eq!((short.windows(), short.tokens_to_read(0)), (1, tokens as u64 - 1));
     assert_eq!(short.notes(), [format!("the text has {tokens} tokens: one window, and none of 64")]);
     let error = of(Some(64), "a\n").unwrap_err().to_string();
@@ -326,7 +310,7 @@ fn lengths_of_windows_are_checked_and_told() {
 #[test]
 fn the_name_of_a_special_token_is_text() {
     let f32 = model(WeightDType::F32);
-    let text = "Exeunt.<|endoftext|>Enter ROMEO";
+    let text = "Good night.<|endoftext|>One day";
     assert!(f32.vocabulary().encode(text).unwrap().contains(&0));
     let kl = prepared(&f32, text, Some(256), None).unwrap();
     let windows = evaluated(&kl, &f32, &f32);
@@ -337,7 +321,7 @@ fn the_name_of_a_special_token_is_text() {
 #[test]
 fn models_of_other_tokens_are_refused() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(64), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(64), None).unwrap();
     kl.check_base(f32.vocabulary(), f32.vocabulary()).unwrap();
     let tiny = CheckpointFolder::tiny();
     let options = ModelOptions { model: tiny.path().to_owned(), ..ModelOptions::default() };
@@ -347,7 +331,7 @@ fn models_of_other_tokens_are_refused() {
     let size = tiny.config().vocab_size;
     assert_eq!(
         error.to_string(),
-        format!("vocabulary of the base model: expected 1024 tokens as the model has, found {size}")
+        format!("vocabulary of the base model: expected 2048 tokens as the model has, found {size}")
     );
     assert!(error.is_usage());
 }
@@ -355,12 +339,10 @@ fn models_of_other_tokens_are_refused() {
 #[test]
 fn tokens_that_mean_something_else_to_the_base_are_refused() {
     let f32 = model(WeightDType::F32);
-    let kl = prepared(&f32, SONNET, Some(64), None).unwrap();
+    let kl = prepared(&f32, STORY, Some(64), None).unwrap();
     // The built-in tokenizer with two words in each other's place.
-    let tokenizer = std::fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../models/shakespeare/tokenizer.json"
-    ));
+    let tokenizer =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories/tokenizer.json"));
     let mut tokenizer: serde_json::Value = serde_json::from_str(&tokenizer.unwrap()).unwrap();
     let vocabulary = &mut tokenizer["model"]["vocab"];
     let [and, the] = ["Ġand", "Ġthe"].map(|token| vocabulary[token].take());

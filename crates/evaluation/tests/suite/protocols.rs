@@ -14,7 +14,7 @@ use candle_gpt2_evaluation::{Choice, Data, EvaluationError, Item, Prepared, Sett
 use candle_gpt2_generation::Sequence;
 
 /// The context of the built-in model.
-const N_POSITIONS: usize = 256;
+const N_POSITIONS: usize = 512;
 
 struct Model(Opened);
 

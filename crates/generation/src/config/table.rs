@@ -262,7 +262,7 @@ macro_rules! options {
                 #[cfg_attr(feature = "clap", arg(long, help_heading = $group, allow_negative_numbers = true, $($arg)*))]
                 pub $name: Option<$kind>,
             )+)+
-            /// Never write TEXT, neither at the beginning nor after a space; may be given several times
+            /// Never generate TEXT, with or without a space before it; may be given several times
             #[serde(deserialize_with = "given")]
             #[cfg_attr(feature = "clap", arg(long = "bad-word", value_name = "TEXT", help_heading = "Changing the logits"))]
             pub bad_words: Option<Vec<String>>,
@@ -392,7 +392,7 @@ options! {
         /// Sample from tokens with at least probability P, in [0, 1)
         #[arg(value_name = "P")]
         epsilon_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
-        /// The same with a threshold that is lower when the distribution is flat, in [0, 1)
+        /// Eta sampling: like --epsilon-cutoff, but with a lower threshold when the distribution is flat, in [0, 1)
         #[arg(value_name = "P")]
         eta_cutoff: f64 = 0.0, in SAMPLED_CUTOFF;
         /// Seed of the random numbers (ChaCha8), which give the same samples on every machine [default: 0]
@@ -458,13 +458,13 @@ options! {
         /// Penalty for tokens that another group chose
         #[arg(value_name = "X")]
         diversity_penalty: f64 = 0.0, in NOT_NEGATIVE;
-        /// Token that groups of beams assume of a group that has finished; by default the first end-of-text token
+        /// Token that other beam groups see in place of the next token of a finished group; by default the first end-of-text token
         #[arg(value_name = "ID")]
         pad_token_id: u32 as Option<u32> = None;
         /// Divide a beam's score by its length to the power X: above 0 favours long completions [default: 1]
         #[arg(value_name = "X")]
         length_penalty: f64 = 1.0, in LENGTH_POWER;
-        /// End when there are as many completions as beams (true), when no beam promises more (false), or when none ever can (never)
+        /// End the search once there are as many completions as beams (true), once a better one is unlikely (false), or once it is impossible (never)
         #[arg(value_name = "WHEN", num_args = 0..=1, default_missing_value = "true")]
         early_stopping: EarlyStopping = EarlyStopping::Heuristic;
         /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far
@@ -476,7 +476,7 @@ options! {
         /// Maximum number of tokens that the assistant drafts at once; fewer when they are seldom right [default: 20]
         #[arg(value_name = "N")]
         num_assistant_tokens: usize = 20;
-        /// Draft up to N tokens from what followed the last ones when they occurred before: for completions that repeat their prompt or themselves. The completion stays the same
+        /// Prompt lookup decoding: draft up to N tokens from an earlier occurrence of the last ones; the completion stays the same
         #[arg(long = "prompt-lookup", alias = "prompt-lookup-num-tokens", value_name = "N")]
         prompt_lookup_num_tokens: usize as Option<usize> = None;
     }

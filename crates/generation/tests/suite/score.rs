@@ -13,9 +13,9 @@ const SAME: f64 = 2e-5;
 /// The same bits of logits, whose exponentials are added in f64 in another order; other bits are farther apart by far.
 const SAME_LOGITS: f64 = 1e-11;
 
-/// The model inside the program: its context of 256 tokens is longer than a piece of the head's rows.
+/// The model inside the program: its context of 512 tokens is longer than a piece of the head's rows.
 fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
 }
@@ -42,12 +42,12 @@ fn log_probability(logits: &[f32], id: u32) -> f64 {
 fn a_text_in_pieces_has_the_logits_of_whole_windows() {
     for dtype in [WeightDType::F32, WeightDType::Q8] {
         let model = built_in(dtype);
-        for (count, stride) in [(256, 128), (400, 256), (385, 128), (257, 1), (600, 100), (2, 5)] {
+        for (count, stride) in [(512, 256), (800, 512), (770, 256), (513, 1), (1000, 200), (2, 5)] {
             let ids = ids(count, 3);
             let mut expected = vec![None; ids.len()];
             let mut scored = 1;
             for begin in (0..ids.len()).step_by(stride) {
-                let end = ids.len().min(begin + 256);
+                let end = ids.len().min(begin + 512);
                 let logits = logits(&model, &ids[begin..end]);
                 for position in scored.max(begin + 1)..end {
                     expected[position] = Some(log_probability(&logits[position - begin - 1], ids[position]));

@@ -14,9 +14,9 @@ use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType};
 const SAME: f64 = 1e-5;
 const WEIGHT_TYPES: [WeightDType; 3] = [WeightDType::F32, WeightDType::F16, WeightDType::Q8];
 
-/// The model inside the program, with a context of 256 tokens.
+/// The model inside the program, with a context of 512 tokens.
 fn built_in(dtype: WeightDType) -> Gpt2LMHeadModel {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let options = LoadOptions { dtype: Some(dtype), ..LoadOptions::default() };
     Checkpoint::open(&folder).unwrap().load(&options, &|_| ()).unwrap()
 }
@@ -30,7 +30,7 @@ fn after(beginning: &[u32], rest: usize, seed: u32, first: usize) -> Sequence {
     Sequence { ids: [beginning, &ids(rest, seed)].concat(), first }
 }
 
-/// Groups of all kinds, for a context of 256 tokens.
+/// Groups of all kinds, for a context of 512 tokens.
 fn groups() -> Vec<Vec<Sequence>> {
     let context = |count| ids(count, 1);
     let choices = |count, lengths: &[usize]| -> Vec<Sequence> {
@@ -46,7 +46,7 @@ fn groups() -> Vec<Vec<Sequence>> {
         vec![],
         // One sequence: a word at the end, a window, one that is scored from its second token on, the shortest that there is.
         vec![after(&context(80), 2, 3, 80)],
-        vec![after(&[], 257, 4, 129)],
+        vec![after(&[], 513, 4, 257)],
         vec![after(&[], 200, 5, 1)],
         vec![after(&[7], 1, 5, 1)],
         // Twice the same, and one that begins with all of another.
@@ -56,9 +56,9 @@ fn groups() -> Vec<Vec<Sequence>> {
         // Scored within what is common, each from another token on.
         vec![after(&context(30), 4, 2, 10), after(&context(30), 7, 3, 1), after(&context(30), 2, 4, 31)],
         // As long as the context, beside shorter ones.
-        choices(200, &[57, 3, 57, 20]),
-        choices(255, &[2, 1]),
-        choices(100, &[157]),
+        choices(400, &[113, 3, 113, 20]),
+        choices(511, &[2, 1]),
+        choices(200, &[313]),
         // Contexts that differ in one token, and what is scored is the same: Winogrande's.
         vec![
             after(&[&context(10)[..], &[3]].concat(), 8, 9, 11),
@@ -185,8 +185,8 @@ fn what_cannot_be_scored_is_named() {
         (Sequence { ids: vec![1, 2, 3], first: 3 }, "3 tokens are to be scored from token 3 on"),
         (Sequence { ids: vec![1, 2, 3], first: usize::MAX }, "the first has nothing before it"),
         (
-            after(&[], 258, 1, 1),
-            "a sequence has 257 tokens to read, the model's context 256; shorten it by 1",
+            after(&[], 514, 1, 1),
+            "a sequence has 513 tokens to read, the model's context 512; shorten it by 1",
         ),
         (Sequence { ids: vec![1, 2, 5000], first: 1 }, "token id 5000 (number 3"),
     ] {
@@ -236,7 +236,7 @@ fn scores_are_those_of_transformers() {
 #[test]
 fn a_divergence_is_that_of_the_definition() {
     let (base, other) = (built_in(WeightDType::F32), built_in(WeightDType::Q8));
-    for (count, first) in [(2, 1), (150, 1), (200, 100), (257, 256)] {
+    for (count, first) in [(2, 1), (150, 1), (200, 100), (513, 512)] {
         let ids = ids(count, 3);
         let (base_logits, other_logits) =
             (logits(&base, &ids[..count - 1]), logits(&other, &ids[..count - 1]));
@@ -267,9 +267,9 @@ fn a_divergence_is_that_of_the_definition() {
 fn a_model_has_no_divergence_from_itself() {
     for dtype in WEIGHT_TYPES {
         let model = built_in(dtype);
-        let ids = ids(257, 2);
+        let ids = ids(513, 2);
         let found = diverge(&model, &model, &ids, 1).unwrap();
-        assert_eq!(found.len(), 256);
+        assert_eq!(found.len(), 512);
         assert!(found.iter().all(|found| found.kl == 0.0 && found.same_top), "{dtype:?}");
         assert!(found.iter().all(|found| found.base_logprob == found.logprob), "{dtype:?}");
         // Scores of the same tokens, from another pass.
@@ -301,9 +301,9 @@ fn what_cannot_be_compared_is_named() {
         |other: &Gpt2LMHeadModel, ids: &[u32], first: usize| diverge(&model, other, ids, first).unwrap_err();
     let error = refused(&tiny, &[1, 2], 1);
     assert!(matches!(error, GenerationError::OtherVocabulary { found: 300, .. }) && error.is_usage());
-    let tokens = ids(258, 1);
+    let tokens = ids(514, 1);
     let error = refused(&model, &tokens, 1);
-    assert!(matches!(error, GenerationError::SequenceTooLong { tokens: 257, n_positions: 256 }), "{error}");
+    assert!(matches!(error, GenerationError::SequenceTooLong { tokens: 513, n_positions: 512 }), "{error}");
     for (ids, first) in [(&tokens[..0], 1), (&tokens[..1], 1), (&tokens[..5], 0), (&tokens[..5], 5)] {
         let error = refused(&model, ids, first);
         assert!(matches!(error, GenerationError::NothingToScore { .. }) && error.is_usage(), "{error}");

@@ -9,5 +9,6 @@ mod interrupt;
 mod laws;
 mod nano_sort;
 mod parity;
+mod plain;
 mod rows;
 mod var_builder;

@@ -397,7 +397,7 @@ fn what_is_not_supported_is_refused_by_name() {
         r#"
 {"hook_name": null} | `hook_name`: expected the place of the model
 {"hook_name": 8} | `hook_name`: expected a text; found 8
-{"hook_name": "blocks.8.hok_resid_pre"} | the nearest name is `blocks.8.hook_resid_pre`
+{"hook_name": "blocks.8.hok_resid_pre"} | did you mean `blocks.8.hook_resid_pre`?
 {"d_in": null} | `d_in` or `act_size`: expected a whole number from 1; found nothing
 {"d_in": 0} | `d_in`: expected a whole number from 1; found 0
 {"d_sae": 1e30} | `d_sae`: expected a whole number
@@ -536,7 +536,7 @@ fn values_that_do_not_fit_are_refused() {
             "width 2, and the model has 9 at blocks.1.mlp.hook_post",
         ),
         (Site::in_block(1, SiteKind::ResidPre), &Gpt2Config::gpt2(), "width 2, and the model has 768"),
-        (Site::in_block(1, SiteKind::Pattern), &model, "has no values that a dictionary could explain"),
+        (Site::in_block(1, SiteKind::Pattern), &model, "is not a hook point that an SAE can be trained on"),
     ] {
         let message = checked(site, model).unwrap_err();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");

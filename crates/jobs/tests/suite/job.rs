@@ -340,7 +340,7 @@ fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
     assert!(told.contains("tokens only; lower it to "), "{told}");
     // A tokenizer of more tokens than the model has.
     let tokenizer = folder.path().join("tokenizer.json");
-    fs::write(&tokenizer, candle_gpt2_shakespeare::TOKENIZER).unwrap();
+    fs::write(&tokenizer, candle_gpt2_stories::TOKENIZER).unwrap();
     let start = Start::Checkpoint(tiny.path().to_owned());
     let one = job(folder.path(), "out", TrainOptions { steps: 1, ..TrainOptions::default() });
     let told =

@@ -25,11 +25,11 @@ fn what_is_given_one_by_one_is_what_is_kept() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let subject = LookSubject::new(&loaded, "a model".into(), &reader);
-    let positions = Some("0,2-3".parse().unwrap());
+    let positions = Some("0,1-2".parse().unwrap());
     for (numbers, positions) in
         [(Numbers::Raw, None), (Numbers::TransformerLens, None), (Numbers::TransformerLens, positions)]
     {
-        let activations = Activations { numbers, positions, ..all(4) };
+        let activations = Activations { numbers, positions, ..all(6) };
         let checked = activations.check(&reader).unwrap();
         let cached = activations.cached(&checked, &subject).unwrap();
         let mut given = BTreeMap::new();
@@ -40,8 +40,8 @@ fn what_is_given_one_by_one_is_what_is_kept() {
             Ok(())
         });
         assert_eq!(order, activations.sites);
-        assert_eq!(logits.unwrap().dims(), [1, cached.tokens.len(), 1024], "of every token");
-        assert_eq!(given.len(), 6 + 18 * 4);
+        assert_eq!(logits.unwrap().dims(), [1, cached.tokens.len(), 2048], "of every token");
+        assert_eq!(given.len(), 6 + 18 * 6);
         for (name, value) in &given {
             assert_eq!(value.dims(), cached.tensors[name].dims(), "{name}");
             assert_eq!(values(value), values(&cached.tensors[name]), "{name}");
@@ -54,8 +54,8 @@ fn an_observer_changes_what_comes_after_it() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let subject = LookSubject::new(&loaded, "a model".into(), &reader);
-    let sites = named_sites("1.resid_post,2.resid_pre,2.z", 4).unwrap();
-    let activations = Activations { sites, ..all(4) };
+    let sites = named_sites("1.resid_post,2.resid_pre,2.z", 6).unwrap();
+    let activations = Activations { sites, ..all(6) };
     let checked = activations.check(&reader).unwrap();
     let plain = activations.cached(&checked, &subject).unwrap().tensors;
     let mut zero = Ablate::zero(named_site("2.resid_pre").unwrap()).unwrap();

@@ -10,7 +10,7 @@ use candle_gpt2_look::{
 use crate::common::{built_in, reader, words};
 
 fn dogs() -> ComparedTexts {
-    let [clean, corrupt] = ["The dog", "My dog"].map(words);
+    let [clean, corrupt] = ["The big dog", "My big dog"].map(words);
     ComparedTexts { clean, corrupt }
 }
 
@@ -34,16 +34,16 @@ fn refused<L: Look<Checked: std::fmt::Debug>>(reader: &Reader, look: &L, told: &
 fn wrong_questions_are_refused_and_options_named() {
     let loaded = built_in();
     let reader = reader(&loaded);
-    let text = || words("The dog");
+    let text = || words("The big dog");
 
     refused(&reader, &attention(words("")), "the text is empty; give at least one token, or `bos`");
-    let long = Text::Ids(vec![1; 257]);
-    refused(&reader, &attention(long), "the text has 257 tokens; this model takes at most 256");
-    refused(&reader, &attention(Text::Ids(vec![1024])), "token 1024 is outside the vocabulary of 1024");
-    let heads = Attention { heads: Some("0.8".parse().unwrap()), ..attention(text()) };
-    refused(&reader, &heads, "there is no head 0.8");
+    let long = Text::Ids(vec![1; 513]);
+    refused(&reader, &attention(long), "the text has 513 tokens; this model takes at most 512");
+    refused(&reader, &attention(Text::Ids(vec![2048])), "token 2048 is outside the vocabulary of 2048");
+    let heads = Attention { heads: Some("0.3".parse().unwrap()), ..attention(text()) };
+    refused(&reader, &heads, "there is no head 0.3");
     let layers = Attention { layers: Some("2-1".parse().unwrap()), ..attention(text()) };
-    refused(&reader, &layers, "`layers`: 2-1 is not among 0 to 3");
+    refused(&reader, &layers, "`layers`: 2-1 is not among 0 to 5");
     let none = Attention { layers: Some(Vec::new().into()), ..attention(text()) };
     refused(&reader, &none, "`layers`: none is given");
     let both_chosen = Attention { heads: Some("0.0".parse().unwrap()), ..layers };
@@ -67,18 +67,18 @@ fn wrong_questions_are_refused_and_options_named() {
     refused(&reader, &rows, "`rows`: expected from 1");
     let from = HeadKinds { from: Some(20), below: Some(20), ..HeadKinds::default() };
     refused(&reader, &from, "`from` 20 `below` 20: expected a range");
-    let below = HeadKinds { below: Some(1025), ..HeadKinds::default() };
-    refused(&reader, &below, "expected a range within the vocabulary of 1024");
-    for length in [0, 129] {
+    let below = HeadKinds { below: Some(2049), ..HeadKinds::default() };
+    refused(&reader, &below, "expected a range within the vocabulary of 2048");
+    for length in [0, 257] {
         let length = HeadKinds { length: Some(length), ..HeadKinds::default() };
-        refused(&reader, &length, "1 to 128 tokens can be read twice by this model");
+        refused(&reader, &length, "1 to 256 tokens can be read twice by this model");
     }
-    for (layer, neuron) in [(4, 0), (0, 1024)] {
+    for (layer, neuron) in [(6, 0), (0, 768)] {
         let neurons = Neurons { text: text(), neuron: Neuron { layer, neuron }, top: 1 };
         refused(
             &reader,
             &neurons,
-            &format!("`neuron` {layer}.{neuron}: this model has 4 layers of 1024 neurons"),
+            &format!("`neuron` {layer}.{neuron}: this model has 6 layers of 768 neurons"),
         );
     }
     for top in [0, 1001] {
@@ -90,8 +90,8 @@ fn wrong_questions_are_refused_and_options_named() {
         Patch { texts: ComparedTexts { corrupt, ..dogs() }, metric: usual(), patched: Patched::default() };
     refused(&reader, &patch, "`clean` has 3 tokens and `corrupt` 1");
     for (site, told) in [
-        ("resid_prr", "the nearest name is `resid_pre`"),
-        ("9.z", "the model's 4 blocks are counted from 0"),
+        ("resid_prr", "did you mean `resid_pre`?"),
+        ("9.z", "the model's 6 blocks are counted from 0"),
         ("logits", "expected one kind of place"),
         ("embed", "expected one kind of place"),
         ("final_norm", "expected one kind of place"),
@@ -126,11 +126,11 @@ fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
     let reader = reader(&loaded);
     let nowhere = || PathBuf::from("/nowhere/file.safetensors");
     let site = Some("1.resid_pre".to_owned());
-    let features = Features { text: words("The dog"), sae: nowhere(), site, top: 1 };
-    let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The dog")) };
+    let features = Features { text: words("The big dog"), sae: nowhere(), site, top: 1 };
+    let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The big dog")) };
     let found = [features.check(&reader).map(drop), lens.check(&reader).map(drop)];
     let with = "mean:/nowhere/file.safetensors".parse().unwrap();
-    let mean = Ablate { with, ..Ablate::new(words("The dog")) }.check(&reader).map(drop);
+    let mean = Ablate { with, ..Ablate::new(words("The big dog")) }.check(&reader).map(drop);
     for error in found.into_iter().chain([mean]).map(Result::unwrap_err) {
         assert!(error.to_string().contains("/nowhere/file.safetensors"), "{error}");
         assert!(!error.is_usage());

@@ -73,7 +73,7 @@ fn nothing_is_noted_and_what_does_not_fit_refused() {
     let whole = Tensor::ones((1, 256), DType::U32, &Device::Cpu).unwrap();
     for (wrong, expected) in [
         (steer(Towards::Vectors(whole)), "`steer`: expected numbers in floating point, found u32"),
-        (Steer { layer: 4, ..steer(texts("a", "b")) }, "there is no layer 4"),
+        (Steer { layer: 6, ..steer(texts("a", "b")) }, "there is no layer 6"),
         (Steer { scale: f64::NAN, ..steer(texts("a", "b")) }, "`scale` NaN: expected a finite number"),
     ] {
         let error = wrong.check(&reader).unwrap_err();

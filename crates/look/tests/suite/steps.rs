@@ -24,7 +24,7 @@ fn steps_are_the_activations_of_their_tokens() {
     let loaded = built_in();
     let reader = reader(&loaded);
     let subject = LookSubject::new(&loaded, "a model".into(), &reader);
-    let (layer, head, query, key) = (2, 5, 6, 3);
+    let (layer, head, query, key) = (2, 1, 6, 3);
     let text = words("The dog sat on the mat, and the cat");
     let found = steps(&loaded, text.clone(), Head { layer, head }, query as i64, key as i64);
 
@@ -50,9 +50,9 @@ fn steps_are_the_activations_of_their_tokens() {
     assert_eq!(found.tokens.len(), cached.tokens.len(), "those behind the query too");
     assert_eq!(
         (found.layer, found.head, found.query, found.key, found.head_dim),
-        (layer, head, query, key, 32)
+        (layer, head, query, key, 64)
     );
-    assert!((found.scale - 1.0 / 32_f64.sqrt()).abs() < 1e-12);
+    assert!((found.scale - 1.0 / 64_f64.sqrt()).abs() < 1e-12);
 }
 
 /// By hand, from one step to the next.
@@ -90,10 +90,10 @@ fn steps_that_are_not_there_are_refused() {
         let head = Head { layer, head };
         OneHead { text: Text::Ids(vec![1, 2, 3]), head, query, key }.check(&reader).map(|_| ())
     };
-    assert!(check(0, 0, 2, 2).is_ok() && check(3, 7, -3, -3).is_ok());
+    assert!(check(0, 0, 2, 2).is_ok() && check(5, 2, -3, -3).is_ok());
     for (layer, head, query, key, expected) in [
-        (4, 0, 0, 0, "there is no head 4.0"),
-        (0, 8, 0, 0, "there is no head 0.8"),
+        (6, 0, 0, 0, "there is no head 6.0"),
+        (0, 3, 0, 0, "there is no head 0.3"),
         (0, 0, 3, 0, "`query` 3: the text has 3 tokens"),
         (0, 0, 1, -4, "`key` -4: the text has 3 tokens"),
         (0, 0, 1, 2, "`key` 2: token 1 sees itself and the tokens before it"),

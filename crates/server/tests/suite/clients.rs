@@ -41,21 +41,21 @@ fn check(script: &str, start: impl FnOnce() -> Running, arguments: &[&str]) {
 
 #[test]
 fn openai_and_langchain_work_unmodified() {
-    let start = || start_model(built_in(), "shakespeare", |options| options.queue = QUEUE);
+    let start = || start_model(built_in(), "stories", |options| options.queue = QUEUE);
     let queue = QUEUE.to_string();
     check("test_clients.py", start, &["--queue", &queue]);
 }
 
 #[test]
 fn openai_and_langchain_work_with_a_key() {
-    let start = || start_model(built_in(), "shakespeare", |options| options.keys = vec!["a-key".into()]);
+    let start = || start_model(built_in(), "stories", |options| options.keys = vec!["a-key".into()]);
     check("test_clients.py", start, &["--key", "a-key"]);
 }
 
 #[test]
 fn lm_eval_prints_the_figures_of_its_own_model() {
-    let folder = repository().join("models/shakespeare");
-    let start = || start_model(load(&folder), "shakespeare", |_| ());
+    let folder = repository().join("models/stories");
+    let start = || start_model(load(&folder), "stories", |_| ());
     let checkpoint = folder.to_str().unwrap();
     check("test_lm_eval.py", start, &["--model", checkpoint]);
 }

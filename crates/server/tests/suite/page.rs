@@ -42,17 +42,17 @@ fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
 #[test]
 fn analyses_are_those_of_a_session() {
     let model = built_in();
-    let served = ServedModel::new(&model, ApiOptions { name: "shakespeare".into(), ..ApiOptions::default() });
-    let scheduler = model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 256, chunk_tokens: 256 });
+    let served = ServedModel::new(&model, ApiOptions { name: "stories".into(), ..ApiOptions::default() });
+    let scheduler = model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 512, chunk_tokens: 512 });
     let mut session = Session::new(model.clone(), Arc::new(served.unwrap()), scheduler.unwrap());
-    let server = start_model(model.clone(), "shakespeare", |_| ());
-    let text = "But soft, what light through yonder window breaks? ".repeat(2);
+    let server = start_model(model.clone(), "stories", |_| ());
+    let text = "One day, Mia went to the park with her friend Tom. ".repeat(3);
     let ids = model.vocabulary().encode(&text).unwrap();
     assert!(ids.len() > 32, "more than is computed at once");
     for (path, body) in [
         ("/look/attention", json!({ "prompt": text, "layers": [1] })),
         ("/look/lens", json!({ "prompt": text, "show": "entropy" })),
-        ("/look/head", json!({ "prompt": ids, "layer": 2, "head": 5, "query": -3, "key": 4 })),
+        ("/look/head", json!({ "prompt": ids, "layer": 2, "head": 1, "query": -3, "key": 4 })),
         ("/look/next", json!({ "prompt": ids, "at": -3, "temperature": 0.7, "top_k": 3, "top": 5 })),
         ("/v1/embeddings", json!({ "input": [ids, ids[..3]] })),
     ] {
@@ -89,7 +89,7 @@ fn assert_near(found: &Value, expected: &Value, place: &str) {
 
 #[test]
 fn a_look_that_cannot_be_taken_says_why() {
-    let server = start_model(built_in(), "shakespeare", |_| ());
+    let server = start_model(built_in(), "stories", |_| ());
     let long = "word ".repeat(300);
     for (path, body, expected) in [
         ("/look/attention", json!({}), "prompt: expected the text to look at, as a string or as token ids"),

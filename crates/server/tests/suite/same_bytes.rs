@@ -13,7 +13,7 @@ use super::common::{Running, built_in, events, json_request, start_model};
 fn requests() -> Vec<Value> {
     let beginning = "KING RICHARD III: Now is the winter of our discontent made glorious summer by this sun of York; and all the \
                      clouds that lour'd upon our house in the deep bosom of the ocean buried.";
-    let prompts = ["ROMEO:", "O, ", beginning, "The é and the 日本語 😀", "<|endoftext|>"];
+    let prompts = ["One day", "O, ", beginning, "The é and the 日本語 😀", "<|endoftext|>"];
     let kind = |index: u64| {
         let mut body = match index % 5 {
             0 => json!({"temperature": 0}),

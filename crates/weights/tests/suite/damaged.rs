@@ -163,7 +163,7 @@ fn tokenizers_that_are_missing_or_broken() {
     let message = |folder: &CheckpointFolder| load_tokenizer(folder.path()).unwrap_err().to_string();
     let none = CheckpointFolder::tiny().without("tokenizer.json").without("merges.txt");
     assert!(message(&none).contains(
-        "there is no tokenizer.json, and no vocab.json with merges.txt; add them from where the checkpoint comes from, name one from elsewhere, or give token ids in place of text"
+        "there is no tokenizer.json, and no vocab.json with merges.txt; copy them from the checkpoint's source, name another tokenizer, or give token ids in place of text"
     ));
     for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1", "[", "{\"model\":1}"] {
         let broken = CheckpointFolder::tiny().with("tokenizer.json", contents);

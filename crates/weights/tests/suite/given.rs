@@ -158,7 +158,7 @@ fn one_file_alone_is_a_checkpoint() {
         assert_eq!(parameters(&checkpoint), parameters(&on_disk), "{file}");
         let none = checkpoint.tokenizer(None).unwrap_err().to_string();
         assert!(
-            none.starts_with("given: there is no tokenizer.json, and no vocab.json with merges.txt; add"),
+            none.starts_with("given: there is no tokenizer.json, and no vocab.json with merges.txt; copy"),
             "{none}"
         );
     }
@@ -299,7 +299,7 @@ fn what_is_missing_is_named() {
     let alone = fixture_files("tiny-checkpoint", &["model.safetensors"], How::InParts);
     assert_eq!(
         refused(alone),
-        "given: there is no config.json; add it from where the checkpoint comes from (it holds the model's sizes)"
+        "given: there is no config.json; copy it from the checkpoint's source (it holds the model's sizes)"
     );
     let several = GivenFiles::new("given")
         .with_bytes("a.safetensors", original_weights())

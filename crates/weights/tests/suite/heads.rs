@@ -134,8 +134,8 @@ fn damaged_heads_are_named() {
 #[test]
 fn labels_that_contradict_the_head_are_told_with_both_numbers() {
     let four = json!({"id2label": {"0": "a", "1": "b", "2": "c", "3": "d"}, "label2id": null});
-    let told = "tensor `score.weight` has rows for 5 labels, and config.json names 4 (2 where it names none); name as \
-                many in `id2label` and `label2id`";
+    let told = "tensor `score.weight` has rows for 5 labels, and config.json names 4 (2 by default); \
+                name one for each row in `id2label` and `label2id`";
     assert_eq!(problems(&folder("sequence").with_config(four)), [told]);
     let none = folder("token").with_config(json!({"id2label": null, "label2id": null}));
     let found = problems(&none);

@@ -7,7 +7,7 @@ use candle_gpt2::{
     ByOutput, Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Parameter, Pass, expected_parameters,
 };
 use candle_gpt2_kernels::{Matrix, WeightFormat};
-use candle_gpt2_testing::{CheckpointFolder, checkpoints, fixture_path};
+use candle_gpt2_testing::{CheckpointFolder, STORY, checkpoints, fixture_path};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 use candle_nn::VarBuilder;
 
@@ -98,61 +98,27 @@ fn a_trained_checkpoint_in_floating_point() {
     }
 }
 
-/// From "The Tragedy of Coriolanus": the kind of text that the model was trained on.
-const TEXT: &str = "First Citizen:
-Before we proceed any further, hear me speak.
-
-All:
-Speak, speak.
-
-First Citizen:
-You are all resolved rather to die than to famish?
-
-All:
-Resolved. resolved.
-
-First Citizen:
-First, you know Caius Marcius is chief enemy to the people.
-
-All:
-We know't, we know't.
-
-First Citizen:
-Let us kill him, and we'll have corn at our own price.
-Is't a verdict?
-
-All:
-No more talking on't; let it be done: away, away!
-
-Second Citizen:
-One word, good citizens.
-
-First Citizen:
-We are accounted poor citizens, the patricians good.
-What authority surfeits on would relieve us.
-";
-
 /// What the rounding to integers does to the predictions of a trained model: how often the most probable token stays, and how
 /// far the distributions move (mean Kullback-Leibler divergence from the exact one, in nats). A model of random weights has flat
 /// distributions, in which any rounding changes the first token.
 ///
-/// Found were 99.2%, 96.2% and 97.1% of 238 tokens, and divergences of 1.1e-4, 5.9e-4 and 2.4e-3: the bounds are twice the
+/// Found were 98.8%, 96.8%, 97.6% and 92.4% of 249 tokens, and divergences of 3.5e-4, 2.0e-3, 5.3e-3 and 1.2e-2: the bounds are twice the
 /// tokens lost and twice the divergence. It falls with the square of the rounding, so a step of two bits between formats is
-/// seen. In f32 the cache in f16 alone moves it, by 9e-9.
+/// seen. In f32 the cache in f16 alone moves it, by 4e-8.
 #[test]
 fn integers_keep_the_predictions_of_a_trained_model() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/shakespeare");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories");
     let checkpoint = Checkpoint::open(&folder).unwrap();
-    let ids = encode(&checkpoint.tokenizer(None).unwrap(), TEXT).unwrap();
-    assert_eq!(ids.len(), 238);
+    let ids = encode(&checkpoint.tokenizer(None).unwrap(), STORY).unwrap();
+    assert_eq!(ids.len(), 249);
     let vocab_size = checkpoint.config().vocab_size;
     let expected = logits(&dense(&checkpoint), &ids);
     for (dtype, least_agreement, largest_divergence) in [
         (WeightDType::F32, 1.0, 1e-7),
-        (WeightDType::Q8, 0.98, 2.5e-4),
-        (WeightDType::Q6, 0.93, 1.2e-3),
-        (WeightDType::Q5, 0.94, 2.5e-3),
-        (WeightDType::Q4, 0.94, 5e-3),
+        (WeightDType::Q8, 0.97, 7e-4),
+        (WeightDType::Q6, 0.93, 4e-3),
+        (WeightDType::Q5, 0.95, 1.1e-2),
+        (WeightDType::Q4, 0.84, 2.5e-2),
     ] {
         let packed = load(&checkpoint, dtype);
         let ways = [

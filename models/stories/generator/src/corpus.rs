@@ -20,6 +20,8 @@ enum Part {
     ShortRows,
     Rows,
     Of(Exercise),
+    /// The same, in short documents.
+    Short(Exercise),
 }
 
 /// Parts with their shares of all tokens, in hundredths.
@@ -38,6 +40,18 @@ const ROWS_AND_STORIES: Shares = &[
     (Part::Of(Exercise::Gender), 3),
     (Part::Of(Exercise::Numbers), 4),
     (Part::Of(Exercise::Nesting), 2),
+];
+
+/// What needs names of the same scene, again and again in short documents: a third is two people, of whom one does something for the other.
+const PRACTICE: Shares = &[
+    (Part::Story, 27),
+    (Part::Rows, 12),
+    (Part::Short(Exercise::Copying), 12),
+    (Part::Short(Exercise::TwoPeople), 32),
+    (Part::Short(Exercise::Agreement), 4),
+    (Part::Short(Exercise::Gender), 5),
+    (Part::Short(Exercise::Numbers), 5),
+    (Part::Short(Exercise::Nesting), 3),
 ];
 
 /// Everything.
@@ -59,6 +73,8 @@ pub enum Lesson {
     Rows,
     /// A third rows of random tokens, and the rest of everything.
     RowsAndStories,
+    /// A third short texts of two people, and the rest of everything.
+    Practice,
     /// Stories, exercises and rows.
     Mixture,
 }
@@ -130,6 +146,7 @@ impl Corpus {
         let shares = match lesson {
             Lesson::Rows => ROWS,
             Lesson::RowsAndStories => ROWS_AND_STORIES,
+            Lesson::Practice => PRACTICE,
             Lesson::Mixture => MIXTURE,
         };
         Self { seed, shares, split, vocab_size, index: 0, tokens: vec![0; shares.len()] }
@@ -172,6 +189,7 @@ impl Corpus {
             part => {
                 let document = match part {
                     Part::Of(exercise) => exercise.document(seed),
+                    Part::Short(exercise) => exercise.short(seed),
                     _ => story(seed)?,
                 };
                 let tokens = document.text.len() as u64 / TOKEN_BYTES;
@@ -206,7 +224,7 @@ mod tests {
 
     #[test]
     fn every_part_has_its_share() {
-        for lesson in [Lesson::Rows, Lesson::RowsAndStories, Lesson::Mixture] {
+        for lesson in [Lesson::Rows, Lesson::RowsAndStories, Lesson::Practice, Lesson::Mixture] {
             let mut corpus = Corpus::new(3, lesson, Split::Training, 2048);
             while corpus.tokens() < 200_000 {
                 corpus.next_line().unwrap();

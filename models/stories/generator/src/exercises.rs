@@ -36,20 +36,32 @@ impl Exercise {
         }
     }
 
-    /// The document of a seed.
+    /// The document of a seed: of several paragraphs, so that most texts of a corpus begin as stories do. A model that is given a
+    /// beginning goes on with what begins so.
     pub fn document(self, seed: u64) -> Document {
+        self.written(
+            seed,
+            match self {
+                Self::Copying | Self::TwoPeople => (3, 12),
+                _ => (8, 20),
+            },
+        )
+    }
+
+    /// A short document of a seed: once or twice the same exercise.
+    pub fn short(self, seed: u64) -> Document {
+        self.written(seed, (1, 2))
+    }
+
+    /// A document of so many exercises: the fewest and the most.
+    fn written(self, seed: u64, (fewest, most): (usize, usize)) -> Document {
         let mut choices = Choices::new(seed);
         let is_past = choices.chance(75);
         let mut desk = Desk { teller: Teller::new(choices, is_past) };
         const WEATHERS: [&str; 5] = ["sun", "rain", "wind", "snow", "fog"];
         let weather = *desk.choices().pick(&WEATHERS);
         desk.teller.flags.insert(weather);
-        // Long ones, so that most texts begin as stories do: a model that is given a beginning goes on with what begins so.
-        let lines = match self {
-            Self::Copying | Self::TwoPeople => desk.choices().between(3, 12),
-            _ => desk.choices().between(8, 20),
-        };
-        for _ in 0..lines {
+        for _ in 0..desk.choices().between(fewest, most) {
             desk.teller.forget();
             match self {
                 Self::Copying => desk.copying(),

@@ -23,7 +23,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write the lessons rows.jsonl, rows-and-stories.jsonl and train.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
+    /// Write the lessons rows.jsonl, rows-and-stories.jsonl, practice.jsonl and train.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
     Corpus {
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
@@ -140,6 +140,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     for (name, lesson, split, tokens) in [
         ("rows.jsonl", Lesson::Rows, Split::Training, FIRST_TOKENS),
         ("rows-and-stories.jsonl", Lesson::RowsAndStories, Split::Training, 2 * FIRST_TOKENS),
+        ("practice.jsonl", Lesson::Practice, Split::Training, 6 * FIRST_TOKENS),
         ("train.jsonl", Lesson::Mixture, Split::Training, tokens),
         ("valid.jsonl", Lesson::Mixture, Split::HeldOut, tokens / 100),
     ] {
@@ -158,7 +159,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
         .collect();
     fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
-    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[2], "held_out_documents": documents[3] });
+    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[3], "held_out_documents": documents[4] });
     println!("{report}");
     Ok(())
 }

@@ -101,3 +101,21 @@ pub(crate) fn random_rows(subject: &Subject, count: usize) -> Result<(Vec<Figure
     });
     Ok((figures, heads))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// What the card of the model inside the program says of it, on fewer rows.
+    #[test]
+    fn the_built_in_model_has_induction_heads_and_needs_them() {
+        let subject = Subject::open(Path::new("built-in")).unwrap();
+        let (figures, heads) = random_rows(&subject, 4).unwrap();
+        for figure in figures.iter().filter(|figure| figure.name.contains("head")) {
+            assert!(figure.is_met(), "{}: {} for {}", figure.name, figure.value, figure.goal);
+        }
+        assert_eq!((&heads["induction"][0], &heads["previous"]), (&json!(1), &json!([0, 0])));
+    }
+}

@@ -174,11 +174,12 @@ fn main() -> Result<()> {
         }
         Command::Page { history } => {
             let found = || history.display().to_string();
-            let measured: Value = serde_json::from_str(&fs::read_to_string(&history).with_context(found)?)
-                .with_context(|| {
-                    format!("{}: expected what `story-probes history` prints", history.display())
-                })?;
-            print!("{}", learned_page("How the model learned", &measured.to_string()));
+            let text = fs::read_to_string(&history).with_context(found)?;
+            let measured = serde_json::from_str::<Vec<Value>>(&text).unwrap_or_default();
+            if !measured.first().is_some_and(|first| first["training"].is_string()) {
+                bail!("{}: expected what `story-probes history` prints", history.display());
+            }
+            print!("{}", learned_page("How the model learned", &Value::Array(measured).to_string()));
             Ok(())
         }
     }

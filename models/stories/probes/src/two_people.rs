@@ -81,9 +81,23 @@ fn is_among_highest(logits: &Tensor, token: u32) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use candle_core::Device;
+    use serde_json::json;
 
     use super::*;
+    use crate::probes::of_kind;
+
+    /// What the card of the model inside the program says of it, on fewer prompts.
+    #[test]
+    fn in_the_built_in_model_a_head_copies_names_and_the_second_mention_decides() {
+        let subject = Subject::open(Path::new("built-in")).unwrap();
+        let all: Vec<Probe> = serde_json::from_value(json!(story_generator::probes(1, 60))).unwrap();
+        let figures = run(&subject, &of_kind(&all, "two people", 60).unwrap()).unwrap();
+        let [reversed, copied] = [figures[0].value, figures[1].value];
+        assert!(reversed > 0.5 && copied > 0.9, "{reversed} {copied}");
+    }
 
     #[test]
     fn five_logits_are_among_the_highest() {

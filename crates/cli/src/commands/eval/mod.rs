@@ -27,9 +27,10 @@ Examples:
   gpt2 eval kl --model gpt2 --dtype q8 --data book.txt    # q8 beside f32
   gpt2 eval kl --model DIR --base gpt2 --data book.txt
 
-A name fixes which text is scored, in what pieces, and what the result is divided by. A published figure stands \
-beside a result only where the model has its size; data that are not the published file are measured all the same, \
-and the report says so. A wrong entry in the data ends the run with exit code 1: at once, or with --items after those before it.")]
+A protocol fixes which text is scored, how it is split, and how the result is normalized. Published figures \
+are shown only for a model of the same size. Data other than the published file is measured too, and the \
+report says so. An invalid entry in the data ends the run with exit code 1: at once, or with --items after \
+the entries before it.")]
 pub(crate) struct EvalArguments {
     #[command(flatten)]
     pub(crate) options: EvaluationOptions,

@@ -22,8 +22,8 @@ Examples:
   gpt2 look heads --model gpt2
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --against \" London\" --unit head
 
-Without --model they look into the small model inside the program. Every look prints a table, one JSON object (--json), a page that \
-works offline (--html FILE) or a picture for a paper (--svg FILE).")]
+Without --model, the built-in model is used. Every view is available as a table, one JSON object (--json), \
+a page that works offline (--html FILE) or a figure for a paper (--svg FILE).")]
 pub(crate) struct LookCommandArguments {
     /// What to look at.
     #[command(subcommand)]
@@ -58,7 +58,7 @@ Examples:
   gpt2 look attribute \"The capital of France is\" --model gpt2 --unit neuron --top 30 --json
 
 Each part of the residual stream is divided by the final norm's scale of the whole run. The parts and the bias add up to the \
-difference of the two logits, or, without --against, to the answer's logit less the mean of all; with --unit layer they do not.")]
+difference of the two logits, or, without --against, to the answer's logit minus the mean of all; with --unit layer they do not.")]
     Attribute(LookArguments<InputArguments, Attribute>),
     /// Which heads attend to the previous token, to the same token before, or to what followed it (induction)
     #[command(after_help = "\
@@ -67,10 +67,11 @@ Examples:
   gpt2 look heads \"the cat sat, and the cat sat\" --model gpt2
   gpt2 look heads --svg heads.svg
 
-Without a text (standard input is not read), rows of random tokens are each read twice, and a head's score is the mean attention from each token of the second \
-half to the one before (previous), to the same token in the first half (duplicate) and to the one after that (induction); for the \
-previous token the mean is over all tokens. The random tokens are those of torch.manual_seed. With a text, the score is the share \
-of a head's attention that goes to such places.")]
+Without a text (standard input is not read), the model reads rows of random tokens, each row repeated once. \
+A head's score is the mean attention from a token of the second half to the token before it (previous), to \
+the same token in the first half (duplicate), or to the one after that (induction); for previous, the mean \
+is over all tokens. The random tokens are those of torch.manual_seed. With a text, the score is the share \
+of a head's attention that goes to such positions.")]
     Heads(LookArguments<OptionalInput, HeadKinds>),
     /// What a prediction becomes without a head: each head in turn, or chosen ones together
     #[command(after_help = "\
@@ -79,8 +80,9 @@ Examples:
   gpt2 look ablate \"The capital of France is\" --model gpt2 --heads 9.9,9.6 --with mean:prompts.txt
   gpt2 look ablate \"The dog\" --svg ablation.svg
 
-Without --heads each head is left out in turn, and the table has the metric without it. raw-zero sets its output (z) to zero; \
-transformer-lens-zero to what is zero in TransformerLens, which moves the values' biases elsewhere.")]
+Without --heads, each head is ablated in turn, and the table shows how the metric changes. raw-zero sets a \
+head's output (z) to zero; transformer-lens-zero to what is zero in TransformerLens, which folds the value \
+biases into another bias.")]
     Ablate(LookArguments<InputArguments, Ablate>),
     /// Which clean activations restore the prediction in another text (activation patching)
     #[command(after_help = "\
@@ -97,10 +99,11 @@ Examples:
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --to final
   gpt2 look path --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --from 8.6 --to 9.9.q
 
-The run is that of the clean text, but what a head sends to the receiver is what it sends in the corrupted text. Other heads on the \
-way stay as they are in the clean text; norms and MLPs are computed again. Without --from every head before the receiver is tried.")]
+The clean text is run, but the receiver gets the output that a sending head has in the corrupted text. All \
+other heads keep their clean output; norms and MLPs are recomputed. Without --from, every head before the \
+receiver is tried.")]
     Path(LookArguments<TextsArguments, PathPatching>),
-    /// What `patch` would say, estimated from one gradient (attribution patching)
+    /// Approximate `patch` with a single gradient (attribution patching)
     #[command(after_help = "\
 Examples:
   gpt2 look estimate --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --site z
@@ -114,8 +117,9 @@ Examples:
   gpt2 look saliency \"The capital of France is\" --model gpt2 --answer \" Paris\" --measure probability
   gpt2 look saliency \"The capital of France is\" --model gpt2 --method input-x-gradient --html saliency.html
 
-Gradients are with regard to the token embeddings. Values are lengths of each token's vector as shares of all; the JSON has the signed \
-sums too, which with --method integrated add up to the metric's difference from a text of baseline tokens.")]
+Gradients are with respect to the token embeddings. Values are the norms of the tokens' vectors, as shares \
+of their total; the JSON also has the signed sums, which with --method integrated add up to the difference \
+between the metric and that of a text of baseline tokens.")]
     Saliency(LookArguments<InputArguments, Saliency>),
     /// Where in a text a neuron is most active
     #[command(after_help = "\

@@ -33,7 +33,7 @@ pub(crate) struct LookArguments<I: Args, L: Args> {
 pub(crate) struct OpeningArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Put the configuration's bos_token_id (<|endoftext|>) in front, as TransformerLens does by default
+    /// Prepend the configuration's bos_token_id (<|endoftext|>), as TransformerLens does by default
     #[arg(long, overrides_with = "no_bos")]
     pub(crate) bos: bool,
     /// Read the text as it is, as transformers does [default]
@@ -155,13 +155,13 @@ impl Input for OptionalInput {
 /// Two texts of as many tokens.
 #[derive(Debug, Args)]
 pub(crate) struct TextsArguments {
-    /// The text that the answer is right for
+    /// Clean text, for which the answer is right
     #[arg(long, value_name = "TEXT", conflicts_with = "clean_ids")]
     clean: Option<String>,
     /// Its token ids
     #[arg(long, value_name = "ID,ID,…")]
     clean_ids: Option<Ids>,
-    /// A text of as many tokens that it is wrong for
+    /// Corrupted text, with the same number of tokens, for which the answer is wrong
     #[arg(long, value_name = "TEXT", conflicts_with = "corrupt_ids")]
     corrupt: Option<String>,
     /// Its token ids

@@ -15,7 +15,7 @@ lambada:megatron-strict | the king is dead | \u0020\n | field `text`: expected a
 lambada:megatron-strict | the king is dead | dead | field `text`: expected a token before what is scored, found none
 lambada:last-token | the king is dead | a | field `text`: expected a token before what is scored, found none
 lambada:stop-words | the king is dead | \u0020 | field `text`: expected a word, found none
-lambada:stop-words | the king is dead | dead | field `text`: expected 1 to 250 tokens before the last word, with 6 more the model's context, found 0
+lambada:stop-words | the king is dead | dead | field `text`: expected 1 to 506 tokens before the last word, with 6 more the model's context, found 0
 {"goal": "g", "sol1": "a", "sol2": "b", "label": 1}
 piqa:lm-eval | "label": 1 | "label": 2 | field `label`: expected a number from 0 to 1, found 2
 piqa:lm-eval | "label": 1 | "label": -1 | field `label`: expected a number from 0 to 1, found -1
@@ -78,10 +78,10 @@ fn every_mistake_is_named() {
 #[test]
 fn a_choice_longer_than_the_context_is_an_error() {
     let model = Model::built_in();
-    let long = format!(r#"{{"goal": "g", "sol1": "a", "sol2": "{}", "label": 1}}"#, "king ".repeat(400));
+    let long = format!(r#"{{"goal": "g", "sol1": "a", "sol2": "{}", "label": 1}}"#, "ball ".repeat(600));
     let error =
         model.try_prepare("piqa:lm-eval", None, &data("items.jsonl", &long)).unwrap().damaged.unwrap();
-    assert_eq!(error.what, "field `sol2`: expected 1 to 256 tokens, the model's context, found 401");
+    assert_eq!(error.what, "field `sol2`: expected 1 to 512 tokens, the model's context, found 601");
 }
 
 #[test]

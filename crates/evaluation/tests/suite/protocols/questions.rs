@@ -203,7 +203,7 @@ fn with_a_long_context(words: usize) -> String {
             "{{\"goal\": \"{goal}\", \"sol1\": \"a\", \"sol2\": \"with love and honour\", \"label\": 0}}\n"
         )
     };
-    [line("so"), line(&" king".repeat(words)), line("so")].concat()
+    [line("so"), line(&" ball".repeat(words)), line("so")].concat()
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_long_item_loses_its_beginning_and_is_counted() {
     let model = Model::built_in();
     let prepared: Prepared = model.prepare("piqa:lm-eval", "items.jsonl", &with_a_long_context(600));
     assert_eq!((prepared.items.len(), prepared.cut), (3, 1));
-    let whole = model.ids(&format!("Question: {}\nAnswer: with love and honour", " king".repeat(600)));
+    let whole = model.ids(&format!("Question: {}\nAnswer: with love and honour", " ball".repeat(600)));
     let choice = only_sequence(&choices(&prepared.items[1])[1]);
     // One more than the context, as the last is not read.
     assert_eq!(choice.ids, whole[whole.len() - N_POSITIONS - 1..]);
@@ -223,7 +223,7 @@ fn a_long_item_loses_its_beginning_and_is_counted() {
 fn an_item_that_just_fits_is_whole() {
     let model = Model::built_in();
     let tokens = |words: usize| {
-        model.ids(&format!("Question: {}\nAnswer: with love and honour", " king".repeat(words))).len()
+        model.ids(&format!("Question: {}\nAnswer: with love and honour", " ball".repeat(words))).len()
     };
     let longest = (0..).take_while(|words| tokens(*words) <= N_POSITIONS + 1).last().unwrap();
     for (words, cut) in [(longest, 0), (longest + 1, 1)] {
@@ -237,7 +237,7 @@ fn an_item_that_just_fits_is_whole() {
 #[test]
 fn other_protocols_stop_at_an_item_that_is_too_long() {
     let model = Model::built_in();
-    let long = " king".repeat(600);
+    let long = " ball".repeat(600);
     let passages = format!("{{\"text\": \"a b\"}}\n{{\"text\": \"{long} dead\"}}\n");
     let endings = |ctx: &str| {
         let endings = r#""endings": ["a", "b", "c", "d"], "label": 0, "activity_label": "x", "ctx_a": "#;

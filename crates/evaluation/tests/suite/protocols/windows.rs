@@ -18,9 +18,9 @@ fn articles() -> String {
     )
 }
 
-/// A text of so many tokens, at most 700.
+/// A text of so many tokens, at most 1,500.
 fn text_of(model: &Model, tokens: usize) -> String {
-    let ids = model.ids(&" king lord death".repeat(300));
+    let ids = model.ids(&" door ball sun".repeat(500));
     let text = model.text(&ids[..tokens]);
     assert_eq!(model.ids(&text).len(), tokens);
     text
@@ -61,7 +61,7 @@ fn assert_partition(windows: &[(Range<usize>, Range<usize>)], whole: Range<usize
 #[test]
 fn lm_evals_last_window_is_full() {
     let model = Model::built_in();
-    for tokens in [1, 255, 256, 257, 512, 513, 700] {
+    for tokens in [1, 511, 512, 513, 1024, 1025, 1400] {
         let text = text_of(&model, tokens);
         let prepared = model.prepare("wikitext:lm-eval", "a.txt", &text);
         let found = sequences(&prepared);
@@ -138,8 +138,8 @@ fn hf_script(seq_len: usize, stride: usize) -> Vec<(Range<usize>, usize)> {
 #[test]
 fn hf_windows_are_the_scripts() {
     let model = Model::built_in();
-    for tokens in [2, 256, 257, 512, 513, 700] {
-        for stride in [1, 100, 255, 256] {
+    for tokens in [2, 512, 513, 1024, 1025, 1400] {
+        for stride in [1, 100, 511, 512] {
             let text = text_of(&model, tokens);
             let prepared = model.prepare(&format!("wikitext:hf-{stride}"), "a.txt", &text);
             // A label in the first place of a window is not scored, and a window without another one is left out.
@@ -163,7 +163,7 @@ fn hf_windows_are_the_scripts() {
 #[test]
 fn hf_joins_the_rows() {
     let model = Model::built_in();
-    let prepared = model.prepare("wikitext:hf-256", "a.txt", " \n = A = \n \u{a0}\n x\n");
+    let prepared = model.prepare("wikitext:hf-512", "a.txt", " \n = A = \n \u{a0}\n x\n");
     assert_eq!(model.text(&only_sequence(&choices(&prepared.items[0])[0]).ids), "\n\n = A = \n\n\n\n\n x\n");
 }
 
@@ -172,8 +172,8 @@ fn hf_joins_the_rows() {
 #[test]
 fn megatrons_windows_are_those_of_its_dataset() {
     let model = Model::built_in();
-    for tokens in [2, 256, 257, 258, 513, 700] {
-        for stride in [1, 32, 100, 256] {
+    for tokens in [2, 512, 513, 514, 1025, 1400] {
+        for stride in [1, 32, 100, 512] {
             let text = text_of(&model, tokens);
             let name = format!("wikitext:megatron-{stride}");
             let prepared = model.prepare(&name, "a.txt", &text);
@@ -207,10 +207,10 @@ fn llama_cpp(model: &Model, context: Option<usize>, text: &str) -> Result<Prepar
 #[test]
 fn llama_cpp_scores_second_halves() {
     let model = Model::built_in();
-    let text = text_of(&model, 700);
-    for context in [3, 10, 11, 100, 256] {
+    let text = text_of(&model, 1400);
+    for context in [3, 10, 11, 100, 512] {
         let prepared = llama_cpp(&model, Some(context), &format!("{text}\n")).unwrap();
-        let chunks = 700 / context;
+        let chunks = 1400 / context;
         // In each chunk `n_ctx - 1 - n_ctx / 2` targets, those of the last rows of logits but one.
         let per_chunk = context - 1 - context / 2;
         let windows: Vec<_> = (1..=chunks)
@@ -222,8 +222,8 @@ fn llama_cpp_scores_second_halves() {
         assert!(prepared.notes.is_empty());
     }
     let prepared = llama_cpp(&model, None, &text).unwrap();
-    assert_eq!(prepared.items, llama_cpp(&model, Some(256), &text).unwrap().items);
-    assert_eq!(prepared.notes, ["windows have 256 tokens, the model's context, and not 512 as llama.cpp's"]);
+    assert_eq!(prepared.items, llama_cpp(&model, Some(512), &text).unwrap().items);
+    assert!(prepared.notes.is_empty(), "llama.cpp's windows have 512 tokens too");
 }
 
 #[test]
@@ -234,10 +234,10 @@ fn llama_cpp_needs_two_chunks_and_a_second_half() {
         llama_cpp(&model, Some(100), &text_of(&model, 199)).unwrap_err(),
         "a.txt: expected at least 200 tokens, twice the context of 100, found 199; a shorter --context needs fewer"
     );
-    for context in [0, 2, 257] {
+    for context in [0, 2, 513] {
         assert_eq!(
             llama_cpp(&model, Some(context), &text_of(&model, 600)).unwrap_err(),
-            format!("context: expected 3 to 256, the model's context, found {context}")
+            format!("context: expected 3 to 512, the model's context, found {context}")
         );
     }
 }
@@ -245,9 +245,9 @@ fn llama_cpp_needs_two_chunks_and_a_second_half() {
 #[test]
 fn every_token_of_a_text_is_scored_behind_the_token_that_begins_texts() {
     let model = Model::built_in();
-    for tokens in [1, 255, 256, 257, 383, 384, 385, 700] {
+    for tokens in [1, 511, 512, 513, 767, 768, 769, 1400] {
         for (name, stride) in
-            [("text:bits", 128), ("text:bits-1", 1), ("text:bits-100", 100), ("text:bits-256", 256)]
+            [("text:bits", 256), ("text:bits-1", 1), ("text:bits-100", 100), ("text:bits-512", 512)]
         {
             let text = text_of(&model, tokens);
             let prepared = model.prepare(name, "a.txt", &text);
@@ -278,7 +278,7 @@ fn every_token_of_a_text_is_scored_behind_the_token_that_begins_texts() {
 fn characters_count_where_they_begin() {
     let model = Model::built_in();
     let text = "Zoë “said” 🦀🦀 ".repeat(40);
-    for name in ["text:bits-256", "text:bits-7"] {
+    for name in ["text:bits-512", "text:bits-7"] {
         let prepared = model.prepare(name, "a.txt", &text);
         let characters: usize = prepared.items.iter().map(|item| choices(item)[0].characters).sum();
         assert_eq!(characters, text.chars().count());
@@ -288,7 +288,7 @@ fn characters_count_where_they_begin() {
 #[test]
 fn a_limit_takes_the_first_windows_and_counts_what_they_cover() {
     let model = Model::built_in();
-    let text = text_of(&model, 700);
+    let text = text_of(&model, 1400);
     let first = |protocol: &str| {
         let all = model.prepare(protocol, "a.txt", &text);
         let two = model.try_prepare(protocol, Some(2), &data("a.txt", &text)).unwrap();
@@ -296,22 +296,22 @@ fn a_limit_takes_the_first_windows_and_counts_what_they_cover() {
         two.totals
     };
     let bits = first("text:bits");
-    assert_eq!(bits.tokens, 384);
-    assert_eq!(bits.words, model.text(&model.ids(&text)[..384]).split(' ').count());
-    assert_eq!(first("wikitext:hf-100").tokens, 356);
-    assert_eq!(first("wikitext:megatron").tokens, 700);
+    assert_eq!(bits.tokens, 768);
+    assert_eq!(bits.words, model.text(&model.ids(&text)[..768]).split(' ').count());
+    assert_eq!(first("wikitext:hf-100").tokens, 612);
+    assert_eq!(first("wikitext:megatron").tokens, 1400);
     first("wikitext:llama.cpp");
 }
 
 #[test]
 fn windows_further_apart_than_the_context_are_refused() {
     let model = Model::built_in();
-    for name in ["wikitext:hf-257", "wikitext:megatron-257", "text:bits-257"] {
+    for name in ["wikitext:hf-513", "wikitext:megatron-513", "text:bits-513"] {
         let error = model.try_prepare(name, None, &data("a.txt", "a b")).unwrap_err();
         assert!(error.is_usage());
         assert_eq!(
             error.to_string(),
-            "the number at the end of the protocol's name: expected 1 to 256, the model's context, found 257"
+            "the number at the end of the protocol's name: expected 1 to 512, the model's context, found 513"
         );
     }
 }

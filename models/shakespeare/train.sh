@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Trains the model that the program carries, models/shakespeare, from the text of tiny-shakespeare.
-# usage: models/train.sh TINYSHAKESPEARE.TXT OUT [--resume]
-# The same text and the same machine give the same weights. STEPS=N takes more steps than the 3500 of the shipped model.
+# Trains a small model of Shakespeare from the text of tiny-shakespeare.
+# usage: models/shakespeare/train.sh TINYSHAKESPEARE.TXT OUT [--resume]
+# The same text and the same machine give the same weights. STEPS=N takes more steps than the 3500 of the README.
 set -euo pipefail
 text=$(realpath "$1")
 out=$(realpath --canonicalize-missing "$2")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
 config=$(mktemp)
 trap 'rm -f "$config"' EXIT
