@@ -225,7 +225,7 @@ def test_nothing_is_printed_without_a_terminal(python, folder):
 def test_the_example_shows_figures():
     example = FIXTURES.parents[2] / "examples" / "evaluate.py"
     done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True, timeout=100)
-    for part in ("lambada:lm-eval: 3 items", "bits_per_byte", "q4 beside f16: KL 0.00", "item 2: ", "of 3 answers"):
+    for part in ("lambada:lm-eval: 3 items", "bits_per_byte", "q4 beside f16: KL 0.0", "item 2: ", "of 3 answers"):
         assert part in done.stdout, done.stdout
     assert done.stderr == ""
 

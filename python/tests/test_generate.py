@@ -175,7 +175,7 @@ def test_an_assistant_changes_no_text(model, program):
 
 
 def test_long_prompts_and_windows_that_slide(model, program):
-    ids = model.encode("To be, or not to be: that is the question. " * 30)
+    ids = model.encode("To be, or not to be: that is the question. " * 60)
     given = ",".join(map(str, ids))
     with pytest.raises(ValueError, match="context 512; shorten the prompt"):
         model.generate(ids)
@@ -393,7 +393,7 @@ def test_what_a_function_raises_is_raised(model):
         with pytest.raises(ZeroDivisionError, match="mine"):
             run()
     for wrong, kind, message in [
-        (lambda ids, logits: logits[1:], ValueError, r"returned an array of shape \[1023\]"),
+        (lambda ids, logits: logits[1:], ValueError, r"returned an array of shape \[2047\]"),
         (3, TypeError, "expected a function"),
         ([3], TypeError, "expected a function"),
     ]:

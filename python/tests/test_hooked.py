@@ -19,7 +19,7 @@ HOOKED = sorted(path.stem for path in (FIXTURES / "hooked").glob("*.safetensors"
 # Sums in float32 beside TransformerLens' in float64, of values up to about 20.
 CLOSE = partial(np.testing.assert_allclose, rtol=2e-5, atol=5e-5)
 STEPS = ("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases")
-TEXT = "Thou, my lord, art"
+TEXT = "One, my dog, big"
 
 _opened: dict[str, HookedTransformer] = {}
 
@@ -535,24 +535,24 @@ def test_texts_and_tokens(model):
     ids = model.tokenizer.encode(TEXT)
     np.testing.assert_array_equal(model.to_tokens(TEXT), [[bos, *ids]])
     np.testing.assert_array_equal(model.to_tokens(TEXT, prepend_bos=False), [ids])
-    assert model.to_str_tokens(TEXT) == ["<|endoftext|>", "Thou", ",", " my", " lord", ",", " art"]
+    assert model.to_str_tokens(TEXT) == ["<|endoftext|>", "One", ",", " my", " dog", ",", " big"]
     assert model.to_str_tokens(np.array([ids])) == model.to_str_tokens(TEXT, prepend_bos=False)
-    assert model.to_str_tokens([TEXT, "Thou"])[1] == ["<|endoftext|>", "Thou"]
+    assert model.to_str_tokens([TEXT, "One"])[1] == ["<|endoftext|>", "One"]
     assert model.to_string(ids) == TEXT and model.to_string([ids, ids]) == [TEXT, TEXT]
-    assert model.to_single_str_token(model.to_single_token(" lord")) == " lord"
-    with pytest.raises(AssertionError, match="'my lord' is 3 tokens, not one|'my lord' is 2 tokens, not one"):
-        model.to_single_token("my lord")
+    assert model.to_single_str_token(model.to_single_token(" dog")) == " dog"
+    with pytest.raises(AssertionError, match="'my dog' is 3 tokens, not one|'my dog' is 2 tokens, not one"):
+        model.to_single_token("my dog")
     assert model.get_token_position(",", TEXT) == 2 and model.get_token_position(",", TEXT, mode="last") == 5
     assert model.get_token_position(",", np.array(ids)) == 1
-    with pytest.raises(AssertionError, match="' thou' is not in the text"):
-        model.get_token_position(" thou", TEXT)
-    left = model.to_tokens([TEXT, "Thou"], padding_side="left")
-    np.testing.assert_array_equal(left[1], [bos] * 6 + [model.to_single_token("Thou")])
-    right = model.to_tokens([TEXT, "Thou"])
-    np.testing.assert_array_equal(right[1], [bos, model.to_single_token("Thou")] + [bos] * 5)
+    with pytest.raises(AssertionError, match="' one' is not in the text"):
+        model.get_token_position(" one", TEXT)
+    left = model.to_tokens([TEXT, "One"], padding_side="left")
+    np.testing.assert_array_equal(left[1], [bos] * 6 + [model.to_single_token("One")])
+    right = model.to_tokens([TEXT, "One"])
+    np.testing.assert_array_equal(right[1], [bos, model.to_single_token("One")] + [bos] * 5)
     np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, right, True)[1], [1, 1] + [0] * 5)
     model.tokenizer.padding_side = "left"
-    np.testing.assert_array_equal(model.to_tokens([TEXT, "Thou"]), left)
+    np.testing.assert_array_equal(model.to_tokens([TEXT, "One"]), left)
     np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, left, True)[1], [0] * 5 + [1, 1])
     np.testing.assert_array_equal(utils.get_attention_mask(model.tokenizer, left, False)[1], [0] * 6 + [1])
     model.tokenizer.padding_side = "right"
@@ -564,11 +564,11 @@ def test_texts_and_tokens(model):
 def test_the_tokenizer_is_called_as_that_of_transformers(model):
     tokenizer, ids = model.tokenizer, model.tokenizer.encode(TEXT)
     assert tokenizer(TEXT).input_ids == tokenizer(TEXT)["input_ids"] == ids
-    both = tokenizer([TEXT, "Thou"], padding=True)
+    both = tokenizer([TEXT, "One"], padding=True)
     assert both.input_ids == [ids, [ids[0]] + [tokenizer.pad_token_id] * 5] and both.attention_mask[1] == [1, 0, 0, 0, 0, 0]
-    left = tokenizer([TEXT, "Thou"], padding=True, padding_side="left", return_tensors="np")
+    left = tokenizer([TEXT, "One"], padding=True, padding_side="left", return_tensors="np")
     np.testing.assert_array_equal(left.attention_mask, [[1] * 6, [0] * 5 + [1]])
-    np.testing.assert_array_equal(left.input_ids, model.to_tokens([TEXT, "Thou"], prepend_bos=False, padding_side="left"))
+    np.testing.assert_array_equal(left.input_ids, model.to_tokens([TEXT, "One"], prepend_bos=False, padding_side="left"))
     assert tokenizer(TEXT, truncation=True, max_length=2).input_ids == ids[:2]
     assert tokenizer.decode(ids) == TEXT and len(tokenizer) == model.cfg.d_vocab
     assert not hasattr(tokenizer(TEXT), "token_type_ids")
@@ -616,22 +616,22 @@ def test_wrong_inputs_are_told(plain, input, options, message):
 
 
 def test_test_prompt_prints_ranks(model, capsys):
-    utils.test_prompt("Thou, my lord,", " art", model, prepend_bos=False, top_k=3)
+    utils.test_prompt("One, my dog,", " big", model, prepend_bos=False, top_k=3)
     said = capsys.readouterr().out
-    logits = model("Thou, my lord,", prepend_bos=False)[0, -1]
-    art = model.to_single_token(" art")
+    logits = model("One, my dog,", prepend_bos=False)[0, -1]
+    art = model.to_single_token(" big")
     rank = int((logits > logits[art]).sum())
-    assert f"Ranks of the answer tokens: [(' art', {rank})]" in said and "Top 2th token" in said and "Top 3th" not in said
+    assert f"Ranks of the answer tokens: [(' big', {rank})]" in said and "Top 2th token" in said and "Top 3th" not in said
     best = model.to_single_str_token(int(logits.argmax()))
     assert f"Top 0th token. Logit: {logits.max():5.2f}" in said and f"Token: |{best}|" in said
-    utils.test_prompt("Thou, my lord,", ["art", "are"], model, prepend_bos=False, print_details=False)
+    utils.test_prompt("One, my dog,", ["big", "are"], model, prepend_bos=False, print_details=False)
     are = model.to_single_token(" are")
-    assert capsys.readouterr().out == f"Ranks of the answer tokens: [[(' art', {rank}), (' are', {int((logits > logits[are]).sum())})]]\n"
+    assert capsys.readouterr().out == f"Ranks of the answer tokens: [[(' big', {rank}), (' are', {int((logits > logits[are]).sum())})]]\n"
     assert utils.test_prompt.__test__ is False
 
 
 def test_texts_in_a_batch_are_as_they_are_alone(model):
-    texts = [TEXT, "Thou", "My lord, I"]
+    texts = [TEXT, "One", "My lord, I"]
     left = model(texts, padding_side="left")
     right = model(texts)
     for row, text in enumerate(texts):

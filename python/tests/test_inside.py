@@ -125,7 +125,7 @@ def test_what_a_hook_raises_is_raised(model):
 @pytest.mark.parametrize(
     ("hooks", "kind", "message"),
     [
-        ([("nowhere", print)], ValueError, "`nowhere` is no place"),
+        ([("nowhere", print)], ValueError, "unknown hook point `nowhere`"),
         ([("embed", 3)], TypeError, "cannot be called"),
         (["embed"], TypeError, "list of pairs"),
         ([("embed", lambda array, name: array[0])], ValueError, "returned an array of shape"),
@@ -181,7 +181,7 @@ def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
         asked = re.findall(r"""(?:src|href)=["']?(?!["'])[^ >]*|@import|url\([^)]*\)|fetch\(""", text)
         assert not [one for one in asked if "http" in one], asked
     assert picture.svg(1).startswith("<svg") and str(picture).startswith("logit lens")
-    assert repr(picture) == "Picture(\"logit lens: probability of the most probable token\", layer 5 × token 12)"
+    assert repr(picture) == "Picture(\"logit lens: probability of the most probable token\", layer 7 × token 14)"
     for name, beginning in [("lens.html", "<!doctype html>"), ("lens.svg", "<svg")]:
         picture.save(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(beginning)

@@ -289,7 +289,7 @@ def test_steering_with_nothing_is_told(model):
         (lambda m: m.attention(TEXT, heads=["9.9"]), "there is no head 9.9"),
         (lambda m: m.attention(TEXT, heads=[]), "`heads`: none is given"),
         (lambda m: m.attention(TEXT, heads="abc"), "`abc` is no head; write LAYER.HEAD"),
-        (lambda m: m.attention(TEXT, layers=[4]), "`layers`: 4 is not among 0 to 3"),
+        (lambda m: m.attention(TEXT, layers=[6]), "`layers`: 6 is not among 0 to 5"),
         (lambda m: m.attention(TEXT, layers="2-x"), "layers: `2-x` is neither a number nor a range"),
         (lambda m: m.attention(TEXT, layers=[0], heads=["0.0"]), "`layers` and `heads` cannot be used together"),
         (lambda m: m.logit_lens(TEXT, show="colour"), "show: expected probability, .* or watched-probability, found"),
@@ -311,7 +311,7 @@ def test_steering_with_nothing_is_told(model):
         (lambda m: m.saliency(TEXT, steps=0), "`steps`: expected from 1 to 1000, found 0"),
         (lambda m: m.neurons(TEXT, "x"), "neuron: `x` is no neuron; write LAYER.NEURON"),
         (lambda m: m.neurons(TEXT, (0, 768)), "`neuron` 0.768: this model has 6 layers of 768 neurons"),
-        (lambda m: m.patch(CLEAN, "The"), "`clean` has 3 tokens and `corrupt` 1"),
+        (lambda m: m.patch(CLEAN, "The"), "`clean` has 2 tokens and `corrupt` 1"),
         (lambda m: m.patch(CLEAN, CLEAN), "both texts give the same value"),
         (lambda m: m.patch(CLEAN, CORRUPT, by="head"), "`by`: resid_pre has no heads"),
         (lambda m: m.estimate(CLEAN, CORRUPT, site="logits"), "`site` logits: expected one kind of place"),
@@ -393,6 +393,6 @@ print(model.attention("The dog").values.shape)
 def test_an_interrupt_ends_a_look(python):
     told = python(INTERRUPTED)
     *looks, last = told.stdout.splitlines()
-    assert last == "(6, 3, 3, 3)", (told.stdout, told.stderr)
+    assert last == "(6, 3, 2, 2)", (told.stdout, told.stderr)
     # The promise is 0.1 s; the rest is for a machine that does other work.
     assert all(float(look.split()[1]) < 0.5 for look in looks) and len(looks) == 8, told.stdout

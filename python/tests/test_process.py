@@ -269,14 +269,14 @@ except KeyboardInterrupt as error:
 print(len(model.generate("a", seed=1, max_new_tokens=3)) > 0)
 """
 WORKS = {
-    "generate": 'model.generate("One day", max_new_tokens=10**8, slide=True, eos_token_id=1023)',
-    "batch": 'model.generate(["One day"] * 50, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
-    "seeds": 'model.generate(["One day"] * 4, seed=[1, 2, 3, 4], max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "generate": 'model.generate("One day", max_new_tokens=10**8, slide=True, eos_token_id=180)',
+    "batch": 'model.generate(["One day"] * 50, max_new_tokens=10**8, slide=True, eos_token_id=180)',
+    "seeds": 'model.generate(["One day"] * 4, seed=[1, 2, 3, 4], max_new_tokens=10**8, slide=True, eos_token_id=180)',
     "beams": 'model.generate(["One day"] * 10**4, num_beams=8, max_new_tokens=200)',
     "contrastive": 'model.generate(["One day"] * 10**4, penalty_alpha=0.6, top_k=4, max_new_tokens=200)',
-    "a wrong prompt": 'model.generate([[5000], "One day"], return_exceptions=True, max_new_tokens=10**8, slide=True, eos_token_id=1023)',
+    "a wrong prompt": 'model.generate([[5000], "One day"], return_exceptions=True, max_new_tokens=10**8, slide=True, eos_token_id=180)',
     "tokens": 'model.generate(["To be, or not to be. " * 200] * 100000, keep_last=10, max_new_tokens=1)',
-    "stream": 'sum(len(piece) for piece in model.stream("One day", max_new_tokens=10**8, slide=True, eos_token_id=1023))',
+    "stream": 'sum(len(piece) for piece in model.stream("One day", max_new_tokens=10**8, slide=True, eos_token_id=180))',
     "scores": 'model.score(["ROMEO: I am here"] * 10**6)',
     "complete": 'model.complete(["One day"] * 2000, max_tokens=200)',
 }
@@ -301,7 +301,7 @@ def test_an_interrupt_ends_what_is_being_made(work):
 
 
 def test_what_was_made_until_an_interrupt_is_kept():
-    work = 'model.generate("One day", max_new_tokens=10**8, slide=True, eos_token_id=1023, details=True)'
+    work = 'model.generate("One day", max_new_tokens=10**8, slide=True, eos_token_id=180, details=True)'
     command = [sys.executable, "-c", INTERRUPTED.format(work=work)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -397,7 +397,7 @@ def test_a_thousand_models_leave_no_memory_behind():
         for seed in range(times):
             model = candle_gpt2.Model.from_pretrained()
             model.generate("a", seed=seed, max_new_tokens=2)
-            stream = model.stream("a", seed=seed)
+            stream = model.stream("One day", seed=seed)
             next(stream)
             cache = model.cache(16)
             model.logits([1, 2], cache=cache.fork())

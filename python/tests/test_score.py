@@ -83,7 +83,7 @@ def test_what_a_cache_cannot_hold_is_refused(model, tiny):
     with pytest.raises(ValueError, match="another model's"):
         tiny.logits([1], cache=cache)
     with pytest.raises(ValueError, match="at most the context of 512"):
-        model.cache(257)
+        model.cache(513)
     assert cache.ids == [1, 2]
 
 
@@ -95,7 +95,7 @@ def test_wrong_tokens_have_no_logits(model):
     with pytest.raises(TypeError, match="token ids, which are integers"):
         model.logits([1, "a"])
     with pytest.raises(ValueError, match="do not fit"):
-        model.logits([1] * 257)
+        model.logits([1] * 513)
 
 
 def test_logits_are_those_of_greedy_texts(model):
