@@ -13,7 +13,7 @@ test("it opens empty, and asks for no text", async ({ gpt2, server }) => {
 test("a text longer than the context is refused in words", async ({ gpt2 }) => {
   await gpt2.set({ prompt: "Hark", "max-new-tokens": 1000 });
   await gpt2.click("write");
-  await gpt2.status(/^error: .*256/);
+  await gpt2.status(/^error: .*512/);
   gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
 });
 
