@@ -428,6 +428,18 @@ fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// Two stories that the built-in model was not trained on, of its kind: about 250 of its tokens.
+pub const STORY: &str = "I had saved thirty-three coins. Side by side, we left the meadow and hurried to the hospital. \"What \
+    do you want for the bowl?\" I asked after the third yawn. \"Twenty coins,\" said the man behind the \
+    table. What if no one came? I gave the seller twenty coins and kept thirteen. When the bell struck \
+    six, I walked home. It was better than a birthday. I still had the blue bowl.\n\n\
+    In the yard, where the rain does not stop, sits Jonas. The puddles are deep. Jonas's sister Beth has \
+    a clock, and loves it. The clock stands near the edge of the table. Jonas climbs on a chair to reach \
+    it. For fun, he bumps into the table, and the clock breaks. He feels tired. It is hard to say it, \
+    but he says it: \"It was me.\" Beth frowns, and then smiles. \"Do not do it again,\" she says. \"Let \
+    us mend it together,\" Beth says, and Jonas and Beth do. It takes Jonas some tears to see it, but he \
+    never forgets it.\n";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,15 +460,3 @@ mod tests {
         assert_close(&tensor(f32::NAN), &tensor(f32::NAN), f64::INFINITY, "NaN");
     }
 }
-
-/// Two stories that the built-in model was not trained on, of its kind: about 250 of its tokens.
-pub const STORY: &str = "I had saved thirty-three coins. Side by side, we left the meadow and hurried to the hospital. \"What \
-    do you want for the bowl?\" I asked after the third yawn. \"Twenty coins,\" said the man behind the \
-    table. What if no one came? I gave the seller twenty coins and kept thirteen. When the bell struck \
-    six, I walked home. It was better than a birthday. I still had the blue bowl.\n\n\
-    In the yard, where the rain does not stop, sits Jonas. The puddles are deep. Jonas's sister Beth has \
-    a clock, and loves it. The clock stands near the edge of the table. Jonas climbs on a chair to reach \
-    it. For fun, he bumps into the table, and the clock breaks. He feels tired. It is hard to say it, \
-    but he says it: \"It was me.\" Beth frowns, and then smiles. \"Do not do it again,\" she says. \"Let \
-    us mend it together,\" Beth says, and Jonas and Beth do. It takes Jonas some tears to see it, but he \
-    never forgets it.\n";
