@@ -27,7 +27,7 @@ struct Sample {
     is_done: bool,
 }
 
-/// Continues texts, each up to so many tokens; `temperature` 0 takes the most probable ones.
+/// Continues texts, each up to so many tokens and with a seed of its own; `temperature` 0 takes the most probable ones.
 fn written(subject: &Subject, openings: Vec<String>, tokens: usize, temperature: f64) -> Result<Vec<Sample>> {
     let prompts = openings.iter().map(|text| subject.prompt(text)).collect::<Result<Vec<_>>>()?;
     let config = GenerationConfig {
@@ -36,13 +36,17 @@ fn written(subject: &Subject, openings: Vec<String>, tokens: usize, temperature:
         temperature,
         top_k: 0,
         eos_token_id: vec![subject.end],
-        seed: 1,
         ..GenerationConfig::default()
     };
+    let requests = prompts
+        .into_iter()
+        .zip(1..)
+        .map(|(prompt, seed)| Request::new(prompt, GenerationConfig { seed, ..config.clone() }))
+        .collect();
     let mut samples: Vec<_> = openings.into_iter().map(|text| Sample { text, is_done: false }).collect();
     let tokenizer = subject.loaded.vocabulary().required_tokenizer()?;
     let model = subject.loaded.model();
-    for token in BatchGenerator::new(model, Request::each(&prompts, &config), AT_ONCE, Some(&**tokenizer))? {
+    for token in BatchGenerator::new(model, requests, AT_ONCE, Some(&**tokenizer))? {
         let token = token.map_err(|failed| failed.error)?;
         let sample = &mut samples[token.prompt];
         sample.is_done |= token.id == subject.end;
@@ -144,6 +148,14 @@ fn known(texts: Vec<String>, trained: &[&str], length: usize) -> HashSet<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Figures of samples are of as many texts as they say.
+    #[test]
+    fn texts_with_one_opening_are_different_ones() {
+        let subject = Subject::open(std::path::Path::new("built-in")).unwrap();
+        let samples = written(&subject, vec![String::new(); 3], 12, 0.8).unwrap();
+        assert!(samples[0].text != samples[1].text && samples[1].text != samples[2].text);
+    }
 
     #[test]
     fn what_is_copied_is_what_the_corpus_has_in_one_text() {
