@@ -87,7 +87,7 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
         _ => draw_panels(&mut drawing, report, width.points())?,
     };
     let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
-    let front = if report.bos { "BOS token in front" } else { "no BOS token" };
+    let front = report.bos_in_words();
     // What is of no model is of no text either.
     let of = if report.model.is_empty() { String::new() } else { format!(", {}, {front}", report.model) };
     let title = escaped(&format!("{}{of}", report.title));

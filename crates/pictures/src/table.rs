@@ -35,12 +35,11 @@ pub fn table(report: &Report) -> String {
         lines.push(format!("{}: {:.5}{after}", printable(&metric.name), metric.before));
     }
     if !report.tokens.is_empty() {
-        let bos = if report.bos { "BOS token in front" } else { "no BOS token" };
         let first = report.tokens.iter().take(TOKENS);
         let more = report.tokens.len().saturating_sub(TOKENS);
         let more = (more > 0).then(|| format!("and {more} more"));
         let tokens = first.map(|token| format!("{} {}", token.index, printable(&token.text))).chain(more);
-        lines.push(format!("tokens ({bos}):"));
+        lines.push(format!("tokens ({}):", report.bos_in_words()));
         lines.extend(wrapped("  ", tokens));
     }
     if let Err(error) = report.check() {

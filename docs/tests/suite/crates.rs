@@ -45,7 +45,7 @@ const MARGIN: f64 = 16.0;
 /// A crate and those that it needs, by the names of their folders.
 type Needs = BTreeMap<String, BTreeSet<String>>;
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 

@@ -1,7 +1,9 @@
 //! What users read is in plain words: phrases that read as translated do not come back.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use crate::crates::root;
 
 /// A phrase in lower case, and what to write in its place.
 const PHRASES: [(&str, &str); 23] = [
@@ -29,10 +31,6 @@ const PHRASES: [(&str, &str); 23] = [
     ("a face ", "a front end"),
     ("every face", "every front end"),
 ];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 /// The pages of the book, the READMEs and the page in the browser. Options and their help are in the book's tables.
 fn pages() -> Vec<PathBuf> {
