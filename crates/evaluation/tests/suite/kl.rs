@@ -82,6 +82,13 @@ fn model(dtype: WeightDType) -> LoadedModel {
     options.open(&Silent).unwrap().load(&Silent).unwrap()
 }
 
+/// A model of another vocabulary, with a context of 48 tokens.
+fn tiny() -> LoadedModel {
+    let tiny = CheckpointFolder::tiny();
+    let options = ModelOptions { model: tiny.path().to_owned(), ..ModelOptions::default() };
+    options.open(&Silent).unwrap().load(&Silent).unwrap()
+}
+
 /// A file of this text, gone with the folder.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
@@ -287,6 +294,8 @@ fn lengths_of_windows_are_checked_and_told() {
     let of = |context, text: &str| prepared(&f32, text, context, None);
     let kl = of(None, &STORY.repeat(6)).unwrap();
     assert!(kl.notes().is_empty(), "llama.cpp's windows have 512 tokens too");
+    let shorter = prepared(&tiny(), STORY, None, None).unwrap();
+    assert_eq!(shorter.notes(), ["windows have 48 tokens, the model's context, and not 512 as llama.cpp's"]);
     assert!(of(Some(64), STORY).unwrap().notes().is_empty());
     for wrong in [0, 2, 513] {
         let error = of(Some(wrong), STORY).unwrap_err();
@@ -323,9 +332,7 @@ fn models_of_other_tokens_are_refused() {
     let f32 = model(WeightDType::F32);
     let kl = prepared(&f32, STORY, Some(64), None).unwrap();
     kl.check_base(f32.vocabulary(), f32.vocabulary()).unwrap();
-    let tiny = CheckpointFolder::tiny();
-    let options = ModelOptions { model: tiny.path().to_owned(), ..ModelOptions::default() };
-    let tiny = options.open(&Silent).unwrap().load(&Silent).unwrap();
+    let tiny = tiny();
     let nothing = &mut |_: &KlWindow| panic!("nothing is to be computed");
     let error = kl.evaluate(&tiny, &f32, Vec::new(), &Silent, nothing).unwrap_err();
     let size = tiny.config().vocab_size;

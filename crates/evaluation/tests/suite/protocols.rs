@@ -12,6 +12,7 @@ use std::path::Path;
 use candle_gpt2_engine::{DeviceChoice, ModelOptions, Opened, Silent, Vocabulary};
 use candle_gpt2_evaluation::{Choice, Data, EvaluationError, Item, Prepared, Setting, Work, named};
 use candle_gpt2_generation::Sequence;
+use candle_gpt2_testing::CheckpointFolder;
 
 /// The context of the built-in model.
 const N_POSITIONS: usize = 512;
@@ -22,6 +23,13 @@ impl Model {
     /// The built-in model without its weights.
     fn built_in() -> Self {
         let options = ModelOptions { device: DeviceChoice::Cpu, ..ModelOptions::default() };
+        Self(options.open(&Silent).unwrap())
+    }
+
+    /// A model with a context of 48 tokens, without its weights.
+    fn tiny() -> Self {
+        let folder = CheckpointFolder::tiny();
+        let options = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
         Self(options.open(&Silent).unwrap())
     }
 

@@ -224,6 +224,8 @@ fn llama_cpp_scores_second_halves() {
     let prepared = llama_cpp(&model, None, &text).unwrap();
     assert_eq!(prepared.items, llama_cpp(&model, Some(512), &text).unwrap().items);
     assert!(prepared.notes.is_empty(), "llama.cpp's windows have 512 tokens too");
+    let shorter = llama_cpp(&Model::tiny(), None, &text).unwrap();
+    assert_eq!(shorter.notes, ["windows have 48 tokens, the model's context, and not 512 as llama.cpp's"]);
 }
 
 #[test]
