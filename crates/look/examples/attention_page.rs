@@ -13,18 +13,18 @@ fn main() -> Result<(), Box<dyn Error>> {
     let reader = Reader::without_bos(model.vocabulary());
     let subject = LookSubject::new(&model, "built-in".into(), &reader);
 
-    let text = Text::Words("To be, or not to be, that is the question".into());
+    let text = Text::Words("A red ball and a blue cup, a red".into());
     let all_heads = Attention { text: text.clone(), layers: None, heads: None };
     let found = all_heads.at(&subject, &Silent)?;
     print!("{}", table(&found.report)); // one line for each head
 
-    let one_head = Attention { text, layers: None, heads: Some("2.3".parse()?) };
+    let one_head = Attention { text, layers: None, heads: Some("1.0".parse()?) };
     let picture = svg(&one_head.at(&subject, &Silent)?.report, Width::OneColumn)?;
 
     let folder = std::env::temp_dir();
     let (html, drawing) = (folder.join("attention.html"), folder.join("attention.svg"));
     fs::write(&html, page(&found.report))?;
     fs::write(&drawing, picture)?;
-    println!("all heads: {}\nhead 2.3: {}", html.display(), drawing.display());
+    println!("all heads: {}\nhead 1.0: {}", html.display(), drawing.display());
     Ok(())
 }

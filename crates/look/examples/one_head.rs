@@ -12,9 +12,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let reader = Reader::without_bos(model.vocabulary());
     let subject = LookSubject::new(&model, "built-in".into(), &reader);
 
-    // How much does the last token look at the one before it, in head 3 of layer 2?
-    let text = Text::Words("Good night, good night! Parting is such sweet".into());
-    let question = OneHead { text, head: Head { layer: 2, head: 3 }, query: -1, key: -2 };
+    // How much does the second " red" attend to " ball", which followed the first, in an induction head?
+    let text = Text::Words("A red ball and a blue cup, a red".into());
+    let question = OneHead { text, head: Head { layer: 1, head: 0 }, query: -1, key: 2 };
     let steps = question.check(&reader)?.look(&subject)?;
 
     let (query, key) = (&steps.tokens[steps.query], &steps.tokens[steps.key]);
