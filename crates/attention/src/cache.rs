@@ -46,6 +46,7 @@ pub struct KvCacheShape {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug)]
+#[doc(alias("past_key_values", "DynamicCache", "layer_past"))]
 pub struct KvCache {
     memory: KvMemory,
     /// Those of the rows, in their order.

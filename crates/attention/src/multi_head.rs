@@ -25,6 +25,7 @@ pub struct AttentionMemory(Vec<Tensor>);
 
 /// Multi-head attention over a sequence, or from one sequence over another.
 #[derive(Debug, Clone)]
+#[doc(alias("GPT2Attention", "CausalSelfAttention", "MultiheadAttention"))]
 pub struct MultiHeadAttention {
     projection: QkvProjection,
     out_proj: Linear,

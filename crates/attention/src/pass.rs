@@ -35,6 +35,7 @@ use crate::{AttentionError, AttentionMask, Site, SiteKind};
 ///     }
 /// }
 /// ```
+#[doc(alias("HookPoint", "register_forward_hook"))]
 pub trait Observer {
     /// Whether it wants to see what is at this place.
     fn wants(&self, site: Site) -> bool;

@@ -14,6 +14,7 @@ use std::fmt::{Display, Formatter};
 /// assert_eq!(Site::all(12).len(), 6 + 12 * 18, "six of them outside the blocks");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[doc(alias("hook name", "get_act_name"))]
 pub struct Site {
     /// Index of the block, counted from 0; `None` outside the blocks.
     pub layer: Option<usize>,

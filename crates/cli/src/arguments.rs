@@ -27,7 +27,7 @@ use crate::commands::verify::VerifyArguments;
     name = "gpt2",
     version,
     help_expected = true,
-    max_term_width = 120, // longer lines are hard to read
+    max_term_width = 80,
     after_help = "\
 Exit codes: 0 success, 1 the job failed (a damaged file, say), 2 usage error.
 
@@ -35,7 +35,7 @@ Run `gpt2 COMMAND --help` for examples."
 )]
 pub(crate) struct Arguments {
     /// Use only local files and the cache, never the network (also HF_HUB_OFFLINE=1)
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 990)] // before --help
     pub(crate) offline: bool,
     /// Number of threads that the command asks for.
     #[arg(skip)]
@@ -94,10 +94,8 @@ pub(crate) enum Command {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     #[test]
     fn every_argument_has_a_help_text_and_none_conflicts() {
-        super::Arguments::command().debug_assert();
+        crate::main_options::program().debug_assert();
     }
 }

@@ -7,6 +7,7 @@ mod exit;
 mod flags;
 mod input;
 mod interrupt;
+mod main_options;
 mod model_arguments;
 mod other_names;
 mod output;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Command};
 use candle_gpt2_engine::{HubOptions, Network, process};
-use clap::CommandFactory;
+use main_options::program;
 
 /// Whether errors of libraries and failed allocations show a backtrace: for this program only where it is `full`.
 const BACKTRACE: &str = "RUST_BACKTRACE";
@@ -91,8 +92,8 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Verify(arguments) => commands::verify::run(arguments, hub),
         Command::Bench(arguments) => commands::bench::run(arguments, hub),
         Command::Doctor(arguments) => commands::doctor::run(arguments, hub),
-        Command::Completions(arguments) => commands::completions::run(arguments, Arguments::command()),
-        Command::Man(arguments) => commands::man::run(arguments, Arguments::command()),
+        Command::Completions(arguments) => commands::completions::run(arguments, program()),
+        Command::Man(arguments) => commands::man::run(arguments, program()),
         #[cfg(feature = "serve")]
         Command::ReadGrammars => Ok(candle_gpt2_grammar::read_grammars().map(|()| ExitCode::SUCCESS)?),
     }

@@ -317,13 +317,11 @@ fn has(command: &Command, option: &str) -> bool {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use clap::CommandFactory;
-
     use super::*;
-    use crate::arguments::Arguments;
+    use crate::main_options;
 
     fn program() -> Command {
-        let mut program = Arguments::command();
+        let mut program = main_options::program();
         program.build();
         program
     }

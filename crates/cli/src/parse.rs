@@ -5,10 +5,11 @@ use std::process::ExitCode;
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgMatches, Command, CommandFactory, Error, FromArgMatches};
+use clap::{ArgMatches, Command, Error, FromArgMatches};
 
 use crate::arguments::Arguments;
 use crate::exit::{self, EXIT_FAILURE, EXIT_USAGE};
+use crate::main_options::program;
 use crate::{flags, other_names, output};
 
 /// Stands for a space at which clap must not break a line: those of example commands, which are to be copied.
@@ -21,7 +22,7 @@ pub(crate) fn arguments() -> Result<Arguments, ExitCode> {
 }
 
 fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
-    let mut program = with_whole_examples(Arguments::command());
+    let mut program = with_whole_examples(program());
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
     flags::remember(called(&program, &words));
     let matches = program.try_get_matches_from_mut(given).map_err(|error| with_advice(error, given))?;
@@ -55,10 +56,10 @@ fn print(error: &Error) -> ExitCode {
     }
 }
 
-/// The command with the lines of its examples kept whole, and all commands below it.
+/// The command with examples that can be copied, and all commands below it: clap breaks none of their lines.
 fn with_whole_examples(command: Command) -> Command {
     let kept = |line: &str| match line.starts_with(' ') {
-        true => line.replace(' ', &KEPT_SPACE.to_string()),
+        true => in_columns(line).replace(' ', &KEPT_SPACE.to_string()),
         false => line.to_owned(),
     };
     let after =
@@ -70,6 +71,29 @@ fn with_whole_examples(command: Command) -> Command {
     command.mut_subcommands(with_whole_examples)
 }
 
+/// An example that fits a terminal of 80 columns: a longer command goes on in the next line, from an option or the next command.
+fn in_columns(example: &str) -> String {
+    const COLUMNS: usize = 80;
+    const GOES_ON: &str = " \\";
+    let (mut lines, mut rest) = (Vec::new(), example.to_owned());
+    while rest.chars().count() > COLUMNS {
+        let mut is_quoted = false;
+        let fits = |(place, _): &(usize, char)| rest[..*place].chars().count() + GOES_ON.len() <= COLUMNS;
+        let breaks = rest.char_indices().take_while(fits).filter(|(place, character)| {
+            is_quoted ^= matches!(character, '"' | '\'');
+            let word = rest[*place..].strip_prefix(' ').unwrap_or_default();
+            let is_start = ["-", "&& ", "| "].iter().any(|start| word.starts_with(start));
+            !is_quoted && is_start && !rest[..*place].trim().is_empty()
+        });
+        let Some((place, _)) = breaks.last() else { break };
+        let next = format!("     {}", &rest[place..]);
+        lines.push(rest[..place].to_owned() + GOES_ON);
+        rest = next;
+    }
+    lines.push(rest);
+    lines.join("\n")
+}
+
 /// A text of clap's with its escape codes, as it is to be seen.
 fn shown(text: &StyledStr) -> String {
     text.ansi().to_string().replace(KEPT_SPACE, " ")
@@ -78,7 +102,7 @@ fn shown(text: &StyledStr) -> String {
 /// The error with the option that was meant: one that other programs call so, or one of nearly this name. clap's own choice
 /// has no limit of distance.
 fn with_advice(mut error: Error, given: &[OsString]) -> Error {
-    let mut program = Arguments::command();
+    let mut program = program();
     program.build();
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
     let command = called(&program, &words);
@@ -223,7 +247,7 @@ mod tests {
     /// Whatever of the table is given to whatever command: it gets what is to be used there, or nothing.
     #[test]
     fn names_of_other_programs_are_not_taken_for_similar_ones() {
-        let mut program = Arguments::command();
+        let mut program = program();
         program.build();
         for path in other_names::tests::paths(&program) {
             let command = called(&program, &path.iter().map(String::as_str).collect::<Vec<_>>());
@@ -234,11 +258,11 @@ mod tests {
         }
     }
 
-    /// A line goes on as long as the next word has room, and no line but an example is longer than the width.
+    /// A line goes on as long as the next word has room; no line is longer than the width, and no example than 80 columns.
     #[test]
     fn help_fills_the_width_that_there_is() {
-        for width in [60, 80, 120] {
-            let mut program = with_whole_examples(Arguments::command()).term_width(width);
+        for width in [60, 80] {
+            let mut program = with_whole_examples(program()).term_width(width);
             program.build();
             for path in other_names::tests::paths(&program) {
                 let names: Vec<&str> = path.iter().map(String::as_str).collect();
@@ -254,6 +278,9 @@ mod tests {
                                 "{names:?} at {width} columns is broken early:\n{line}\n{next}"
                             );
                         }
+                    }
+                    for line in lines.iter().filter(|line| line.contains(KEPT_SPACE)) {
+                        assert!(line.chars().count() <= 80, "{names:?}: {line}");
                     }
                     for line in lines.iter().filter(|line| !line.contains(KEPT_SPACE) && line.contains(' ')) {
                         let words = line.trim_start().split(' ').count();
@@ -286,7 +313,8 @@ mod tests {
     #[test]
     fn examples_keep_their_spaces_and_other_lines_are_wrapped() {
         let help = message_of("generate --help");
-        assert!(help.contains("\n  gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2    # the same text, sooner\n"), "{help}");
+        let long = "\n  gpt2 generate \"The dog\" --model gpt2-large \\\n      --assistant-model distilgpt2    # the same text, sooner\n";
+        assert!(help.contains(long), "{help}");
     }
 
     /// A call with each short form is the call with the long one.
@@ -300,7 +328,7 @@ mod tests {
                 .map_err(|error| error.render().to_string())
         };
         let mut forms = std::collections::BTreeMap::new();
-        let mut program = Arguments::command();
+        let mut program = program();
         program.build();
         for path in other_names::tests::paths(&program) {
             let command = called(&program, &path.iter().map(String::as_str).collect::<Vec<_>>());

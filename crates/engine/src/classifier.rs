@@ -40,6 +40,7 @@ pub const CLASSIFIED_AT_ONCE: usize = 8;
 /// # Ok::<(), candle_gpt2_engine::EngineError>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias = "AutoModelForSequenceClassification")]
 pub struct Classifier {
     head: Head,
     vocabulary: Arc<Vocabulary>,

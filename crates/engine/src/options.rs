@@ -35,6 +35,7 @@ use crate::{
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
+#[doc(alias("from_pretrained", "AutoModelForCausalLM"))]
 pub struct ModelOptions {
     /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "DIR", default_value = BUILT_IN))]

@@ -26,6 +26,7 @@ use crate::EngineError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias("AutoTokenizer", "GPT2TokenizerFast"))]
 pub struct Vocabulary {
     config: Gpt2Config,
     tokenizer: Option<Arc<Tokenizer>>,

@@ -54,6 +54,7 @@ pub struct Hypothesis {
 /// # Errors
 /// When an option is out of its range or asks for another search, the prompt is empty or too long, an id is outside
 /// the vocabulary, a time has no clock, the processors leave no text at all, or the model's logits are not numbers.
+#[doc(alias = "num_beams")]
 pub fn beam_search(
     model: &Gpt2LMHeadModel,
     prompt: &[u32],

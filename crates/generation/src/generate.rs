@@ -250,6 +250,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Iterator for TokenGenerator<T> {
 /// assert!(text.starts_with(' '), "{text}");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("TextGenerationPipeline", "TextGeneration", "pipeline"))]
 pub struct TextGenerator<T = Arc<Tokenizer>> {
     tokens: TokenGenerator<T>,
     ids: Vec<u32>,

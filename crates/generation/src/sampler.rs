@@ -19,6 +19,7 @@ use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 /// # Ok::<(), candle_gpt2_generation::GenerationError>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias("LogitsProcessor", "Sampling"))]
 pub struct Sampler {
     processors: Vec<LogitsProcessor>,
     tally: Tally,

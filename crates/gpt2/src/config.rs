@@ -43,6 +43,7 @@ pub const PRESETS: [(&str, usize, usize, usize); 5] = [
 /// # Ok::<(), serde_json::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[doc(alias("GPT2Config", "GPTConfig"))]
 pub struct Gpt2Config {
     /// Rows of the token embedding.
     pub vocab_size: usize,

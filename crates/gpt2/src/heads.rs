@@ -40,6 +40,7 @@ const TOKEN_DIM: usize = 1;
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias = "GPT2ForSequenceClassification")]
 pub struct Gpt2ForSequenceClassification {
     transformer: Gpt2Model,
     score: Linear,
@@ -108,6 +109,7 @@ impl Gpt2ForSequenceClassification {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias = "GPT2ForTokenClassification")]
 pub struct Gpt2ForTokenClassification {
     transformer: Gpt2Model,
     classifier: Linear,
@@ -175,6 +177,7 @@ impl Gpt2ForTokenClassification {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias = "GPT2DoubleHeadsModel")]
 pub struct Gpt2DoubleHeads {
     language_model: Gpt2LMHeadModel,
     summary: Linear,

@@ -34,6 +34,7 @@ const TOKEN_DIM: usize = 1;
 
 /// A pre-norm block: attention and MLP, each of which reads a normalized copy of the residual stream and adds to it, see [`Gpt2Model`].
 #[derive(Debug, Clone)]
+#[doc(alias("GPT2Block", "GPT2MLP"))]
 pub struct Block {
     pub(crate) ln_1: LayerNorm,
     pub(crate) attn: MultiHeadAttention,
@@ -106,6 +107,7 @@ impl Block {
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias("GPT2Model", "transformer"))]
 pub struct Gpt2Model {
     pub(crate) embeddings: Embeddings,
     pub(crate) blocks: Vec<Block>,
@@ -236,6 +238,7 @@ pub enum LogitsFor {
 
 /// GPT-2 with its output head: token ids to logits over the vocabulary.
 #[derive(Debug, Clone)]
+#[doc(alias("GPT2LMHeadModel", "GPT", "lm_head"))]
 pub struct Gpt2LMHeadModel {
     pub(crate) transformer: Gpt2Model,
     pub(crate) lm_head: Linear,

@@ -357,6 +357,7 @@ fn unexpected(key: impl Into<String>, expected: &str, found: &Value) -> FileErro
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias("SAE", "sparse autoencoder"))]
 pub struct Dictionary {
     config: DictionaryConfig,
     /// `(C, F)`.

@@ -157,6 +157,7 @@ pub(crate) fn check_kind(kind: SiteKind, by: By) -> Result<()> {
 /// assert!((shares[0][2] - 1.0).abs() < 1e-3 && shares[0][1].abs() < 1e-3);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias = "get_act_patch")]
 pub struct Patching<'a> {
     clean: Run<'a>,
     corrupted: Run<'a>,

@@ -31,6 +31,7 @@ use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[doc(alias("fold_ln", "center_writing_weights", "fold_value_biases"))]
 pub struct Processing {
     /// `c_h` of each block, `(H, D)`.
     values: Vec<Tensor>,

@@ -26,6 +26,7 @@ const KEY_DIM: usize = 3;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[doc(alias = "ActivationCache")]
 pub struct Recording {
     ids: Vec<u32>,
     /// `None` until a part ends before the text does.

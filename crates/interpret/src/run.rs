@@ -7,6 +7,7 @@ use crate::{InterpretError, Record};
 
 /// A model on a text.
 #[derive(Clone, Copy)]
+#[doc(alias("HookedTransformer", "run_with_cache", "run_with_hooks"))]
 pub struct Run<'a> {
     /// The model.
     pub model: &'a Gpt2LMHeadModel,

@@ -27,6 +27,7 @@ pub const LORA_TARGETS: [&str; 3] = ["c_attn", "c_proj", "c_fc"];
 
 /// Size and place of the adapters. [`Lora::new`] takes it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[doc(alias = "peft")]
 pub struct LoraConfig {
     /// Rows of `A`, columns of `B`.
     pub rank: usize,
@@ -93,6 +94,7 @@ impl LoraConfig {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
+#[doc(alias("PeftModel", "adapter"))]
 pub struct Lora {
     config: LoraConfig,
     base: HashMap<String, Tensor>,

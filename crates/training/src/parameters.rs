@@ -51,6 +51,7 @@ impl FromStr for Initialization {
 
 /// The parameters of a model, in f32, by name.
 #[derive(Debug)]
+#[doc(alias = "VarMap")]
 pub struct Parameters {
     named: Vec<(String, Var)>,
 }

@@ -27,6 +27,7 @@ pub struct StepReport {
 }
 
 /// A model in training.
+#[doc(alias("AdamW", "train"))]
 pub struct Trainer {
     config: Gpt2Config,
     numbers: Hyperparameters,

@@ -62,6 +62,7 @@ impl std::fmt::Display for Problem {
 /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
 /// ```
 #[derive(Debug)]
+#[doc(alias("from_pretrained", "VarBuilder", "from_mmaped_safetensors"))]
 pub struct Checkpoint {
     pub(crate) config: Gpt2Config,
     pub(crate) source: Source,

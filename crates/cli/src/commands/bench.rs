@@ -23,7 +23,7 @@ use crate::progress::Terminal;
 Examples:
   gpt2 bench --model DIR
   gpt2 bench --model DIR --dtype q8 --threads 2 --json
-  gpt2 bench --model DIR --dtype q8 --threads 1,2,4,8,16 --json    # one line for each
+  gpt2 bench --model DIR --dtype q8 --threads 1,2,4,8,16 --json    # a line each
   gpt2 bench --model DIR --device cuda --dtype f16 --json
   GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json    # or portable, avx512, neon …: what another processor would get
 

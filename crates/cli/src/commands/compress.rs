@@ -20,7 +20,7 @@ use crate::{interrupt, output};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 compress letters.txt                      # letters.txt becomes letters.txt.gpt2z
+  gpt2 compress letters.txt                  # it becomes letters.txt.gpt2z
   gpt2 compress -k letters.txt --model gpt2      # keep letters.txt
   gpt2 compress < letters.txt > letters.gpt2z
   gpt2 compress --estimate letters.txt --json
@@ -48,7 +48,7 @@ pub(crate) struct CompressArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 decompress letters.txt.gpt2z              # letters.txt.gpt2z becomes letters.txt
+  gpt2 decompress letters.txt.gpt2z          # it becomes letters.txt
   gpt2 decompress -c letters.txt.gpt2z | less
   gpt2 decompress letters.txt.gpt2z --model gpt2 -o copy.txt
 

@@ -23,7 +23,7 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 generate \"The dog\" --model gpt2 --greedy    # downloaded once, then from the cache
+  gpt2 generate \"The dog\" --model gpt2 --greedy    # downloaded once
   gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
   gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
   gpt2 generate \"The dog\" --model DIR --num-beams 5 --num-return-sequences 3

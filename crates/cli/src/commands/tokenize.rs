@@ -20,7 +20,7 @@ Examples:
   gpt2 tokenize --json < prompt.txt
   gpt2 tokenize book.txt letters.jsonl --model gpt2 --out tokens
   gpt2 tokenize *.jsonl --tokenizer tokenizer.json --out tokens --format llm.c --held-out 0.001
-  gpt2 tokenize … --resume    # the same call again, after it was stopped or killed
+  gpt2 tokenize … --resume    # the same call again, after it was stopped
   gpt2 train --data tokens --init gpt2 --out fine-tuned
 
 Without --out, the tokens of the argument, or of standard input, are printed: id, text and bytes. The \

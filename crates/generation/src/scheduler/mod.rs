@@ -57,6 +57,7 @@ use text::{Accepted, Text};
 /// assert!(first < second && tokens >= 6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[doc(alias("continuous batching", "LLMEngine"))]
 pub struct Scheduler<T = Arc<Tokenizer>> {
     model: Gpt2LMHeadModel,
     tokenizer: Option<T>,

@@ -24,6 +24,7 @@ use crate::{cuda, training};
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone)]
+#[doc(alias("ln_1", "ln_f"))]
 pub struct LayerNorm {
     weight: Tensor,
     bias: Option<Tensor>,

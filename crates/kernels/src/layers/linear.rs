@@ -24,6 +24,7 @@ use crate::training::{self, Activation, has_cpu_kernels, runs_as_in_training};
 
 /// A linear layer, `(…, in)` to `(…, out)`.
 #[derive(Debug, Clone)]
+#[doc(alias("Conv1D", "QMatMul"))]
 pub struct Linear {
     weight: Matrix,
     bias: Option<Tensor>,

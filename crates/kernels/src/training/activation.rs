@@ -27,6 +27,7 @@ const QUICK_GELU_FACTOR: f64 = 1.702;
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[doc(alias("gelu_new", "NewGELUActivation"))]
 pub enum Activation {
     /// `0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))`: `gelu_new` and `gelu_pytorch_tanh`.
     GeluTanh,

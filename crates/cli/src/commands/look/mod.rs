@@ -17,7 +17,7 @@ use view::{LookArguments, OptionalInput, TextsArguments};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 look attention \"When Mary and John went to the store, John gave a drink to\" --model gpt2 --html attention.html
+  gpt2 look attention \"When Mia and Tom went to the park, Tom gave a ball to\" --html attention.html
   gpt2 look lens \"The capital of France is\" --model gpt2 --bos
   gpt2 look heads --model gpt2
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --against \" London\" --unit head
@@ -76,7 +76,7 @@ of a head's attention that goes to such positions.")]
     /// What a prediction becomes without a head: each head in turn, or chosen ones together
     #[command(after_help = "\
 Examples:
-  gpt2 look ablate \"When Mary and John went to the store, John gave a drink to\" --model gpt2 --answer \" Mary\" --against \" John\"
+  gpt2 look ablate \"When Mia and Tom went to the park, Tom gave a ball to\" --answer \" Mia\" --against \" Tom\"
   gpt2 look ablate \"The capital of France is\" --model gpt2 --heads 9.9,9.6 --with mean:prompts.txt
   gpt2 look ablate \"The dog\" --svg ablation.svg
 
@@ -87,8 +87,8 @@ biases into another bias.")]
     /// Which clean activations restore the prediction in another text (activation patching)
     #[command(after_help = "\
 Examples:
-  gpt2 look patch --model gpt2 --clean \"After John and Mary went to the store, Mary gave a bottle of milk to\" \\
-    --corrupt \"After John and Mary went to the store, John gave a bottle of milk to\" --answer \" John\" --against \" Mary\"
+  gpt2 look patch --clean \"When Mia and Tom went to the park, Tom gave a ball to\" \\
+     --corrupt \"When Mia and Tom went to the park, Mia gave a ball to\" --answer \" Mia\" --against \" Tom\"
   gpt2 look patch --model gpt2 --clean … --corrupt … --answer \" John\" --site z --by head --svg heads.svg
 
 Values are shares of the way from the corrupted text's metric (0) to the clean one's (1).")]
