@@ -521,7 +521,7 @@
       const look = await next(isText ? from.ids : prompt.value, BARS);
       const onTake = one => isText ? take(from, from.pieces.length, from.ids, one) : takeFirst(one);
       alternatives(find("next"), "what comes next; Enter continues with it", look.tokens.map(bar), -1, running ? null : onTake);
-      find("next-about").textContent = `After the ${isText ? "text" : "prompt"} above; the bars are what the settings make of the model's own numbers. ${keptOf(look)}`;
+      find("next-about").textContent = `After the ${isText ? "text" : "prompt"} above; the bars are the model's probabilities after your settings are applied. ${keptOf(look)}`;
     } catch (error) {
       find("next").replaceChildren();
       find("next-about").textContent = isFull(from.ids) ? "The model's context is full." : error.message;
@@ -551,9 +551,9 @@
   // ---- Looking inside
 
   const VIEWS = {
-    attention: "Each small picture is one head of one layer: rows are tokens that look, columns those they look at. Choose a head, then a cell or a token.",
-    head: "How one number of that picture comes about: choose a layer, a head, the token that looks (query) and the one it looks at (key).",
-    lens: "What the model would write if it stopped after each layer: rows are layers, from the first at the bottom to the last.",
+    attention: "Each small picture is one head of one layer: rows are query tokens, columns are the key tokens they attend to. Choose a head, then a cell or a token.",
+    head: "How one of its numbers is computed: choose a layer, a head, the token that attends (query) and the one it attends to (key).",
+    lens: "What the model would predict if it stopped after each layer: rows are layers, from the first at the bottom to the last.",
   };
   // A look that takes longer is taken when a button is pressed.
   const SLOW_MS = 700;

@@ -5,16 +5,16 @@ const tour = (() => {
   const STEPS = [
     ["#prompt", "A model that continues a text", "This box holds the prompt. Change it and press Generate, or Ctrl+Enter: a small GPT-2, trained on short stories, continues it, "
       + "a token at a time. A token is a piece of a word. Everything is computed in this page."],
-    ["#paper", "How surprised it was", "The stronger a token's colour, the less the model expected it. Click one, or go to it by the arrow keys and press Enter: "
+    ["#paper", "How surprised it was", "The stronger a token's colour, the less the model expected it. Click one, or go to it with the arrow keys and press Enter: "
       + "you see its alternatives. Choose one, and the text continues from it."],
-    ["#settings", "How it chooses", "For each place the model gives every token a probability. A low temperature makes the probable ones more probable; top-k and top-p leave out the rest. "
-      + "Move a slider and watch the bars under the text. The seed fixes the chance: the same seed writes the same text."],
+    ["#settings", "How it chooses", "At each position the model gives every token of its vocabulary a probability. A low temperature makes the probable ones more probable; top-k and top-p leave out the rest. "
+      + "Move a slider and watch the bars under the text. The seed fixes the random numbers: the same seed gives the same text."],
     ["#inside", "Where it looks", "Before it chooses, each token looks back at the ones before it. Every small picture is one attention head. Choose one, then a row: "
       + "the text is coloured by how much that token attends to each.", "attention"],
-    ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is there to compute along, "
-      + "also those of the articles' own example.", "head"],
-    ["#own", "Your own GPT-2", "Drop a checkpoint anywhere on this page: safetensors, GGUF or PyTorch. It is read here and goes nowhere. "
-      + "Above is the command that writes the same text without a browser."],
+    ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is shown, so you can recompute it, "
+      + "and there is a worked example with six words.", "head"],
+    ["#own", "Your own GPT-2", "Drop a checkpoint anywhere on this page: safetensors, GGUF or PyTorch. It stays in your browser. "
+      + "Above is the command that generates the same text without a browser."],
   ];
   let at = 0, before = null, target = null;
   const title = element("h2", { id: "tour-title", tabIndex: -1 });

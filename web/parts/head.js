@@ -51,9 +51,9 @@ parts.head = (() => {
     const top = parts.largest([...look.q, ...look.k]);
     const isOpen = [...place.querySelectorAll("details")].map(one => one.open);
     place.replaceChildren(
-      step(1, `The query vector of ${names.query}`, `${look.isUnmasked ? "The token's own vector" : "What stands for the token in this layer, after its layer norm"}, multiplied by the head's query matrix${look.isUnmasked ? "" : ", with a bias"}: what this token searches for, like the search in a database.`,
+      step(1, `The query vector of ${names.query}`, `${look.isUnmasked ? "The token's own vector" : "The token's residual stream before this layer, after the layer norm"}, multiplied by the head's query matrix${look.isUnmasked ? "" : ", with a bias"}: what this token searches for, like a query to a database.`,
         vector("q", look.q, top)),
-      step(2, `The key vector of ${names.key}`, "That token's vector, multiplied by the key matrix in the same way: what it is found by, like the key of an index.",
+      step(2, `The key vector of ${names.key}`, "That token's vector, multiplied by the key matrix in the same way: what it is matched by, like a key in an index.",
         vector("k", look.k, top)),
       products(look),
       scaled(look),
@@ -65,9 +65,9 @@ parts.head = (() => {
   function products(look) {
     const rows = look.products.map((product, n) => [String(n), fixed(look.q[n]), fixed(look.k[n]), fixed(product)]);
     const terms = look.q.slice(0, 2).map((value, n) => `${signed(value)} · ${signed(look.k[n])}`).join(" + ");
-    return step(3, "Place by place multiplied and added: the attention score",
+    return step(3, "Multiply component by component and add: the attention score",
       "Their dot product: the larger it is, the more alike the two vectors are, and the more the query attends to the key.",
-      vector("q · k, place by place", look.products, parts.largest(look.products)),
+      vector("q · k, component by component", look.products, parts.largest(look.products)),
       formula(`${terms}${look.q.length > 2 ? " + …" : ""} = ${fixed(look.score)}`),
       folded("Every place as a table", table("q, k and their products", ["place", "q", "k", "q · k"], rows, ["sum", "", "", fixed(look.score)])));
   }
@@ -77,8 +77,8 @@ parts.head = (() => {
     const isUsual = Math.abs(look.scale * Math.sqrt(look.head_dim) - 1) < 1e-6;
     const root = isUsual ? `√${look.head_dim}` : by;
     return step(4, `Divided by ${root}`,
-      isUsual ? "Longer vectors have larger products. Divided by the square root of their length the scores keep their size: scaled dot product attention."
-        : "By the configuration of this model, which scales its scores in another way than by the square root of the vectors' length.",
+      isUsual ? "Longer vectors have larger products. Dividing by the square root of their length keeps the scores in the same range: scaled dot product attention."
+        : "As this model's configuration demands: it does not scale its scores by the square root of the vectors' length.",
       formula(`${fixed(look.score)} / ${root}${isUsual ? ` = ${fixed(look.score)} / ${by}` : ""} = ${fixed(look.scaled)}`));
   }
 
@@ -92,14 +92,14 @@ parts.head = (() => {
     const bars = element("div");
     const view = {
       columns: look.scores.map((_, n) => `${look.tokens[n]} ${n}`), values: look.weights, scale: "share", top: 1, decimals: 4,
-      texts: look.scores.map(score => `score ${fixed(score)}`), name: `attention weights of ${names.query}; Enter takes another key`,
+      texts: look.scores.map(score => `score ${fixed(score)}`), name: `attention weights of ${names.query}; Enter selects another key`,
     };
     const list = parts.bars(bars, view, n => list.choose(n), onKey);
     list.choose(look.key);
-    const mask = look.isUnmasked ? "The articles show this first without a mask: the word attends to all six. "
-      : masked.length ? "The causal mask sets the scores of later tokens to −∞, so that their weights are 0. " : "No token comes later, so that the causal mask hides none. ";
-    return step(5, `All scores of ${names.query} to attention weights: softmax`,
-      `${mask}Softmax raises e to each score and divides by the sum, so that the weights are positive and add up to 1.`,
+    const mask = look.isUnmasked ? "This example has no mask: the word attends to all six. "
+      : masked.length ? "The causal mask sets the scores of later tokens to −∞, so that their weights are 0. " : "No token comes later, so the causal mask hides nothing. ";
+    return step(5, `From all scores of ${names.query} to attention weights: softmax`,
+      `${mask}Softmax raises e to each score and divides by the sum, so the weights are positive and add up to 1.`,
       bars,
       formula(`${names.key}: e^(${fixed(look.scores[look.key])} − ${signed(most)}) / ${fixed(total)} = ${fixed(powers[look.key])} / ${fixed(total)} = ${fixed(look.weights[look.key])}`),
       folded("Every token as a table", table("from scores to weights; the largest score is subtracted first, which changes no weight",
@@ -112,7 +112,7 @@ parts.head = (() => {
     const top = parts.largest([...look.v, ...look.context]);
     const rows = look.v.map((value, n) => [String(n), fixed(value), fixed(share[n]), fixed(look.context[n] - share[n]), fixed(look.context[n])]);
     return step(6, `The values, weighted and added: the context vector of ${names.query}`,
-      `Each token's value vector is its contents, what is fetched where the key was found. This key's share is ${fixed(weight)} · v; the shares of all keys added up are what the head hands on.`,
+      `A token's value vector is its content, which is retrieved when its key matches. This key contributes ${fixed(weight)} · v; the sum over all keys is the head's output.`,
       vector(`v of ${names.key}`, look.v, top), vector(`${fixed(weight)} · v`, share, top), vector("context vector: the sum over all keys", look.context, top),
       formula(`place 0: ${fixed(weight)} · ${signed(look.v[0])} + what the other keys add, ${signed(look.context[0] - share[0])} = ${fixed(look.context[0])}`),
       folded("Every place as a table", table("from the value to the context vector", ["place", "v", "weight · v", "other keys", "context"], rows)));
@@ -194,7 +194,7 @@ parts.head = (() => {
       const names = found.tokens.map((token, n) => `${token} ${n}`);
       const lists = [at.layers, at.heads, names, names.slice(0, found.scores.length)];
       [at.layer, at.head, found.query, found.key].forEach((value, n) => fill(selects[n][1], lists[n], value));
-      const where = isExample ? ": the six words of the articles" : ` in head ${found.head} of layer ${found.layer}`;
+      const where = isExample ? ": the six words of the example" : ` in head ${found.head} of layer ${found.layer}`;
       box("title").textContent = `How much “${found.tokens[found.query]}” attends to “${found.tokens[found.key]}”${where}: ${fixed(found.weights[found.key])}`;
       draw(box("steps"), found, takeKey);
     }

@@ -24,7 +24,7 @@ parts.learned = (() => {
     const text = (words, place, anchor = "start") => drawn("text", { ...place, "text-anchor": anchor }, words);
     const series = [
       ["loss, nats per byte, on the left scale", losses.map(loss => loss / most), "var(--ink)", "solid"],
-      ["best head that looks at the token before", history.map(one => best(one.previous)), "#1c7ed6", "dashed"],
+      ["best previous-token head", history.map(one => best(one.previous)), "#1c7ed6", "dashed"],
       ["best induction head", history.map(one => best(one.induction)), "var(--mark)", "dotted"],
     ];
     const now = drawn("line", { class: "now", y1: TOP, y2: HEIGHT - BOTTOM });
@@ -45,7 +45,7 @@ parts.learned = (() => {
 
   function heads(place, one) {
     place.replaceChildren();
-    for (const [name, scores] of [["the token before", one.previous], ["induction", one.induction]]) {
+    for (const [name, scores] of [["previous token", one.previous], ["induction", one.induction]]) {
       const field = element("div");
       const readout = element("output", { className: "quiet" });
       place.append(element("figure", {}, element("figcaption", {}, name), field, readout));

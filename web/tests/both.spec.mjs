@@ -303,7 +303,7 @@ test("a head step by step is the model's, and the articles' example has their nu
   const rows = await cells(gpt2.find("#head-steps > li:nth-of-type(5) table"));
   look.scores.forEach((score, n) => expectClose([number(rows[n][0]), number(rows[n][3])], [score, look.weights[n]], 1e-4));
   await gpt2.set({ "head-example": true });
-  await expect(title).toHaveText(/six words of the articles: 0\.2264$/);
+  await expect(title).toHaveText(/six words of the example: 0\.2264$/);
   // w22, the weights and the context vector as the articles print them.
   for (const printed of ["1.8524", "0.1500", "0.2264", "0.2199", "0.1311", "0.0906", "0.1820", "0.3061", "0.8210"]) await expect(gpt2.at("steps")).toContainText(printed);
 });

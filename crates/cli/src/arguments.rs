@@ -53,7 +53,7 @@ pub(crate) enum Command {
     Score(ScoreArguments),
     /// Classify a text or each of its tokens, or pick the best of several choices
     Classify(Box<ClassifyArguments>),
-    /// Measure by named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
+    /// Evaluate with named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
     Eval(Box<EvalArguments>),
     /// Serve a model over HTTP: OpenAI-compatible API, web page, metrics
     #[cfg(feature = "serve")]
@@ -70,7 +70,7 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Write a checkpoint in another format: a Hugging Face folder, or a GGUF file for llama.cpp
     Convert(ConvertArguments),
-    /// Compress any file with a model, smallest if it is text of the kind that the model knows
+    /// Compress any file with a model; text like its training data compresses best
     #[command(mut_arg("dtype", compress::dtype), mut_arg("device", compress::device))]
     Compress(Box<CompressArguments>),
     /// Restore a file that compress wrote
@@ -82,7 +82,7 @@ pub(crate) enum Command {
     Bench(BenchArguments),
     /// Report this machine's CPU, memory and GPU, and measure how fast it reads memory and multiplies
     Doctor(DoctorArguments),
-    /// Print a shell's completions of these commands and options
+    /// Print shell completions for these commands and options
     Completions(CompletionsArguments),
     /// Print the manual page, or write those of all commands into a folder
     Man(ManArguments),

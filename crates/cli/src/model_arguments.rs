@@ -54,7 +54,7 @@ impl ModelArguments {
 /// What a model may attend to besides its tokens.
 #[derive(Debug, Args)]
 pub(crate) struct EncoderArguments {
-    /// States of an encoder that a model with cross-attention attends to: a safetensors file with the tensor encoder_hidden_states (1, S, width); without it the cross-attention is left out
+    /// Encoder hidden states for a model with cross-attention: a safetensors file with the tensor encoder_hidden_states (1, S, width); without it the cross-attention is skipped
     #[arg(long, value_name = "FILE")]
     pub(crate) encoder_states: Option<PathBuf>,
 }

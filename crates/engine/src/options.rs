@@ -37,7 +37,7 @@ use crate::{
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 #[doc(alias("from_pretrained", "AutoModelForCausalLM"))]
 pub struct ModelOptions {
-    /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
+    /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face Hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "DIR", default_value = BUILT_IN))]
     pub model: PathBuf,
     /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
@@ -47,7 +47,7 @@ pub struct ModelOptions {
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub tokenizer: Option<PathBuf>,
-    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
+    /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda if this program was built with it and a GPU is available, else cpu
     #[serde(deserialize_with = "of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
@@ -61,7 +61,7 @@ pub struct ModelOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
     // A setting of the whole process: whoever sets it also calls `process::use_tf32`.
-    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has 10 bits of fraction
+    /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has a 10-bit mantissa
     #[cfg_attr(feature = "clap", arg(long))]
     pub tf32: bool,
     /// A file with states of an encoder that a model with cross-attention attends to, see [`EncoderStates::read`](crate::EncoderStates::read); without one

@@ -27,14 +27,14 @@ use crate::{EvaluationError, protocols};
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct EvaluationOptions {
-    /// What to measure, see --list: protocols, or YAML files of tasks of lm-evaluation-harness; several share one loaded model
+    /// Protocols (see --list) or task files of lm-evaluation-harness (YAML); several share one loaded model
     #[serde(skip)]
     #[cfg_attr(
         feature = "clap",
         arg(value_name = "PROTOCOL", required_unless_present = "list", conflicts_with = "list")
     )]
     pub protocols: Vec<String>,
-    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset on the Hub; once for all protocols, or once for each in their order [default: the published data, from the hub]
+    /// The data: a file, a folder of files, or owner/name@revision/path of a dataset on the Hub; once for all protocols, or once for each, in order [default: the published data, from the Hub]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: Vec<PathBuf>,
     /// Number of few-shot examples, sampled and formatted as in lm-evaluation-harness [default: 0, or as the task file sets it]
@@ -49,10 +49,10 @@ pub struct EvaluationOptions {
     /// Only the first N items
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub limit: Option<usize>,
-    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context where that is shorter]
+    /// Length of the windows in tokens, for wikitext:llama.cpp and kl [default: 512, or the context if that is shorter]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub context: Option<usize>,
-    /// Write the model's answer to each item to this file as soon as it is known, a JSON object a line; a kill loses only what is being read, about a thousand tokens or one item
+    /// Write the model's answer to each item to this file as soon as it is known, one JSON object per line; a killed run loses only the work in progress, about a thousand tokens or one item
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub items: Option<PathBuf>,
     /// Resume an interrupted run from its --items

@@ -42,13 +42,13 @@ pub enum Start {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TrainOptions {
-    /// What is taught: text, to continue texts; classify, the labels of texts; answer, completions of prompts
+    /// What to train: text (language modelling), classify (labels of texts) or answer (completions of prompts)
     #[cfg_attr(feature = "clap", arg(long, value_name = "TASK", default_value = "text"))]
     pub task: Task,
     /// Resume the training in --out; the other options must be the same
     #[cfg_attr(feature = "clap", arg(long))]
     pub resume: bool,
-    /// Steps of the optimizer
+    /// Number of optimizer steps
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().steps, allow_negative_numbers = true))]
     pub steps: u64,
     /// Windows of text, or rows, in one batch
@@ -57,7 +57,7 @@ pub struct TrainOptions {
     /// Batches whose gradients are averaged into one step
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().accumulate, allow_negative_numbers = true))]
     pub accumulate: usize,
-    /// Tokens in a window, or of the longest row [default: the model's context]
+    /// Tokens in a window, or in the longest row [default: the model's context]
     #[cfg_attr(feature = "clap", arg(long, value_name = "T", allow_negative_numbers = true))]
     pub context: Option<usize>,
     /// Schedule of the window length: STEP:T pairs, such as 0:64,4000:128 for 64 tokens at first and 128 from step 4000 on
@@ -69,7 +69,7 @@ pub struct TrainOptions {
     /// Start windows shorter than the model's context at a random position, so that all positions are trained
     #[cfg_attr(feature = "clap", arg(long))]
     pub random_positions: bool,
-    /// Share of the windows that start with a document, if one starts inside them
+    /// Share of the windows that are moved to the start of a document, if one begins inside them
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
     pub document_starts: f64,
     /// Initial weights with --config: gpt2 (random), or mimetic (sinusoidal position embeddings and copying heads)
@@ -85,7 +85,7 @@ pub struct TrainOptions {
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
     /// Train LoRA adapters of rank R and freeze the weights, except a classifier's head; the result has the adapters merged, and its
-    /// subfolder adapter has them alone in PEFT's format
+    /// subfolder `adapter` has them separately, in PEFT's format
     #[cfg_attr(feature = "clap", arg(long, value_name = "R", allow_negative_numbers = true))]
     pub lora_rank: Option<usize>,
     /// Each adapter is multiplied by ALPHA / R [default: twice the rank]
@@ -94,16 +94,16 @@ pub struct TrainOptions {
     /// Linear layers with adapters: some of c_attn, c_proj, c_fc [default: c_attn]
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAMES", value_delimiter = ','))]
     pub lora_targets: Option<Vec<String>>,
-    /// Train even where the memory that is free seems too small for it
+    /// Train even if the free memory seems too small
     #[cfg_attr(feature = "clap", arg(long))]
     pub ignore_memory: bool,
-    /// Highest learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
+    /// Peak learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
     #[cfg_attr(feature = "clap", arg(long, value_name = "LR", allow_negative_numbers = true))]
     pub lr: Option<f64>,
-    /// How the learning rate falls after the warm-up: cosine or linear; or constant
+    /// Learning rate schedule after the warm-up: cosine, linear or constant
     #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "cosine"))]
     pub schedule: Schedule,
-    /// Share of the highest learning rate that the last step has
+    /// Learning rate of the last step, as a share of the peak
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().final_share, allow_negative_numbers = true))]
     pub final_share: f64,
     /// Steps over which the learning rate rises [default: a twentieth of --steps, at most 500]
@@ -115,7 +115,7 @@ pub struct TrainOptions {
     /// Half-life in tokens of AdamW's mean of squared gradients (beta 2), for small batches [default: beta 2 of 0.95 per step]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
     pub beta_2_half_life: Option<f64>,
-    /// Largest norm of the gradient; 0 does not clip
+    /// Maximum gradient norm; 0 disables clipping
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = TrainOptions::default().grad_clip, allow_negative_numbers = true))]
     pub grad_clip: f64,
     /// Dropout rate, in place of the configuration's three
@@ -130,13 +130,13 @@ pub struct TrainOptions {
     /// Steps between saved states
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = TrainOptions::default().save_every, allow_negative_numbers = true))]
     pub save_every: u64,
-    /// Keep the model as it is after these steps, as 0,1,2,4,8: each in a folder of --out, as step-4
+    /// Keep a copy of the model after these steps, such as 0,1,2,4,8: each in a subfolder of --out, such as step-4
     #[cfg_attr(feature = "clap", arg(long, value_name = "STEPS", value_delimiter = ','))]
     pub keep_steps: Option<Vec<u64>>,
     /// Continue this text at every evaluation, and show it on standard error
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub sample: Option<String>,
-    /// End after this many evaluations without a lower held-out loss [default: never]
+    /// Stop after this many evaluations without a lower held-out loss [default: never]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub patience: Option<u64>,
     /// Seed of the initial weights, the order of the data, and dropout
@@ -146,7 +146,7 @@ pub struct TrainOptions {
     #[serde(serialize_with = "dtype_name", deserialize_with = "dtype_of_name")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", default_value = "f32", value_parser = written_dtype))]
     pub dtype: WrittenDType,
-    /// Device to compute on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda where this program was built with it and a GPU answers, else cpu
+    /// Device to compute on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda if this program was built with it and a GPU is available, else cpu
     #[serde(serialize_with = "device_name", deserialize_with = "device_of_name")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,

@@ -93,10 +93,10 @@ pub struct TokenizeOptions {
         arg(long, value_name = "NAME", default_value = "nanogpt", requires = "out")
     )]
     pub format: ShardFormat,
-    /// Width of the tokens: u16 or u32 [default: u16 where the vocabulary has at most 65536 tokens]
+    /// Width of the tokens: u16 or u32 [default: u16 if the vocabulary has at most 65536 tokens]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", requires = "out"))]
     pub dtype: Option<TokenWidth>,
-    /// Tokens in a file [default: all of them; 100000000 with --format llm.c]
+    /// Tokens per file [default: all of them; 100000000 with --format llm.c]
     #[cfg_attr(
         feature = "clap",
         arg(long, value_name = "N", allow_negative_numbers = true, requires = "out")

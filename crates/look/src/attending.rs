@@ -39,19 +39,19 @@ pub struct HeadKinds {
     /// The text; random tokens are read if there is none.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// Random tokens of a row, read twice [default: 100, or up to what the context holds twice]
+    /// Random tokens per row, which is read twice [default: 100, or fewer if the context cannot hold them twice]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub length: Option<usize>,
-    /// Rows of random tokens
+    /// Number of rows of random tokens
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = HeadKinds::default().rows))]
     pub rows: usize,
     /// Seed of the random tokens
     #[cfg_attr(feature = "clap", arg(short, long, value_name = "N", default_value_t = HeadKinds::default().seed))]
     pub seed: u32,
-    /// The lowest random token [default: 100, or 0 in a vocabulary of no more]
+    /// Lowest id of the random tokens [default: 100, or 0 if the vocabulary has no more than 100]
     #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub from: Option<u32>,
-    /// Random tokens are below this one [default: 20000, or the size of the vocabulary]
+    /// Upper bound of the random ids, exclusive [default: 20000, or the size of the vocabulary]
     #[cfg_attr(feature = "clap", arg(long, value_name = "ID"))]
     pub below: Option<u32>,
     /// With a text: leave out attention to the first token

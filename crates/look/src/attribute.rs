@@ -42,7 +42,7 @@ pub struct Attribute {
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "UNIT", default_value = "component", value_parser = choices::<Parts>()))]
     pub unit: Parts,
-    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode, which counts what constant values write with the remainder
+    /// With --unit head: the heads of the checkpoint as it is, or of TransformerLens' compatibility mode, which counts the contribution of constant values in the remainder
     #[serde(rename = "as", deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,

@@ -42,7 +42,7 @@ pub struct Features {
     /// Hook point that it was trained on, if its file does not say
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
-    /// How many features, those that are most active anywhere in the text
+    /// Number of features to show: those that are most active anywhere in the text
     #[serde(default = "usual_top")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,

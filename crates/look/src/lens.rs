@@ -42,13 +42,13 @@ pub struct Lens {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The N most probable tokens of each cell, in the JSON
+    /// Number of most probable tokens to list for each cell in the JSON
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Lens::default().top))]
     pub top: usize,
-    /// A token whose rank and probability are wanted too; may be given several times
+    /// Token whose rank and probability to report as well; may be given several times
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT"))]
     pub watch: Vec<TokenChoice>,
-    /// The value of a cell; rank and watched-probability are those of the first --watch
+    /// Value to show in each cell; rank and watched-probability refer to the first --watch
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "VALUE", default_value = "probability", value_parser = choices::<LensValue>()))]
     pub show: LensValue,

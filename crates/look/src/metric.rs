@@ -35,10 +35,10 @@ pub struct MetricOptions {
     /// Token to compare the answer with
     #[cfg_attr(feature = "clap", arg(long, value_name = "TEXT", requires = "answer"))]
     pub against: Option<TokenChoice>,
-    /// Position of the token after which the answer is predicted: from 0, or from -1 at the end
+    /// Position of the token after which the answer is predicted: from 0, or negative, with -1 for the last
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = MetricOptions::default().position, allow_negative_numbers = true))]
     pub position: i64,
-    /// What to measure of the answer; with --against, the difference between the two tokens
+    /// How to measure the answer; with --against, the difference between the two tokens
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "MEASURE", default_value = "logit", value_parser = choices::<Measure>()))]
     pub measure: Measure,

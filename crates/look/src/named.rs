@@ -126,9 +126,9 @@ pub enum Parts {
 impl Named for Parts {
     const NAMES: &'static [Name<Self>] = &[
         name("component", Self::Component, "Both embeddings, and attention and MLP of each layer"),
-        name("layer", Self::Layer, "The residual stream on its way: what it would say at each place"),
-        name("head", Self::Head, "Each head, and all else"),
-        name("neuron", Self::Neuron, "Each neuron, and all else"),
+        name("layer", Self::Layer, "The residual stream at each layer: what it would predict there"),
+        name("head", Self::Head, "Each head, and everything else"),
+        name("neuron", Self::Neuron, "Each neuron, and everything else"),
     ];
 }
 
@@ -163,7 +163,7 @@ impl Named for LensValue {
             Self::Divergence,
             "Kullback-Leibler divergence from the last layer's prediction, in nats",
         ),
-        name("next", Self::Next, "Logarithm of the probability of the token that follows in the text"),
+        name("next", Self::Next, "Log-probability of the token that follows in the text"),
         name("rank", Self::Rank, "How many tokens are more probable than the watched one"),
         name("watched-probability", Self::WatchedProbability, "Probability of the watched token"),
     ];

@@ -41,7 +41,7 @@ pub struct Neurons {
     /// The neuron: LAYER.NEURON
     #[cfg_attr(feature = "clap", arg(long, value_name = "NEURON"))]
     pub neuron: Neuron,
-    /// How many places
+    /// Number of positions to show
     #[serde(default = "usual_top")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,

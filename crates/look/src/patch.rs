@@ -33,7 +33,7 @@ pub struct Patched {
     /// or its TransformerLens name
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE", default_value_t = Patched::default().site))]
     pub site: String,
-    /// The parts, besides the layer [default: position, and head where the site has heads]
+    /// What to patch at a time in each layer [default: position, and head if the site has heads]
     #[serde(deserialize_with = "some_choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "PARTS", value_parser = choices::<By>()))]
     pub by: Option<By>,

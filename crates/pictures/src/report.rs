@@ -130,7 +130,7 @@ pub enum Scale {
 impl Report {
     /// Whether the tokens begin with a BOS token, in words.
     pub(crate) fn bos_in_words(&self) -> &'static str {
-        if self.bos { "BOS token in front" } else { "no BOS token" }
+        if self.bos { "with a BOS token" } else { "no BOS token" }
     }
 
     /// A report of this kind, such as `attention`, that has no values yet.

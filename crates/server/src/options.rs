@@ -46,19 +46,19 @@ const OTHER_FILES: usize = RESERVE + 48;
 #[derive(Debug, Clone)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct ServerOptions {
-    /// Name or address to listen on; one that other machines reach wants a key
+    /// Name or address to listen on; one that other machines can reach requires a key
     #[cfg_attr(feature = "clap", arg(long, value_name = "HOST", default_value_t = ServerOptions::default().host))]
     pub host: String,
-    /// Port to listen on; 0 takes any that is free, which the first line on standard output names
+    /// Port to listen on; 0 picks a free one, which is shown in the first line of standard output
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().port, allow_negative_numbers = true))]
     pub port: u16,
-    /// Unix socket to listen on instead, for this user alone
+    /// Unix socket to listen on instead, accessible to this user only
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"]))]
     pub unix_socket: Option<PathBuf>,
     /// Maximum number of completions to generate at once
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().parallel, allow_negative_numbers = true, value_parser = between("parallel")))]
     pub parallel: usize,
-    /// Prompts that wait; a request that finds no room is answered with code 429
+    /// Maximum number of waiting prompts; when the queue is full, requests get status 429
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().queue, allow_negative_numbers = true, value_parser = between("queue")))]
     pub queue: usize,
     /// Size of the KV cache in tokens, of prompts and completions together [default: a full context for each of --parallel]
@@ -68,19 +68,19 @@ pub struct ServerOptions {
     /// as many while none is
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = ServerOptions::default().prefill_chunk, allow_negative_numbers = true, value_parser = between("prefill_chunk")))]
     pub prefill_chunk: usize,
-    /// Connections at once; beyond them idle ones are closed, and if none is idle, requests are answered with code 503 [default: room for twice what runs and waits]
+    /// Maximum number of connections; beyond it idle ones are closed, and if none is idle, requests get status 503 [default: enough for twice --parallel and --queue together]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, value_parser = between("max_connections")))]
     pub max_connections: Option<usize>,
-    /// Most bytes of a request's body
+    /// Maximum size of a request body, in bytes
     #[cfg_attr(feature = "clap", arg(long, value_name = "BYTES", default_value_t = ServerOptions::default().max_body, allow_negative_numbers = true, value_parser = between("max_body")))]
     pub max_body: usize,
     /// Keys, of which requests show one. Without any, all are served. `{:?}` does not show them.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub keys: Vec<SecretString>,
-    /// Listen without a key where other machines reach the server
+    /// Require no key even if other machines can reach the server
     #[cfg_attr(feature = "clap", arg(long))]
     pub no_auth: bool,
-    /// Another name by which a proxy or other machines call the server; may be given more than once
+    /// Additional host name under which a proxy or other machines reach the server; may be given more than once
     #[cfg_attr(feature = "clap", arg(long = "allow-host", value_name = "HOST"))]
     pub allow_hosts: Vec<String>,
     /// Origins of pages of other servers that may use this one, such as `https://example.com`.
@@ -89,23 +89,23 @@ pub struct ServerOptions {
         arg(
             long = "cors-origin",
             value_name = "ORIGIN",
-            help = "Origin of another server's pages that may use this one, such as https://example.com; may be given more than once"
+            help = "Origin whose pages may use this server, such as https://example.com; may be given more than once"
         )
     )]
     pub cors_origins: Vec<String>,
     /// Whether there is a page at `/`.
-    #[cfg_attr(feature = "clap", arg(long = "no-page", help = "Serve no page at /", action = clap::ArgAction::SetFalse))]
+    #[cfg_attr(feature = "clap", arg(long = "no-page", help = "Do not serve the web page at /", action = clap::ArgAction::SetFalse))]
     pub page: bool,
     /// The model's names, its chat template and the limits of requests.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub api: ApiOptions,
-    /// Longest time to make the texts of a request; a text that takes longer ends there
+    /// Maximum time to generate the completions of a request; longer ones are cut off
     #[cfg_attr(feature = "clap", arg(long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = seconds))]
     pub max_time: Option<Duration>,
     /// How long is waited for what.
     #[cfg_attr(feature = "clap", command(flatten))]
     pub timeouts: Timeouts,
-    /// Write a line of the log for every request: its number, route, code, counts of tokens and time, never a text
+    /// Log a line for every request: its number, route, status, token counts and time, never its text
     #[cfg_attr(feature = "clap", arg(long))]
     pub log_requests: bool,
     /// Whether SIGTERM and SIGINT end the server.
@@ -128,10 +128,10 @@ pub struct Timeouts {
     /// For the next request of a connection.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().idle))]
     pub idle: Duration,
-    /// Longest time that a client may leave unread what is sent to it
+    /// Maximum time that a client may leave a response unread
     #[cfg_attr(feature = "clap", arg(id = "write-timeout", long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = seconds))]
     pub write: Duration,
-    /// Longest time in the queue; a request that waits longer is answered with code 503
+    /// Maximum time in the queue; a request that waits longer gets status 503
     #[cfg_attr(feature = "clap", arg(id = "queue-timeout", long, value_name = "SECONDS", default_value = "60", allow_negative_numbers = true, value_parser = seconds))]
     pub queue: Duration,
     /// For the first token of a stream, before its head is sent.
@@ -140,7 +140,7 @@ pub struct Timeouts {
     /// Between two signs of life in a stream that has nothing to tell.
     #[cfg_attr(feature = "clap", arg(skip = Timeouts::default().ping))]
     pub ping: Duration,
-    /// Longest time to finish running requests, once the server is told to end
+    /// Maximum time to finish running requests during a shutdown
     #[cfg_attr(feature = "clap", arg(id = "drain-timeout", long, value_name = "SECONDS", default_value = "25", allow_negative_numbers = true, value_parser = seconds))]
     pub drain: Duration,
     /// For what a client still sends when its request is refused.

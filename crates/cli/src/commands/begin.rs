@@ -15,7 +15,7 @@ const COMMANDS: [(&str, &str, bool); 3] = [
     ),
     (
         r#"gpt2 look attention "A red ball and a blue cup, a red" --html page.html"#,
-        "makes a page that shows where each head looks",
+        "writes a page that shows where each head attends",
         true,
     ),
     (
@@ -33,7 +33,7 @@ pub(crate) fn begin() -> Result<ExitCode> {
         write_line(&format!("  {command:<52} {what}"))?;
     }
     write_line(
-        "All commands: gpt2 --help. Examples of one: gpt2 generate --help. What this machine has: gpt2 doctor.",
+        "All commands: gpt2 --help. Examples for a command: gpt2 generate --help. What this machine has: gpt2 doctor.",
     )?;
     Ok(ExitCode::SUCCESS)
 }

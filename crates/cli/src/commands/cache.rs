@@ -23,19 +23,19 @@ Examples:
   gpt2 cache \"The dog\" --model gpt2 --sites '*' --as transformer-lens --bos --out cache.npz
   gpt2 cache --ids 464,3290 --model gpt2 --sites z,pattern --layers 0-5 --positions 1 --out cache.safetensors
 
-Tensors have TransformerLens' names and layouts, with the batch axis of 1. The places: embed pos_embed; of each block resid_pre \
+Tensors have TransformerLens' names and layouts, with a batch axis of 1. Hook points: embed pos_embed; for each block resid_pre \
 ln1.scale ln1.normalized q k v attn_scores pattern z result attn_out resid_mid ln2.scale ln2.normalized mlp_pre mlp_post mlp_out \
-resid_post; ln_final.scale ln_final.normalized final_norm logits. A safetensors file has the model, the tokens and what was asked for \
+resid_post; ln_final.scale ln_final.normalized final_norm logits. A safetensors file has the model, the tokens and the options \
 in its metadata.")]
 pub(crate) struct CacheArguments {
     #[command(flatten)]
     pub(crate) input: InputArguments,
     #[command(flatten)]
     pub(crate) look: CacheLook,
-    /// Hook points, separated by commas: short names, TransformerLens' names, or patterns with *; a name without a layer is every block's
+    /// Hook points, separated by commas: short names, TransformerLens' names, or patterns with *; a name without a layer means every block
     #[arg(long, value_name = "SITES")]
     pub(crate) sites: String,
-    /// The file: .safetensors or .npz; one that exists is not overwritten
+    /// Output file: .safetensors or .npz; an existing one is not overwritten
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
     #[command(flatten)]

@@ -37,7 +37,7 @@ pub(crate) struct CompressArguments {
     pub(crate) estimate: bool,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Tokens of a window: fewer are faster to decompress and compress less [default: the model's context]
+    /// Tokens per window: shorter windows are faster to decompress and compress less [default: the model's context]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
     /// Print one JSON object: output, bytes, compressed_bytes, bits_per_byte, tokens, model_bits
@@ -57,7 +57,7 @@ damaged, or was compressed with another model, produces no output.")]
 pub(crate) struct DecompressArguments {
     #[command(flatten)]
     pub(crate) place: InPlaceArguments,
-    /// The model that compressed: a folder, a weights file, a name on the Hugging Face hub, or built-in
+    /// The model that compressed the file: a folder, a weights file, a name on the Hugging Face Hub, or built-in
     #[arg(short, long, value_name = "DIR", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]

@@ -19,12 +19,12 @@ Examples:
   gpt2 convert models/124M gpt2-hf --dtype f16
   gpt2 convert gpt2-hf gpt2.gguf --dtype q8_0
 
-The result appears whole or not at all, and nothing that exists is overwritten.")]
+The output appears only once it is complete, and existing files are never overwritten.")]
 pub(crate) struct ConvertArguments {
     /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
     #[arg(value_name = "IN")]
     pub(crate) input: PathBuf,
-    /// What to write: a GGUF file where the name ends in .gguf, else a Hugging Face folder
+    /// Output: a GGUF file if the name ends in .gguf, else a Hugging Face folder
     #[arg(value_name = "OUT")]
     pub(crate) output: PathBuf,
     /// Type of the written weights: f32, f16, bf16, and for GGUF q8_0 and q4_0

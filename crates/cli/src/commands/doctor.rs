@@ -21,7 +21,7 @@ use crate::output::{grouped, write_json, write_line};
 Examples:
   gpt2 doctor
   gpt2 doctor --json
-  gpt2 doctor --threads 1    # what one thread reads and multiplies
+  gpt2 doctor --threads 1    # the speed of one thread
   GPT2_INSTRUCTION_SET=avx2 gpt2 doctor    # what another processor would do
   GPT2_LARGE_PAGES=off gpt2 doctor    # what small pages cost
 

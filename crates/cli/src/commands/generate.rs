@@ -51,7 +51,7 @@ pub(crate) struct GenerateArguments {
     /// with drafting also drafted and accepted; with several completions `sequences`, each with ids, text, stop_reason and score
     #[arg(long)]
     pub(crate) json: bool,
-    /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the text, Ctrl-D ends
+    /// Read prompt after prompt from the terminal, with line editing and history; Ctrl-C stops the completion, Ctrl-D quits
     #[arg(long, conflicts_with_all = ["json", "input", "prompts_file"])]
     pub(crate) interactive: bool,
     #[command(flatten)]

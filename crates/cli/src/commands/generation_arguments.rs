@@ -18,7 +18,12 @@ pub(crate) struct GenerationArguments {
     #[command(flatten)]
     options: GenerationOptions,
     /// Assistant for speculative decoding: a smaller model with the same vocabulary, named like --model; the completion stays the same
-    #[arg(long, value_name = "DIR", conflicts_with = "prompt_lookup_num_tokens", help_heading = "Drafting")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        conflicts_with = "prompt_lookup_num_tokens",
+        help_heading = "Speculative decoding"
+    )]
     pub(crate) assistant_model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) grammar: GrammarArguments,

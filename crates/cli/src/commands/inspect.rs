@@ -24,13 +24,13 @@ Examples:
 pub(crate) struct InspectArguments {
     #[command(flatten)]
     pub(crate) subject: InspectSubject,
-    /// Also minimum, maximum, mean and deviation of every tensor, and how many values are zero or not finite
+    /// Also show minimum, maximum, mean and standard deviation of every tensor, and how many values are zero or not finite
     #[arg(long)]
     pub(crate) tensors: bool,
     /// Print only the parameter counts that people quote (117M, 124M, 163M …), each with its definition
     #[arg(long, conflicts_with_all = ["tensors", "diff"])]
     pub(crate) ledger: bool,
-    /// Compare with another checkpoint, parameter by parameter, whatever the formats
+    /// Compare with another checkpoint in any format, parameter by parameter
     #[arg(long, value_name = "OTHER", conflicts_with = "tensors")]
     pub(crate) diff: Option<PathBuf>,
     #[command(flatten)]

@@ -34,8 +34,8 @@ Logarithms are natural. A text longer than the context is scored in windows that
 token counts once, in the first window that reaches it.
 
 Choices are compared by the sum of their log-probabilities, and by that sum per token, per character and per byte of UTF-8. \
-One space at the beginning of a choice stands between the prompt and it: it is scored and not counted, as in \
-lm-evaluation-harness, whose acc is by the sum and whose acc_norm is per character.")]
+A space at the beginning of a choice separates it from the prompt: it is scored but not counted, as in \
+lm-evaluation-harness, whose acc uses the sum and whose acc_norm the value per character.")]
 pub(crate) struct ScoreArguments {
     #[command(flatten)]
     pub(crate) input: InputArguments,
@@ -46,7 +46,7 @@ pub(crate) struct ScoreArguments {
     /// Distance between windows, in tokens [default: half of the context]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) stride: Option<usize>,
-    /// Also the N most probable tokens at each place
+    /// Also print the N most probable tokens at each position
     #[arg(
         long,
         value_name = "N",
@@ -55,7 +55,7 @@ pub(crate) struct ScoreArguments {
         conflicts_with = "choice"
     )]
     pub(crate) top: usize,
-    /// Score TEXT as a continuation of the prompt instead; give it for every choice
+    /// Score TEXT as a continuation of the prompt instead; repeat for each choice
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["stride", "ids", "prompts_file"])]
     pub(crate) choice: Vec<String>,
     /// Print one JSON object: ids, logprobs (null for the first), loss, perplexity, with --top also alternatives; with --choice: choices and best, each by sum, per_token (also as mean, the same number), per_character and per_byte

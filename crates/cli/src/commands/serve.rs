@@ -33,7 +33,7 @@ Examples:
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \\
        -d '{\"prompt\": \"The dog was found in\", \"max_tokens\": 20}'
 
-A classifier (see `gpt2 classify`) is asked at /v1/classify: -d '{\"input\": [\"What a film!\"]}'.
+A classifier (see `gpt2 classify`) takes requests at /v1/classify: -d '{\"input\": [\"What a film!\"]}'.
 
 The first line on standard output is the address: append /v1 to use it as the base URL of an OpenAI client, \
 or open it in a browser. /health reports whether the server is ready, /metrics its load, /openapi.json the \
@@ -49,7 +49,7 @@ pub(crate) struct ServeArguments {
     limits: LimitArguments,
     #[command(flatten)]
     names: NameArguments,
-    /// File with the keys that requests must show, one a line; lines that begin with # are skipped
+    /// File with the API keys that requests may use, one per line; lines that begin with # are skipped
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
     /// Defaults for sampling options that a request does not set: the checkpoint's generation_config.json (auto) or OpenAI's (none)
@@ -58,10 +58,10 @@ pub(crate) struct ServeArguments {
     /// Report the number of cached prompt tokens in each response; identical requests then no longer get identical responses
     #[arg(long)]
     enable_prompt_tokens_details: bool,
-    /// Refuse requests with unknown fields; without it they are answered, and the answer names the fields under warnings
+    /// Refuse requests with unknown fields; by default they are answered, and the response lists the fields under warnings
     #[arg(long)]
     strict: bool,
-    /// What the lines of the log look like: text, or json, an object on each line
+    /// Format of the log: text, or json, one object per line
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t, hide_possible_values = true)]
     log_format: LogFormat,
 }
@@ -86,10 +86,10 @@ struct LimitArguments {
 /// What the model is called and how it is talked to.
 #[derive(Debug, Args)]
 struct NameArguments {
-    /// Name of the model in requests and answers [default: that of --model, without its folders]
+    /// Name of the model in requests and responses [default: that of --model, without its folders]
     #[arg(long, value_name = "NAME")]
     served_model_name: Option<String>,
-    /// A further name that requests may use; may be given more than once
+    /// Additional model name that requests may use; may be given more than once
     #[arg(long, value_name = "NAME")]
     alias: Vec<String>,
     /// Chat template: a file with a Jinja template, or eos-join, which puts the end-of-text token after each message

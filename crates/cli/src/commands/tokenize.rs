@@ -20,7 +20,7 @@ Examples:
   gpt2 tokenize --json < prompt.txt
   gpt2 tokenize book.txt letters.jsonl --model gpt2 --out tokens
   gpt2 tokenize *.jsonl --tokenizer tokenizer.json --out tokens --format llm.c --held-out 0.001
-  gpt2 tokenize … --resume    # the same call again, after it was stopped
+  gpt2 tokenize … --resume    # the same command again, after it was stopped
   gpt2 train --data tokens --init gpt2 --out fine-tuned
 
 Without --out, the tokens of the argument, or of standard input, are printed: id, text and bytes. The \
@@ -28,13 +28,13 @@ default model is then the built-in one.
 
 --out gets train.bin and val.bin, which nanoGPT reads, or numbered shards with --shard-tokens and for \
 llm.c, along with the tokenizer and tokens.json, which makes it possible to detect damaged files and a \
-wrong vocabulary. A file gets its name once it is complete. The same call writes the same files, with any \
+wrong vocabulary. A file gets its name once it is complete. The same command writes the same files, with any \
 number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
     /// The text to tokenize; with --out files: plain UTF-8, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
     #[arg(value_name = "TEXT|FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) data: Vec<PathBuf>,
-    /// Checkpoint whose tokenizer is taken: a folder, a weights file in any format that the program reads, or a model on the Hub
+    /// Checkpoint whose tokenizer is used: a folder, a weights file in any format that the program reads, or a model on the Hub
     #[arg(short, long, value_name = "CHECKPOINT", group = "vocabulary")]
     pub(crate) model: Option<PathBuf>,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's]

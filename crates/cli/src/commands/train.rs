@@ -24,17 +24,17 @@ Examples:
   gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
   gpt2 train --task classify --data reviews.tsv --init gpt2 --out critic --train-blocks 1 --class-weights balanced
   gpt2 train --task answer --data questions.jsonl --init gpt2 --out clerk --lora-rank 8
-  gpt2 train … --resume    # the same call again, after it was stopped
+  gpt2 train … --resume    # the same command again, after it was stopped
 
---out becomes a Hugging Face folder with the weights of the best held-out loss, along with log.jsonl, \
-loss.svg and the state that --resume continues from. The same call gives the same weights, interrupted or \
+--out becomes a Hugging Face folder with the weights of the lowest held-out loss, along with log.jsonl, \
+loss.svg and the state that --resume continues from. The same command gives the same weights, interrupted or \
 not; Ctrl-C saves the state of the last step.
 
 The optimizer is AdamW with the betas 0.9 and 0.95.
 
 --task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line \
 that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the \
-labels of the data, a classifier keeps its own. The last rows of each label are held out to measure the \
+labels of the data; a classifier keeps its own. The last rows of each label are held out to measure the \
 accuracy, the F1 of each label and the confusion matrix (--json, confusion.svg). --task answer trains on \
 the `completion` after the `prompt` (.jsonl or .tsv) and on the end-of-text token, not on the prompt. Rows \
 are computed without padding and do not attend to each other; a row longer than the context loses its first \
@@ -67,7 +67,7 @@ pub(crate) struct TrainStart {
     /// Checkpoint to train further: a folder, a weights file in any format that the program reads, or a model on the Hub
     #[arg(long, value_name = "CHECKPOINT")]
     pub(crate) init: Option<PathBuf>,
-    /// A config.json that says which model to make from scratch
+    /// A config.json that describes the model to train from scratch
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

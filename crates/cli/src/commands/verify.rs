@@ -31,7 +31,7 @@ pub(crate) struct VerifyArguments {
     /// Also compare the logits of a fixed prompt with those of another checkpoint
     #[arg(long, value_name = "OTHER")]
     pub(crate) against: Option<PathBuf>,
-    /// Largest difference of logits that --against allows
+    /// Largest difference between logits that --against allows
     #[arg(long, value_name = "X", default_value_t = VerifyOptions::TOLERANCE, requires = "against", allow_negative_numbers = true, value_parser = parse_tolerance)]
     pub(crate) tolerance: f64,
     /// Also print the SHA-256 of the logits after each token of a fixed prompt, which is the same on every machine
@@ -40,7 +40,7 @@ pub(crate) struct VerifyArguments {
     /// Precision of the weights for --fingerprint: f32, f16, q8, q6, q5 or q4 [default: the checkpoint's dtype, as f16 or f32]
     #[arg(long, value_name = "TYPE", requires = "fingerprint")]
     pub(crate) dtype: Option<WeightDType>,
-    /// Precision of cached keys and values for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]
+    /// Precision of the KV cache for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]
     #[arg(long, value_name = "TYPE", requires = "fingerprint")]
     pub(crate) kv_dtype: Option<KvDType>,
     #[command(flatten)]

@@ -264,7 +264,7 @@ macro_rules! options {
             )+)+
             /// Never generate TEXT, with or without a space before it; may be given several times
             #[serde(deserialize_with = "given")]
-            #[cfg_attr(feature = "clap", arg(long = "bad-word", value_name = "TEXT", help_heading = "Changing the logits"))]
+            #[cfg_attr(feature = "clap", arg(long = "bad-word", value_name = "TEXT", help_heading = "Logits processors"))]
             pub bad_words: Option<Vec<String>>,
             /// Keep the last N tokens of a prompt that is longer than the context; without it such a prompt is refused
             #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Long texts"))]
@@ -373,7 +373,7 @@ options! {
         #[arg(value_name = "T")]
         #[request(RequestField::from(0.0, 2.0).or_checkpoint())]
         temperature: f64 = 1.0, in TEMPERATURE;
-        /// Sample from the K most probable tokens and those equal to the last; 0 keeps all [default: 50]
+        /// Sample from the K most probable tokens and any tied with the last; 0 keeps all [default: 50]
         #[arg(value_name = "K")]
         #[request(RequestField::from(-1.0, MAX_WHOLE).or_checkpoint())]
         top_k: usize = 50;
@@ -381,7 +381,7 @@ options! {
         #[arg(value_name = "P")]
         #[request(RequestField::from(0.0, 1.0).or_checkpoint())]
         top_p: f64 = 1.0, in SAMPLED_MASS;
-        /// Sample from tokens with at least the share P of the largest probability, from 0 to 1
+        /// Sample from tokens with at least P times the largest probability, with P from 0 to 1
         #[arg(value_name = "P")]
         #[request(RequestField::from(0.0, 1.0).or_checkpoint())]
         min_p: f64 as Option<f64> = None, in SAMPLED_SHARE;
@@ -403,7 +403,7 @@ options! {
         num_return_sequences: usize = 1, in TEXTS;
     }
 
-    "Changing the logits" {
+    "Logits processors" {
         /// Multiply positive and divide negative logits of the prompt's tokens by X, greater than 0
         #[arg(value_name = "X")]
         #[request(RequestField::above(0.0, 1000.0))]
@@ -448,7 +448,7 @@ options! {
         renormalize_logits: bool = false;
     }
 
-    "Searching" {
+    "Search" {
         /// Beam search with N beams
         #[arg(value_name = "N")]
         num_beams: usize = 1, in TEXTS;
@@ -472,8 +472,8 @@ options! {
         penalty_alpha: f64 = 0.0, in SHARE;
     }
 
-    "Drafting" {
-        /// Maximum number of tokens that the assistant drafts at once; fewer when they are seldom right [default: 20]
+    "Speculative decoding" {
+        /// Maximum number of tokens that the assistant drafts at once; fewer if they are rarely accepted [default: 20]
         #[arg(value_name = "N")]
         num_assistant_tokens: usize = 20;
         /// Prompt lookup decoding: draft up to N tokens from an earlier occurrence of the last ones; the completion stays the same

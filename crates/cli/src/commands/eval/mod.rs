@@ -16,7 +16,7 @@ use crate::progress::Terminal;
 Examples:
   gpt2 eval --list
   gpt2 eval lambada:lm-eval --model gpt2 --data lambada_test.jsonl
-  gpt2 eval lambada:lm-eval --model gpt2    # the published data, from the hub
+  gpt2 eval lambada:lm-eval --model gpt2    # the published data, from the Hub
   gpt2 eval wikitext:lm-eval wikitext:hf-512 --model gpt2 --data wiki.test.raw --json
   gpt2 eval piqa:lm-eval sciq:lm-eval --data piqa.jsonl --data sciq.jsonl
   gpt2 eval blimp:lm-eval --model gpt2 --data FOLDER    # its 67 files
@@ -24,11 +24,11 @@ Examples:
   gpt2 eval piqa:lm-eval --dtype q4 --data piqa.jsonl --against LOG.jsonl
   gpt2 eval piqa:lm-eval --data piqa.jsonl --num-fewshot 5 --fewshot-data piqa_train.jsonl
   gpt2 eval my_task.yaml --model gpt2    # a task of lm-evaluation-harness
-  gpt2 eval kl --model gpt2 --dtype q8 --data book.txt    # q8 beside f32
+  gpt2 eval kl --model gpt2 --dtype q8 --data book.txt    # q8 against f32
   gpt2 eval kl --model DIR --base gpt2 --data book.txt
 
 A protocol fixes which text is scored, how it is split, and how the result is normalized. Published figures \
-are shown only for a model of the same size. Data other than the published file is measured too, and the \
+are shown only for a model of the same size. Data other than the published file is accepted too, and the \
 report says so. An invalid entry in the data ends the run with exit code 1: at once, or with --items after \
 the entries before it.")]
 pub(crate) struct EvalArguments {
@@ -36,10 +36,10 @@ pub(crate) struct EvalArguments {
     pub(crate) options: EvaluationOptions,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
-    /// Print one JSON object a line for each protocol: model, dtype, kv_dtype, device, protocol, protocol_source, num_fewshot, dataset, metrics, against, cut, notes, tokens_read, tokens_scored, seconds, version; numbers that are not finite are the texts Infinity, -Infinity, NaN
+    /// Print one JSON object per line for each protocol: model, dtype, kv_dtype, device, protocol, protocol_source, num_fewshot, dataset, metrics, against, cut, notes, tokens_read, tokens_scored, seconds, version; numbers that are not finite are the strings Infinity, -Infinity, NaN
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print every protocol with its source, its data and what others measured by it
+    /// Print every protocol with its source, its data and the figures that others published
     #[arg(long)]
     pub(crate) list: bool,
 }

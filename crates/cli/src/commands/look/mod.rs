@@ -57,10 +57,10 @@ Examples:
   gpt2 look attribute \"The capital of France is\" --model gpt2 --answer \" Paris\" --unit head --svg heads.svg
   gpt2 look attribute \"The capital of France is\" --model gpt2 --unit neuron --top 30 --json
 
-Each part of the residual stream is divided by the final norm's scale of the whole run. The parts and the bias add up to the \
+Each part of the residual stream is divided by the final norm's scale in the whole run. The parts and the bias add up to the \
 difference of the two logits, or, without --against, to the answer's logit minus the mean of all; with --unit layer they do not.")]
     Attribute(LookArguments<InputArguments, Attribute>),
-    /// Which heads attend to the previous token, to the same token before, or to what followed it (induction)
+    /// Which heads attend to the previous token, to an earlier copy of the token, or to what followed it (induction)
     #[command(after_help = "\
 Examples:
   gpt2 look heads --model gpt2 --length 100 --rows 2 --seed 0 --from 100 --below 20000
@@ -70,10 +70,10 @@ Examples:
 Without a text (standard input is not read), the model reads rows of random tokens, each row repeated once. \
 A head's score is the mean attention from a token of the second half to the token before it (previous), to \
 the same token in the first half (duplicate), or to the one after that (induction); for previous, the mean \
-is over all tokens. The random tokens are those of torch.manual_seed. With a text, the score is the share \
+is over all tokens. The random tokens match torch's for the same seed. With a text, the score is the share \
 of a head's attention that goes to such positions.")]
     Heads(LookArguments<OptionalInput, HeadKinds>),
-    /// What a prediction becomes without a head: each head in turn, or chosen ones together
+    /// How a prediction changes without a head: each head in turn, or chosen ones together
     #[command(after_help = "\
 Examples:
   gpt2 look ablate \"When Mia and Tom went to the park, Tom gave a ball to\" --answer \" Mia\" --against \" Tom\"
@@ -91,7 +91,7 @@ Examples:
      --corrupt \"When Mia and Tom went to the park, Mia gave a ball to\" --answer \" Mia\" --against \" Tom\"
   gpt2 look patch --model gpt2 --clean … --corrupt … --answer \" John\" --site z --by head --svg heads.svg
 
-Values are shares of the way from the corrupted text's metric (0) to the clean one's (1).")]
+Values are scaled so that 0 is the corrupted text's metric and 1 the clean one's.")]
     Patch(LookArguments<TextsArguments, Patch>),
     /// Which later heads a head's output reaches, and what it changes there (path patching)
     #[command(after_help = "\
@@ -108,8 +108,8 @@ receiver is tried.")]
 Examples:
   gpt2 look estimate --model gpt2 --clean \"…\" --corrupt \"…\" --answer \" John\" --against \" Mary\" --site z
 
-One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` finds by a run for \
-each part. It is known to be wrong where the model is far from linear: at the early residual stream and at the first MLP.")]
+One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` measures with one run for \
+each part. It is known to be inaccurate where the model is far from linear: in the early residual stream and at the first MLP.")]
     Estimate(LookArguments<TextsArguments, Estimate>),
     /// How much each token of the text matters for a prediction, by gradients
     #[command(after_help = "\
@@ -129,13 +129,13 @@ Examples:
 
 Values are outputs of the activation function (mlp_post). A long text is read in windows of the context.")]
     Neurons(LookArguments<InputArguments, Neurons>),
-    /// Which features of a sparse autoencoder are active, token by token
+    /// Which SAE features are active, token by token
     #[command(after_help = "\
 Examples:
   gpt2 look features \"The capital of France is\" --model gpt2 --sae blocks.8.hook_resid_pre
   gpt2 look features \"The capital of France is\" --model gpt2 --sae resid_post_mlp_v5_32k/8.pt --site 8.resid_post
 
---sae takes a folder of SAELens (cfg.json and sae_weights.safetensors) or a file of OpenAI's (with --site).")]
+--sae takes a SAELens folder (cfg.json and sae_weights.safetensors) or one of OpenAI's files (with --site).")]
     Features(LookArguments<InputArguments, Features>),
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct OpeningArguments {
     /// Prepend the configuration's bos_token_id (<|endoftext|>), as TransformerLens does by default
     #[arg(long, overrides_with = "no_bos")]
     pub(crate) bos: bool,
-    /// Read the text as it is, as transformers does [default]
+    /// Use the text as it is, as transformers does [default]
     #[arg(long)]
     pub(crate) no_bos: bool,
 }
@@ -47,10 +47,10 @@ pub(crate) struct ViewArguments {
     /// Print one JSON object: schema, tokens (index, id, text), bos, axes (name, labels), values in the order of the axes (the last one fastest; null where there is none), metric before and after
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write a page: one file that works without a network
+    /// Write an HTML page: one file that works offline
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Write a picture for a paper
+    /// Write an SVG figure for a paper
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
     /// Width of the picture: one column (3.3 inches) or two (6.8 inches)
