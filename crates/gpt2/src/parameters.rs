@@ -232,10 +232,10 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
         ),
         row(
             "book, untied",
-            "a head of its own, without query, key and value biases: the book's chapter 4",
+            "untied head, without query, key and value biases: the book's chapter 4",
             untied - qkv_biases,
         ),
-        row("untied", "a head of its own, or the tied one counted twice: transformer + lm_head", untied),
+        row("untied", "untied head, or the tied one counted twice: transformer + lm_head", untied),
     ]
 }
 

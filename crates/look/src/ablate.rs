@@ -265,7 +265,7 @@ impl Look for Ablate {
         let before = metric.of_run(&run, &mut Chain(Vec::new()))?;
         let name = subject.metric_name(&metric);
         let mut report = subject.report("ablate", format!("{name} without each head"), &ids);
-        report.notes.push(format!("in the place of a head's output: {}", self.with.name));
+        report.notes.push(format!("replaces a head's output: {}", self.with.name));
         let mut shown = Shown { name: name.clone(), before: f64::from(before), after: None };
         if let Some(heads) = heads {
             let (logits, has_changed) = ablated(&run, &heads.0, at, &ablation)?;

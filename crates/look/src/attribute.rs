@@ -112,7 +112,7 @@ impl Look for Attribute {
             Unit::Head | Unit::TransformerLensHead => {
                 report.axes = vec![subject.layer_axis(), subject.head_axis()];
                 report.values = found.values[..layers * heads].iter().copied().map(Some).collect();
-                report.notes.push(format!("all that is no head: {:.4}", found.values[layers * heads]));
+                report.notes.push(format!("everything but the heads: {:.4}", found.values[layers * heads]));
             }
             Unit::Neuron => {
                 let mut order: Vec<usize> = (0..found.values.len()).collect();

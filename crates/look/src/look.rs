@@ -129,12 +129,14 @@ impl<'a> LookSubject<'a> {
             Measure::LogProbability => "log probability",
             Measure::Probability => "probability",
         };
-        let of = |id: u32| format!("{measure} of {:?}", self.shown(id));
         let name = match metric.against {
-            Some(against) => format!("{} minus {}", of(metric.answer), of(against)),
-            None => of(metric.answer),
+            Some(against) => {
+                let [answer, against] = [metric.answer, against].map(|id| self.shown(id));
+                format!("{measure} difference ({answer:?} − {against:?})")
+            }
+            None => format!("{measure} of {:?}", self.shown(metric.answer)),
         };
-        format!("{name} after token {}", metric.position)
+        format!("{name} at position {}", metric.position)
     }
 
     /// Whether a BOS token precedes every text, in words: for looks whose tables list no tokens.

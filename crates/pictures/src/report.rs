@@ -94,7 +94,7 @@ pub struct Axis {
 ///
 /// let mut report = Report::new("ablate", "one head left out".into(), "gpt2".into(), Vec::new(), false);
 /// report.metric = Some(Metric { name: "logit of \" Paris\"".into(), before: 2.5, after: Some(0.75) });
-/// assert!(table(&report).contains("logit of \" Paris\": 2.50000 -> 0.75000"));
+/// assert!(table(&report).contains("logit of \" Paris\": 2.50000 → 0.75000"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {

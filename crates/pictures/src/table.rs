@@ -31,7 +31,7 @@ const TOKENS: usize = 200;
 pub fn table(report: &Report) -> String {
     let mut lines = vec![printable(&report.title), format!("model: {}", printable(&report.model))];
     if let Some(metric) = &report.metric {
-        let after = metric.after.map(|after| format!(" -> {after:.5}")).unwrap_or_default();
+        let after = metric.after.map(|after| format!(" → {after:.5}")).unwrap_or_default();
         lines.push(format!("{}: {:.5}{after}", printable(&metric.name), metric.before));
     }
     if !report.tokens.is_empty() {

@@ -454,12 +454,14 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
     let told = linear + conv1d;
     match linear.cmp(&conv1d) {
         Ordering::Greater => {
-            (Orientation::Linear, format!("{linear} of the {told} weights that tell are (out, in)"))
+            (Orientation::Linear, format!("{linear} of the {told} weights that are not square are (out, in)"))
         }
         Ordering::Less => {
-            (Orientation::Conv1D, format!("{conv1d} of the {told} weights that tell are (in, out)"))
+            (Orientation::Conv1D, format!("{conv1d} of the {told} weights that are not square are (in, out)"))
         }
-        Ordering::Equal => (Orientation::Conv1D, "the weights do not tell; taken as GPT-2's own".to_owned()),
+        Ordering::Equal => {
+            (Orientation::Conv1D, "all weights are square, so the layout of GPT-2 is assumed".to_owned())
+        }
     }
 }
 

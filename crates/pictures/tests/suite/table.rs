@@ -47,7 +47,7 @@ fn heads_that_were_not_asked_for_have_no_line() {
 #[test]
 fn two_axes_are_a_matrix_where_it_fits() {
     let text = table(&samples::layers_by_heads(12, 12));
-    assert!(text.contains("logit difference: 3.25000 -> -0.50000"));
+    assert!(text.contains("logit difference: 3.25000 → -0.50000"));
     assert_eq!(words(line(&text, "rows:")), ["rows:", "layer,", "columns:", "head"]);
     let row = ["0", "-2.000", "-0.8400", "0.3200", "1.480", "-1.400", "-0.2400", "0.9200", "-", "-0.8000"];
     assert_eq!(words(text.lines().nth(9).unwrap())[..10], row);
