@@ -84,7 +84,7 @@ impl CompletionRequest {
         // llama.cpp's clients send 0 for none.
         let is_none = |logprobs: usize| logprobs == 0 && body.name("logprobs") == "n_probs";
         Ok(Self {
-            prompts: fields.prompt.unwrap_or_else(|| Prompts::single(Prompt::Text(String::new()))),
+            prompts: fields.prompt.unwrap_or_else(Prompts::empty),
             best_of: fields
                 .best_of
                 .map_or(Ok(options.fields.n.0), |best_of| check_best_of(best_of.0, &options, body))?,
@@ -146,6 +146,11 @@ pub(crate) enum Prompt {
 }
 
 impl Prompts {
+    /// An empty one, which starts from the token that begins texts.
+    pub(crate) fn empty() -> Self {
+        Self::single(Prompt::Text(String::new()))
+    }
+
     fn single(prompt: Prompt) -> Self {
         Self { field: "prompt", prompts: vec![prompt], is_list: false }
     }

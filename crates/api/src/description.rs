@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use crate::body::{Field, Fields, object_schema};
 use crate::classify::ClassifyFields;
 use crate::embeddings::EmbeddingFields;
+use crate::inside::PromptActivationFields;
 use crate::look::{AttentionFields, HeadFields, LensFields};
 use crate::tokens::{DetokenizeFields, TokenizeFields};
 use crate::{Endpoint, OPENAPI, ROUTES, Route, chat, completion, look};
@@ -19,6 +20,8 @@ const OF_BODIES: &str = "Every field may be null, which is as good as absent. `m
                          are refused.";
 const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the last one is `data: [DONE]`. An error on the way is an \
                           object with `error`.";
+const OF_FILES: &str = "A safetensors file, where the header `Accept` asks for this type: a tensor for each site, of several prompts with the \
+                        prompt's number and a dot in front of its name; the metadata has `positions` and `activations_info`.";
 /// Widest line that an object or a list takes alone.
 const WIDTH: usize = 120;
 
@@ -29,6 +32,7 @@ fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
         Endpoint::ChatCompletions => ("ChatRequest", &chat::FIELDS),
         Endpoint::Classify => ("ClassifyRequest", ClassifyFields::fields()),
         Endpoint::Embeddings => ("EmbeddingRequest", EmbeddingFields::fields()),
+        Endpoint::Activations => ("ActivationsRequest", PromptActivationFields::fields()),
         Endpoint::Tokenize => ("TokenizeRequest", TokenizeFields::fields()),
         Endpoint::Detokenize => ("DetokenizeRequest", DetokenizeFields::fields()),
         Endpoint::LookAttention => ("AttentionRequest", AttentionFields::fields()),
@@ -71,6 +75,10 @@ fn operation(route: &Route, said: &Value) -> Value {
     };
     if matches!(route.endpoint, Endpoint::Completions | Endpoint::ChatCompletions) {
         content["text/event-stream"] = json!({ "schema": { "type": "string", "description": OF_STREAMS } });
+    }
+    if route.endpoint == Endpoint::Activations {
+        content["application/octet-stream"] =
+            json!({ "schema": { "type": "string", "description": OF_FILES } });
     }
     let mut responses = json!({ "200": { "description": "The answer.", "content": content } });
     for (code, name) in errors(route) {

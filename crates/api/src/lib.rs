@@ -14,6 +14,7 @@ mod description;
 mod embeddings;
 mod error;
 mod form;
+mod inside;
 mod look;
 mod options;
 mod pieces;

@@ -13,6 +13,7 @@ use crate::body::{
     Body, Count, Field, Fields, Integer, List, TextOrList, TokenId, fields, found, words, wrong_value,
 };
 use crate::completion::{self, CompletionRequest};
+use crate::inside::InsideFields;
 use crate::pieces::name;
 use crate::plan::{config_of, processors_of};
 use crate::prompts::{check_ids, check_length, encode};
@@ -95,7 +96,9 @@ type LookText = TextOrList<String, TokenId, MAX_TOKENS>;
 
 /// All fields of `/look/next`: the prompt is its own.
 pub(crate) static NEXT: LazyLock<Vec<Field>> = LazyLock::new(|| {
-    let of_completion = completion::FIELDS.iter().filter(|field| field.name != "prompt").cloned();
+    let is_inside = |field: &Field| InsideFields::fields().iter().any(|inside| inside.name == field.name);
+    let of_completion =
+        completion::FIELDS.iter().filter(|field| field.name != "prompt" && !is_inside(field)).cloned();
     NextFields::fields().iter().cloned().chain(of_completion).collect()
 });
 

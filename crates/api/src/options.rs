@@ -17,6 +17,7 @@ use crate::body::{
     number, whole_number, written,
 };
 use crate::form::{FormFields, read_grammar};
+use crate::inside::{Asked, InsideFields};
 use crate::{ApiError, ServedModel};
 
 /// Largest `n`, as OpenAI has it; a server may allow fewer.
@@ -114,7 +115,7 @@ fields! {
 
 /// All fields that both routes have.
 pub(crate) fn fields() -> Vec<Field> {
-    [SharedFields::fields(), &table_fields(), FormFields::fields()].concat()
+    [SharedFields::fields(), &table_fields(), FormFields::fields(), InsideFields::fields()].concat()
 }
 
 /// The options of the table that are fields of requests.
@@ -152,6 +153,8 @@ pub(crate) struct Options {
     pub(crate) settings: GenerationOptions,
     /// What the text must conform to, and the field that sets it.
     pub(crate) grammar: Option<(String, Grammar)>,
+    /// What is changed and shown inside the model.
+    pub(crate) inside: Asked,
 }
 
 /// What is kept of a long prompt, at its end.
@@ -258,7 +261,12 @@ impl Options {
             stop_strings: stops.map(|stops| stops.into_iter().map(|Text(stop)| stop).collect()),
             ..settings(body)?
         };
-        Ok(Self { max_tokens, settings, grammar: read_grammar(body)?, fields })
+        Ok(Self { max_tokens, settings, grammar: read_grammar(body)?, inside: Asked::read(body)?, fields })
+    }
+
+    /// Whether checking it for a model takes longer than a millisecond.
+    pub(crate) fn takes_long(&self) -> bool {
+        self.grammar.is_some() || self.inside.is_something()
     }
 
     /// Whether the usage ends a stream.

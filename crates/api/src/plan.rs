@@ -9,6 +9,7 @@ use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::body::{Count, Integer, Text, TokenIds};
+use crate::inside::observers;
 use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::served::fresh_number;
@@ -125,7 +126,9 @@ fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result
 
 impl Plan {
     fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
-        let Self { shape, prompts, max_tokens, best_of, echo, logprobs, options, warnings } = self;
+        let Self { shape, prompts, max_tokens, best_of, echo, logprobs, mut options, warnings } = self;
+        let inside = std::mem::take(&mut options.inside).of_model(served)?;
+        inside.check_size(&prompts, (best_of, max_tokens), served)?;
         let (stream, Count(n)) = (options.fields.stream, options.fields.n);
         // The most probable texts are all the same.
         let sampling = options.sampling(served);
@@ -141,19 +144,24 @@ impl Plan {
         let salt = options.fields.cache_salt.as_ref().map(|Text(salt)| salt.as_str());
         let share = options.fields.cache_prompt.then(|| served.reuse(reuse, salt)).flatten();
         let streams = (0..).step_by(best_of);
-        let requests = prompts.iter().zip(streams).map(|(prompt, stream)| {
+        let inspected = prompts.iter().map(|prompt| {
+            // As many as there are texts, each of which changes and sees its own.
+            inside.inspections(prompt.ids.len(), (made, max_tokens), served)
+        });
+        let inspected = inspected.collect::<Result<Vec<_>, _>>()?;
+        let requests = prompts.iter().zip(&inspected).zip(streams).map(|((prompt, inspected), stream)| {
             let mut request = Request::new(prompt.ids.clone(), Arc::clone(&config));
             request.processors.clone_from(&processors);
             (request.stream, request.logprobs, request.prompt_logprobs) =
                 (stream, logprobs_made, prompt_logprobs);
-            request.reuse = share;
+            (request.reuse, request.observers) = (share, observers(inspected));
             request
         });
         let requests = requests.collect();
-        let answer_of = |PromptTokens { ids, told_from, path }| {
-            PromptAnswer::new(ids, told_from, path, made, &served.pieces)
+        let answer_of = |(PromptTokens { ids, told_from, path }, inspected)| {
+            PromptAnswer::new(ids, told_from, path, made, &served.pieces).inspected(inspected)
         };
-        let prompts = prompts.into_iter().map(answer_of).collect();
+        let prompts = prompts.into_iter().zip(inspected).map(answer_of).collect();
         let head = head_of(shape, &options, seed, served);
         let wants = Wants {
             shape,
@@ -170,6 +178,8 @@ impl Plan {
             return_token_ids: options.fields.return_token_ids,
             tokens_as_ids: options.fields.return_tokens_as_token_ids,
             prompt_tokens_details: served.options.prompt_tokens_details,
+            shown: inside.told(served),
+            is_steered: inside.is_steered(),
         };
         let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts, warnings);
         Ok(Call { requests, answer, stream })

@@ -23,6 +23,8 @@ pub enum Endpoint {
     ChatCompletions,
     /// Labels texts.
     Classify,
+    /// Shows the inside of the model on a prompt.
+    Activations,
     /// Makes vectors of texts.
     Embeddings,
     /// Lists the models.
@@ -88,6 +90,7 @@ pub const ROUTES: &[Route] = &[
     keyed("POST", "/v1/classify", Endpoint::Classify),
     keyed("POST", "/classify", Endpoint::Classify),
     keyed("POST", "/v1/embeddings", Endpoint::Embeddings),
+    keyed("POST", "/v1/activations", Endpoint::Activations),
     keyed("GET", "/v1/models", Endpoint::Models),
     keyed("GET", "/v1/models/{id}", Endpoint::Model),
     keyed("POST", "/tokenize", Endpoint::Tokenize),

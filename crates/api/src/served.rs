@@ -1,5 +1,6 @@
 //! The model that is served, with all that requests are checked against.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
 use candle_gpt2_generation::LogitsProcessor;
 use candle_gpt2_grammar::{Grammar, GrammarError, GrammarReader};
+use candle_gpt2_interpret::Dictionary;
 use thiserror::Error;
 
 use crate::body::{Body, Text};
@@ -38,6 +40,8 @@ pub struct Limits {
     pub max_logprobs: usize,
     /// Most new tokens of a request: those of all texts of all prompts together.
     pub max_total_tokens: usize,
+    /// Most bytes of activations of a request, four for each number: those of all texts of all prompts together.
+    pub max_activation_bytes: usize,
     /// Whether a text that is asked to be longer than the model's context ends there; otherwise its request is refused.
     pub ends_at_context: bool,
 }
@@ -49,6 +53,7 @@ impl Limits {
         max_n: usize::MAX,
         max_logprobs: usize::MAX,
         max_total_tokens: usize::MAX,
+        max_activation_bytes: usize::MAX,
         ends_at_context: false,
     };
 }
@@ -60,6 +65,7 @@ impl Default for Limits {
             max_n: 16,
             max_logprobs: 20,
             max_total_tokens: 65_536,
+            max_activation_bytes: 16 << 20,
             ends_at_context: false,
         }
     }
@@ -111,6 +117,10 @@ pub struct ApiOptions {
     pub prompt_tokens_details: bool,
     /// Whether a request with an unknown field is refused; otherwise the answer names the field under `warnings`.
     pub strict: bool,
+    /// Whether requests may see and change what is inside the model: `activations`, `steering` and `/v1/activations`.
+    pub activations: bool,
+    /// Dictionaries whose features `steering` may name, by their names. Each is checked against the model by its caller.
+    pub dictionaries: BTreeMap<String, Arc<Dictionary>>,
     /// Texts that are made at once: what `/props` tells as `total_slots`.
     pub parallel: usize,
     /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
@@ -131,6 +141,8 @@ impl Default for ApiOptions {
             use_generation_config: true,
             prompt_tokens_details: false,
             strict: false,
+            activations: false,
+            dictionaries: BTreeMap::new(),
             parallel: 0,
             now: system_time,
             grammar_reader: None,
@@ -235,6 +247,7 @@ impl ServedModel {
         let message = match endpoint {
             Endpoint::Completions
             | Endpoint::ChatCompletions
+            | Endpoint::Activations
             | Endpoint::Embeddings
             | Endpoint::LookAttention
             | Endpoint::LookLens

@@ -50,6 +50,7 @@ impl ServedModel {
             Endpoint::Completions | Endpoint::ChatCompletions => {
                 Work::Texts(self.call(endpoint, body, reuse, true)?.ok_or_else(nothing_here)?)
             }
+            Endpoint::Activations => Work::Texts(Call::of_activations(body, self)?),
             Endpoint::Classify => Work::Analysis(Analysis::labels(ClassifyCall::read(body, self)?)),
             Endpoint::Embeddings => Work::Analysis(Analysis::embeddings(EmbeddingsCall::read(body, self)?)),
             Endpoint::LookAttention => {
@@ -71,7 +72,8 @@ impl ServedModel {
         })
     }
 
-    /// The same, if it takes no longer than a millisecond: that of texts without a grammar, from a short body.
+    /// The same, if it takes no longer than a millisecond: that of texts without a grammar, whose activations are not asked for, from a
+    /// short body.
     ///
     /// # Errors
     /// As [`ServedModel::read`].
@@ -88,19 +90,19 @@ impl ServedModel {
         Ok(self.call(endpoint, body, reuse, false)?.map(Work::Texts))
     }
 
-    /// `None` for a grammar that is not to be read here, and where there are no texts.
+    /// `None` for what takes long and is not to be read here, and where there are no texts.
     fn call(
         &self,
         endpoint: Endpoint,
         body: &[u8],
         reuse: Option<u64>,
-        reads_grammars: bool,
+        reads_all: bool,
     ) -> Result<Option<Call>, ApiError> {
         match (endpoint, self.read_chat) {
-            (Endpoint::ChatCompletions, Some(read)) => read(body, self, reuse, reads_grammars),
+            (Endpoint::ChatCompletions, Some(read)) => read(body, self, reuse, reads_all),
             (Endpoint::Completions, _) => {
                 let request = CompletionRequest::parse(body)?;
-                let is_read = reads_grammars || !request.has_grammar();
+                let is_read = reads_all || !request.options.takes_long();
                 is_read.then(|| Call::of_completion(request, self, reuse)).transpose()
             }
             _ => Ok(None),
@@ -113,10 +115,10 @@ pub(crate) fn read_chat(
     body: &[u8],
     served: &ServedModel,
     reuse: Option<u64>,
-    reads_grammars: bool,
+    reads_all: bool,
 ) -> Result<Option<Call>, ApiError> {
     let request = ChatRequest::parse(body)?;
-    let is_read = reads_grammars || !request.has_grammar();
+    let is_read = reads_all || !request.options.takes_long();
     is_read.then(|| Call::of_chat(request, served, reuse)).transpose()
 }
 

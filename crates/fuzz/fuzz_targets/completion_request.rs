@@ -13,17 +13,19 @@ static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
     let options = ApiOptions {
         name: "built-in".into(),
         chat_template: ChatTemplateChoice::EosJoin,
+        activations: true,
         ..ApiOptions::default()
     };
     ServedModel::new(&model, options).expect("a model that can be served")
 });
 
-const ENDPOINTS: [Endpoint; 9] = [
+const ENDPOINTS: [Endpoint; 10] = [
     Endpoint::Completions,
     Endpoint::ChatCompletions,
     Endpoint::Tokenize,
     Endpoint::Detokenize,
     Endpoint::Embeddings,
+    Endpoint::Activations,
     Endpoint::LookAttention,
     Endpoint::LookLens,
     Endpoint::LookHead,

@@ -43,7 +43,9 @@ pub use logprobs::{TokenAlternatives, TokenLogprobs, for_each_row};
 pub use probabilities::largest;
 pub use processors::{AllowedTokens, Constraint, LogitsFunction, LogitsProcessor};
 pub use sampler::Sampler;
-pub use scheduler::{Event, Found, Request, RequestId, Scheduler, SchedulerOptions, Step, StopReason};
+pub use scheduler::{
+    Event, Found, Request, RequestId, Scheduler, SchedulerOptions, Step, StopReason, TextObserver,
+};
 pub use score::{
     Continuation, Score, check_continuations, check_text, default_stride, first_best, score,
     score_continuations,

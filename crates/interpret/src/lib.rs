@@ -9,6 +9,7 @@ mod dictionary;
 mod error;
 mod gradients;
 mod heads;
+mod inspection;
 mod lens;
 mod names;
 mod observers;
@@ -29,12 +30,13 @@ pub use dictionary::{
 pub use error::InterpretError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
+pub use inspection::{Inspection, Positions, token_shape};
 pub use lens::{
     LensCell, LensLayer, LensOptions, LensValue, lens_cells, lens_label, lens_logits, lens_logits_at,
     lens_logprobs, logit_lens,
 };
 pub use names::{SiteError, named_site, named_sites};
-pub use observers::{Ablate, Add, Chain, Edit, Place, Record, Replace};
+pub use observers::{Ablate, Add, Chain, Edit, Place, ProjectOut, Record, Replace};
 pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablation_grid, replaced_grid};
 pub use patterns::Patterns;
 pub use processing::{Processing, centred};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor, bail};
 use candle_gpt2::{Observer, Site, SiteKind};
 
 /// Keeps what is seen at some places. [`Run::record`](crate::Run::record) makes one.
@@ -95,13 +95,18 @@ impl Place {
 enum Change {
     Replace(Tensor),
     Add(Tensor),
+    /// Of length 1.
+    ProjectOut(Tensor),
 }
 
-/// Changes what is at a place: puts something else there, or adds to it. [`Ablate`], [`Replace`] and [`Add`] make one.
-#[derive(Debug)]
+/// Changes what is at a place: puts something else there, adds to it, or takes a direction out of it. [`Ablate`], [`Replace`], [`Add`]
+/// and [`ProjectOut`] make one.
+#[derive(Debug, Clone)]
 pub struct Edit {
     site: Site,
     change: Change,
+    /// How much of the change is made.
+    scale: f64,
     places: Vec<Place>,
     past_lengths: Vec<usize>,
     /// Whether it changed a value in any pass so far.
@@ -152,9 +157,42 @@ pub struct Ablate;
 /// ```
 pub struct Add;
 
+/// An [`Edit`] that takes out of what is at each token its part along a direction: `x − (x · d) d` of a direction `d` of length 1.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_gpt2::Observer;
+/// use candle_gpt2_interpret::{ProjectOut, named_site};
+///
+/// let site = named_site("resid_post0")?;
+/// let mut edit = ProjectOut::new(site, &Tensor::new(&[3f32, 4.], &Device::Cpu)?)?;
+/// let x = Tensor::new(&[[[3f32, 4.], [4., -3.]]], &Device::Cpu)?; // (B, T, C)
+/// assert_eq!(edit.observe(site, x)?.to_vec3::<f32>()?, [[[0., 0.], [4., -3.]]]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ProjectOut;
+
+impl ProjectOut {
+    /// Takes out this direction, in the shape of what is there for one token.
+    ///
+    /// # Errors
+    /// When it is zero or not finite.
+    #[expect(clippy::new_ret_no_self, reason = "all four are one observer")]
+    pub fn new(site: Site, direction: &Tensor) -> Result<Edit> {
+        let direction = direction.to_dtype(DType::F64)?;
+        let length = direction.sqr()?.sum_all()?.sqrt()?.to_scalar::<f64>()?;
+        if !(length.is_finite() && length > 0.0) {
+            bail!(
+                "a direction to project out: expected one that is finite and not zero, found the length {length}"
+            );
+        }
+        Ok(Edit::new(site, Change::ProjectOut((direction / length)?.to_dtype(DType::F32)?)))
+    }
+}
+
 impl Replace {
     /// Puts `value` there, whose shape broadcasts to what is there.
-    #[expect(clippy::new_ret_no_self, reason = "all three are one observer")]
+    #[expect(clippy::new_ret_no_self, reason = "all four are one observer")]
     pub fn new(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Replace(value))
     }
@@ -177,7 +215,7 @@ impl Ablate {
 
 impl Add {
     /// Adds `value`, whose shape broadcasts to what is there.
-    #[expect(clippy::new_ret_no_self, reason = "all three are one observer")]
+    #[expect(clippy::new_ret_no_self, reason = "all four are one observer")]
     pub fn new(site: Site, value: Tensor) -> Edit {
         Edit::new(site, Change::Add(value))
     }
@@ -185,7 +223,20 @@ impl Add {
 
 impl Edit {
     fn new(site: Site, change: Change) -> Self {
-        Self { site, change, places: Vec::new(), past_lengths: Vec::new(), has_changed: false }
+        Self { site, change, scale: 1.0, places: Vec::new(), past_lengths: Vec::new(), has_changed: false }
+    }
+
+    /// The same with so much of the change: of what is added, of the way to what is put there, of what is taken out. 1 is all of it; with 0
+    /// the model computes as if there were no edit.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn scaled(self, scale: f64) -> Result<Self> {
+        let change = match self.change {
+            Change::Add(given) => Change::Add((given * scale)?),
+            other => other,
+        };
+        Ok(Self { change, scale: self.scale * scale, ..self })
     }
 
     /// The same at this place too; without any, everything is changed.
@@ -241,7 +292,7 @@ impl Edit {
 
 impl Observer for Edit {
     fn wants(&self, site: Site) -> bool {
-        site == self.site
+        site == self.site && self.scale != 0.0
     }
 
     fn begin(&mut self, past_lengths: &[usize], _: usize) {
@@ -249,13 +300,20 @@ impl Observer for Edit {
     }
 
     fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
-        let given = match &self.change {
-            Change::Replace(given) | Change::Add(given) => given,
-        };
-        let given = given.to_dtype(value.dtype())?.to_device(value.device())?.broadcast_as(value.shape())?;
+        let like = |given: &Tensor| given.to_dtype(value.dtype())?.to_device(value.device());
+        let whole = |given: &Tensor| like(given)?.broadcast_as(value.shape());
         let there = match &self.change {
-            Change::Replace(_) => given.contiguous()?,
-            Change::Add(_) => (&value + given)?,
+            Change::Replace(given) if self.scale == 1.0 => whole(given)?.contiguous()?,
+            Change::Replace(given) => (&value + ((whole(given)? - &value)? * self.scale)?)?,
+            Change::Add(given) => (&value + whole(given)?)?,
+            Change::ProjectOut(direction) => {
+                // Of each token, whatever heads there are.
+                let tokens = value.contiguous()?.reshape(((), direction.elem_count()))?;
+                let direction = like(direction)?.reshape((1, ()))?;
+                let along = tokens.broadcast_mul(&direction)?.sum_keepdim(D::Minus1)?;
+                let part = along.broadcast_mul(&direction)?.reshape(value.shape())?;
+                (&value - (part * self.scale)?)?
+            }
         };
         let changed = match self.mask(&value)? {
             Some(mask) => mask.where_cond(&there, &value.contiguous()?)?,

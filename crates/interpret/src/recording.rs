@@ -77,27 +77,39 @@ impl Recording {
         Ok(())
     }
 
-    /// The record of all tokens computed so far. Of scores and patterns, keys behind the tokens of a part are zeros.
+    /// The record of all tokens computed so far. Of scores and patterns, keys behind the tokens of a part are those that the mask hides.
     ///
     /// # Errors
     /// When a place was not seen, or the device has no memory left.
     pub fn into_record(self) -> Result<Record> {
-        let keys = self.done;
-        let mut whole = Record::new(self.sites.iter().copied());
-        for site in self.sites {
-            let parts = self.parts.iter().map(|part| {
-                let part = part.get(site)?;
-                match site.kind {
-                    SiteKind::AttnScores | SiteKind::Pattern => {
-                        let (.., seen) = part.dims4()?; // (B, H, T, S)
-                        part.pad_with_zeros(KEY_DIM, 0, keys - seen)
-                    }
-                    _ => Ok(part.clone()),
-                }
-            });
-            let parts = parts.collect::<Result<Vec<_>>>()?;
-            whole.values.insert(site, Tensor::cat(&parts, site.kind.token_axis())?);
-        }
-        Ok(whole)
+        joined(&self.parts, &self.sites, self.done)
     }
+}
+
+/// Records of some tokens each as one; scores and patterns get so many keys.
+pub(crate) fn joined(parts: &[Record], sites: &[Site], keys: usize) -> Result<Record> {
+    let mut whole = Record::new(sites.iter().copied());
+    for site in sites {
+        let parts = parts.iter().map(|part| {
+            let part = part.get(*site)?;
+            match site.kind {
+                SiteKind::AttnScores => with_keys(part, keys, f64::NEG_INFINITY),
+                SiteKind::Pattern => with_keys(part, keys, 0.0),
+                _ => Ok(part.clone()),
+            }
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        whole.values.insert(*site, Tensor::cat(&parts, site.kind.token_axis())?);
+    }
+    Ok(whole)
+}
+
+/// Scores or weights `(B, H, T, S)` for so many keys: those that are not there are hidden by the mask.
+fn with_keys(part: &Tensor, keys: usize, hidden: f64) -> Result<Tensor> {
+    let (batch, heads, tokens, seen) = part.dims4()?;
+    if seen >= keys {
+        return part.narrow(KEY_DIM, 0, keys);
+    }
+    let hidden = Tensor::full(hidden, (batch, heads, tokens, keys - seen), part.device())?;
+    Tensor::cat(&[part, &hidden.to_dtype(part.dtype())?], KEY_DIM)
 }

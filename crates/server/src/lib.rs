@@ -137,6 +137,11 @@ impl Listening {
         Ok(Self { runtime, listener, options })
     }
 
+    /// What is served of the model, as far as only the model tells it.
+    pub fn api(&mut self) -> &mut ApiOptions {
+        &mut self.options.api
+    }
+
     /// Starts the engine.
     ///
     /// # Errors

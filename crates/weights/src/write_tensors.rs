@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
-use safetensors::tensor::{Dtype, View};
+use safetensors::tensor::{Dtype, TensorView, View};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
@@ -50,6 +50,40 @@ pub fn write_tensors(
         (name.clone(), LazyTensor { dtype: Dtype::F32, shape, read: || f32_bytes(path, name, tensor) })
     });
     serialize(path, lazy, metadata)
+}
+
+/// Tensors in f32 as the bytes of a safetensors file, with texts in its metadata.
+///
+/// ```
+/// use std::collections::{BTreeMap, HashMap};
+///
+/// use candle_core::{Device, Tensor};
+/// use candle_gpt2_weights::tensor_bytes;
+///
+/// let tensors = BTreeMap::from([("direction".to_owned(), Tensor::new(&[1f32, 2., 3.], &Device::Cpu)?)]);
+/// let read = candle_core::safetensors::load_buffer(&tensor_bytes(&tensors, HashMap::new())?, &Device::Cpu)?;
+/// assert_eq!(read["direction"].to_vec1::<f32>()?, [1., 2., 3.]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+///
+/// # Errors
+/// When a tensor cannot be read.
+pub fn tensor_bytes(
+    tensors: &BTreeMap<String, Tensor>,
+    metadata: HashMap<String, String>,
+) -> candle_core::Result<Vec<u8>> {
+    let mut read = Vec::new();
+    for (name, tensor) in tensors {
+        let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+        read.push((name, tensor.dims().to_vec(), bytes));
+    }
+    let mut views = Vec::new();
+    for (name, shape, bytes) in &read {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).map_err(candle_core::Error::wrap)?;
+        views.push((name, view));
+    }
+    safetensors::serialize(views, Some(metadata)).map_err(candle_core::Error::wrap)
 }
 
 /// Writes tensors in f32 as NumPy's archive, one after another: `numpy.load` reads it.

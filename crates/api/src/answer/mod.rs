@@ -1,5 +1,6 @@
 //! From what happens to texts to the response, whole or in pieces.
 
+mod activations;
 mod entries;
 mod text;
 mod wants;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 use candle_gpt2_generation::{Event, GenerationError, StopReason, TokenLogprobs};
 
+pub(crate) use activations::ShownSites;
 pub(crate) use text::PromptAnswer;
 use text::Sent;
 pub(crate) use wants::{Head, Shape, Wants};
@@ -78,13 +80,17 @@ impl Answer {
                 logprobs.iter().try_for_each(check)?;
                 if let Some(text) = state.texts.get_mut(sequence) {
                     text.push(id, &piece, logprobs, &self.pieces);
-                    stop_reason.into_iter().for_each(|reason| text.end(reason, &self.wants, &self.pieces));
+                    if let Some(reason) = stop_reason {
+                        text.end(reason, &self.wants, &self.pieces);
+                        text.see(&self.wants)?;
+                    }
                 }
                 Ok(self.go_on(prompt, sequence))
             }
             Event::Empty { sequence, .. } => {
                 if let Some(text) = state.texts.get_mut(sequence) {
                     text.end(StopReason::MaxNewTokens, &self.wants, &self.pieces);
+                    text.see(&self.wants)?;
                 }
                 Ok(self.go_on(prompt, sequence))
             }
@@ -95,6 +101,10 @@ impl Answer {
 
     /// Why the request ends whose prompt cannot be continued, with the prompt's path where that is at fault.
     pub fn refused(&self, prompt: usize, error: &GenerationError) -> ApiError {
+        if let (GenerationError::NotFinite, true) = (error, self.wants.is_steered) {
+            let message = "steering: the model's logits are not finite with it; use a smaller scale";
+            return ApiError::invalid(message).with_param("steering");
+        }
         let refusal = ApiError::from(error);
         // The message names the grammar's kind; of the inside nothing is told.
         let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
@@ -114,6 +124,9 @@ impl Answer {
 
     /// The whole response, once all texts have ended.
     pub fn into_response(self) -> String {
+        if self.wants.shape == Shape::Activations {
+            return self.warnings.added_to(self.activations());
+        }
         let mut choices = Vec::new();
         for (prompt, state) in self.prompts.iter().enumerate() {
             for (number, sequence) in self.told_texts(state).into_iter().enumerate() {

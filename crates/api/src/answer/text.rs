@@ -3,7 +3,10 @@
 use candle_gpt2_generation::{StopReason, TokenLogprobs};
 use serde_json::{Value, json};
 
+use super::activations::Seen;
 use super::wants::Wants;
+use crate::ApiError;
+use crate::inside::Inspected;
 use crate::pieces::{CharCounter, Pieces};
 
 /// A prompt, with what is told of it.
@@ -45,6 +48,12 @@ impl PromptAnswer {
         }
     }
 
+    /// The same, of whose texts these see the inside: one for each, or none.
+    pub(crate) fn inspected(mut self, inspected: Vec<Inspected>) -> Self {
+        self.texts.iter_mut().zip(inspected).for_each(|(text, of)| text.inspected = Some(of));
+        self
+    }
+
     /// The tokens that are told.
     pub(super) fn told(&self) -> &[u32] {
         self.ids.get(self.told_from..).unwrap_or_default()
@@ -77,6 +86,10 @@ pub(crate) struct TextAnswer {
     counter: CharCounter,
     pub(super) finish: Option<Finish>,
     pub(super) sent: Sent,
+    /// What looks inside while it is made.
+    inspected: Option<Inspected>,
+    /// What was seen inside, once it has ended, where that is shown.
+    pub(super) seen: Option<Seen>,
 }
 
 /// What of a text went out.
@@ -126,6 +139,14 @@ impl TextAnswer {
         }
         let cut = (reason == StopReason::StopString).then_some(self.chars);
         self.finish = Some(Finish { reason: told, stop_reason, cut });
+    }
+
+    /// Takes what was seen inside, once the text has ended.
+    pub(super) fn see(&mut self, wants: &Wants) -> Result<(), ApiError> {
+        if let (Some(inspected), Some(shown)) = (self.inspected.take(), &wants.shown) {
+            self.seen = Some(Seen::of(&inspected, shown)?);
+        }
+        Ok(())
     }
 
     /// The token that ended the text, if it was asked for: by its id, or as a stop string that is its name.

@@ -1,12 +1,17 @@
 //! What a response is to hold.
 
+use super::activations::ShownSites;
+
 /// The shape of a response.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Shape {
     /// That of `/v1/completions`.
+    #[default]
     Completion,
     /// That of `/v1/chat/completions`.
     Chat,
+    /// That of `/v1/activations`.
+    Activations,
 }
 
 /// What is told of every response.
@@ -21,7 +26,7 @@ pub(crate) struct Head {
 }
 
 /// What a response is to hold.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Wants {
     pub(crate) shape: Shape,
     pub(crate) stream: bool,
@@ -41,4 +46,8 @@ pub(crate) struct Wants {
     pub(crate) return_token_ids: bool,
     pub(crate) tokens_as_ids: bool,
     pub(crate) prompt_tokens_details: bool,
+    /// What is shown of the inside of the model.
+    pub(crate) shown: Option<ShownSites>,
+    /// Whether the model is changed inside.
+    pub(crate) is_steered: bool,
 }

@@ -54,7 +54,7 @@ impl Serialize for Response<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Head { id, created, model, seed } = self.head;
         let object = match (self.wants.shape, self.wants.stream) {
-            (Shape::Completion, _) => "text_completion",
+            (Shape::Completion | Shape::Activations, _) => "text_completion",
             (Shape::Chat, false) => "chat.completion",
             (Shape::Chat, true) => "chat.completion.chunk",
         };
@@ -97,8 +97,8 @@ impl Serialize for Choice<'_> {
         if self.wants.logprobs {
             let entries = self.entries();
             match self.wants.shape {
-                Shape::Completion => map.serialize_entry("logprobs", &CompletionLogprobs(&entries))?,
                 Shape::Chat => map.serialize_entry("logprobs", &ChatLogprobs(&entries, self.pieces))?,
+                _ => map.serialize_entry("logprobs", &CompletionLogprobs(&entries))?,
             }
         } else {
             map.serialize_entry("logprobs", &())?;
@@ -112,6 +112,11 @@ impl Serialize for Choice<'_> {
             let is_told = self.is_first || !self.wants.stream;
             map.serialize_entry("prompt_token_ids", &is_told.then_some(&self.prompt.ids))?;
         }
+        if let (Some((text, _)), Some(shown)) = (self.text, &self.wants.shown)
+            && let Some(seen) = &text.seen
+        {
+            seen.write(&mut map, shown, (self.prompt, text), self.pieces)?;
+        }
         map.end()
     }
 }
@@ -120,7 +125,7 @@ impl Choice<'_> {
     fn write_text<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         let new = self.text.and_then(|(text, sent)| text.text.get(sent.text..)).unwrap_or_default();
         match (self.wants.shape, self.wants.stream) {
-            (Shape::Completion, _) => {
+            (Shape::Completion | Shape::Activations, _) => {
                 let echoed = if self.echo { self.prompt.text.as_str() } else { "" };
                 map.serialize_entry("text", &format_args!("{echoed}{new}"))
             }

@@ -27,6 +27,7 @@ pub(crate) fn options() -> ApiOptions {
         name: "tiny".into(),
         aliases: vec!["owner/tiny".into()],
         created: 1_700_000_000,
+        activations: true,
         parallel: 4,
         limits: Limits { max_total_tokens: 40_000, ..Limits::default() },
         ..ApiOptions::default()

@@ -177,7 +177,7 @@ fn answers(endpoint: Endpoint) -> Vec<Value> {
     let texts = |body: &Value| [vec![ask(body.clone())], streamed(body.clone())].concat();
     let text = json!({
         "max_tokens": 3, "n": 2, "seed": 5, "return_token_ids": true, "ignore_eos": true,
-        "logit_bias": { "0": -100 }
+        "logit_bias": { "0": -100 }, "activations": { "sites": ["resid_post0"], "encoding_format": "float" },
     });
     let with = |more: Value| {
         let mut body = text.clone();
@@ -192,6 +192,11 @@ fn answers(endpoint: Endpoint) -> Vec<Value> {
         }))),
         Endpoint::Classify => ["sequence", "token"]
             .map(|name| answer(of_labels(name), &json!({ "input": ["a", "b"], "modle": 1 })))
+            .to_vec(),
+        Endpoint::Activations => ["float", "base64"]
+            .map(|format| {
+                ask(json!({ "prompt": prompt, "sites": ["attn_scores0"], "encoding_format": format }))
+            })
             .to_vec(),
         Endpoint::Embeddings => ["float", "base64"]
             .map(|format| ask(json!({ "input": prompt, "encoding_format": format })))

@@ -10,6 +10,7 @@ mod completion;
 mod described;
 mod fields;
 mod hostile;
+mod inside;
 mod lm_eval;
 mod logprobs;
 mod messages;

@@ -1,14 +1,19 @@
 //! `gpt2 serve`: a model over HTTP, for OpenAI's clients and for a browser.
 
+use std::collections::BTreeMap;
 use std::env::{self, VarError};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::process::allow_open_files;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
 use candle_gpt2_grammar::GrammarReader;
+use candle_gpt2_interpret::Dictionary;
+use candle_gpt2_look::read_dictionary;
 use candle_gpt2_server::{
     ApiOptions, ChatTemplateChoice, Limits, Listening, LogFormat, Model, SecretString, ServerOptions,
 };
@@ -58,6 +63,12 @@ pub(crate) struct ServeArguments {
     /// Report the number of cached prompt tokens in each response; identical requests then no longer get identical responses
     #[arg(long)]
     enable_prompt_tokens_details: bool,
+    /// Allow requests to read and steer activations: the fields activations and steering, and /v1/activations
+    #[arg(long)]
+    activations: bool,
+    /// SAE whose features requests may steer with, under this name: a SAELens folder; may be given more than once
+    #[arg(long = "dictionary", value_name = "NAME=FOLDER", requires = "activations")]
+    dictionaries: Vec<String>,
     /// Refuse requests with unknown fields; by default they are answered, and the response lists the fields under warnings
     #[arg(long)]
     strict: bool,
@@ -81,6 +92,9 @@ struct LimitArguments {
     /// Maximum prompts per request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
+    /// Maximum bytes of activations per request, 4 for each number
+    #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_activation_bytes, allow_negative_numbers = true, value_parser = between(4, 1 << 30))]
+    max_activation_bytes: usize,
 }
 
 /// What the model is called and how it is talked to.
@@ -105,8 +119,9 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     // What the system does not allow is refused with the options.
     allow_open_files(options.open_files());
     // What can be refused is refused before the model is read, which may take long.
-    let listening = Listening::new(options)?;
+    let mut listening = Listening::new(options)?;
     let opened = arguments.model.open_any(hub)?;
+    listening.api().dictionaries = dictionaries(&arguments.dictionaries, opened.config())?;
     let model: Model = match opened.config().head.has_language_model() {
         true => opened.load(&Terminal)?.into(),
         false => opened.load_classifier(&Terminal)?.into(),
@@ -121,7 +136,16 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
 
 fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
     let ServeArguments { model, options, names, .. } = arguments;
-    let LimitArguments { max_n, max_total_tokens, max_logprobs, max_prompts } = arguments.limits;
+    let LimitArguments { max_n, max_total_tokens, max_logprobs, max_prompts, max_activation_bytes } =
+        arguments.limits;
+    let limits = Limits {
+        max_n,
+        max_prompts,
+        max_total_tokens,
+        max_logprobs,
+        max_activation_bytes,
+        ..Limits::default()
+    };
     let api = ApiOptions {
         name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options.model)),
         aliases: names.alias.clone(),
@@ -130,11 +154,33 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
         prompt_tokens_details: arguments.enable_prompt_tokens_details,
         strict: arguments.strict,
         use_generation_config: arguments.generation_config == "auto",
-        limits: Limits { max_n, max_prompts, max_total_tokens, max_logprobs, ..Limits::default() },
+        activations: arguments.activations,
+        limits,
         ..ApiOptions::default()
     };
     let keys = keys(arguments.api_key_file.as_deref())?;
     Ok(ServerOptions { api, keys, signals: true, ..options.clone() })
+}
+
+/// The dictionaries by their names.
+fn dictionaries(named: &[String], model: &Gpt2Config) -> Result<BTreeMap<String, Arc<Dictionary>>> {
+    let mut dictionaries = BTreeMap::new();
+    for text in named {
+        let wrong = |what: &str| UsageError(format!("--dictionary {text}: {what}"));
+        let (name, folder) = text
+            .split_once('=')
+            .filter(|(name, folder)| !name.is_empty() && !folder.is_empty())
+            .ok_or_else(|| wrong("expected a name and a folder, such as res8=blocks.8.hook_resid_pre"))?;
+        let folder = Path::new(folder);
+        if folder.is_file() {
+            return Err(wrong("expected a SAELens folder, found a file").into());
+        }
+        let dictionary = Arc::new(read_dictionary(folder, None, model)?);
+        if dictionaries.insert(name.to_owned(), dictionary).is_some() {
+            return Err(wrong("this name was given before").into());
+        }
+    }
+    Ok(dictionaries)
 }
 
 /// This program reads the grammars of requests, in processes of their own.

@@ -1,9 +1,12 @@
 //! `gpt2 serve`: its arguments, its first line, its end.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
+
+use candle_core::safetensors;
 
 use crate::common::{FAILURE, USAGE, assert_refused, program, run};
 
@@ -110,6 +113,60 @@ fn a_classifier_is_served_too() {
     );
     served.signal("-TERM");
     assert_eq!(served.ended(), (Some(0), String::new()));
+}
+
+/// With `--activations` the inside is shown and changed, also by the features of a dictionary, whose folder stays the server's secret.
+#[test]
+fn a_server_shows_and_steers_the_inside_of_its_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let pattern = |shape: &[usize], offset| candle_gpt2_testing::pattern(shape, 1.0, offset);
+    let tensors = HashMap::from([
+        ("W_enc", pattern(&[192, 3], 1)),
+        ("b_enc", pattern(&[3], 2)),
+        ("W_dec", pattern(&[3, 192], 3)),
+        ("b_dec", pattern(&[192], 4)),
+    ]);
+    safetensors::save(&tensors, folder.path().join("sae_weights.safetensors")).unwrap();
+    let config = r#"{"d_in": 192, "d_sae": 3, "hook_name": "blocks.2.hook_resid_pre", "architecture": "standard",
+        "activation_fn": "relu", "apply_b_dec_to_input": true}"#;
+    std::fs::write(folder.path().join("cfg.json"), config).unwrap();
+    let dictionary = format!("res2={}", folder.path().display());
+    let served = Served::start(&["--port", "0", "--activations", "--dictionary", &dictionary]);
+    let complete = |steering: &str| {
+        let body = format!(
+            r#"{{"prompt": "One day", "max_tokens": 9, "temperature": 0, "steering": {steering},
+                "activations": {{"sites": ["resid_post5"], "of": "both"}}}}"#
+        );
+        ask(served.connect(), "POST", "/v1/completions", JSON, &body)
+    };
+    let shown = complete("[]");
+    assert!(
+        shown.contains(r#""site":"blocks.5.hook_resid_post","shape":[1,192],"positions":[9]"#),
+        "{shown}"
+    );
+    let text = |answer: &str| {
+        answer.split(r#""text":"#).nth(1).unwrap().split(r#","logprobs""#).next().unwrap().to_owned()
+    };
+    let steered = complete(r#"[{"dictionary": "res2", "feature": 1, "scale": 100}]"#);
+    assert!(steered.starts_with("HTTP/1.1 200 OK\r\n") && text(&steered) != text(&shown), "{steered}");
+    let refused = complete(r#"[{"dictionary": "res3", "feature": 1}]"#);
+    let expected = "steering[0].dictionary: there is no such dictionary; this server has `res2`";
+    assert!(refused.starts_with("HTTP/1.1 400 ") && refused.contains(expected), "{refused}");
+    let twice = run(&[
+        "serve",
+        "--port",
+        "0",
+        "--activations",
+        "--dictionary",
+        &dictionary,
+        "--dictionary",
+        &dictionary,
+    ]);
+    assert_refused(&twice, USAGE, "this name was given before");
+    let other = candle_gpt2_testing::fixture_path("dictionaries/saelens-plain/cfg.json");
+    let other = format!("plain={}", other.parent().unwrap().display());
+    let other = run(&["serve", "--port", "0", "--activations", "--dictionary", &other]);
+    assert!(other.code != 0 && other.stderr.contains("192"), "{}", other.stderr);
 }
 
 #[test]
@@ -263,6 +320,12 @@ fn wrong_calls_are_refused() {
         (&["--max-n", "129"], "expected a whole number from 1 to 128"),
         (&["--max-prompts", "1.5"], "expected a whole number from 1 to 2048"),
         (&["--max-body", "0"], "expected a whole number from 64 to 1073741824"),
+        (&["--max-activation-bytes", "3"], "expected a whole number from 4 to 1073741824"),
+        (&["--dictionary", "res2=folder"], "--activations"),
+        (
+            &["--port", "0", "--activations", "--dictionary", "res2"],
+            "--dictionary res2: expected a name and a folder",
+        ),
         (&["--drain-timeout", "0"], "expected a number of seconds from 0.001 to 86400"),
         (&["--max-time", "NaN"], "expected a number of seconds from 0.001 to 86400"),
         (&["--write-timeout", "1e9"], "expected a number of seconds from 0.001 to 86400"),

@@ -28,9 +28,15 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 continue;
             };
             let before = prefill.computed;
-            let hidden = prefill.compute(&self.model, budget)?; // (1, count, C)
+            let hidden = prefill.compute(&self.model, budget); // (1, count, C)
             budget -= prefill.computed - before;
-            self.go_on(prefill, &hidden, None)?;
+            match hidden {
+                Ok(hidden) => self.go_on(prefill, &hidden, None)?,
+                Err(error) if prefill.text.is_observed() => {
+                    self.fail_observed(prefill.text.request.id, error)?;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -99,6 +105,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let stream = |tokenizer: &T| {
             TextStream::new(tokenizer.clone()).with_stop_strings(&request.config.stop_strings)
         };
+        let assistant = self.assistant.as_ref().filter(|_| request.observers.is_empty());
         let mut text = Text {
             // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
             sampler: Sampler::new(
@@ -113,7 +120,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             has_slid: false,
             success: Success::new(),
             right: 0,
-            assisted: self.assistant.as_ref().and_then(|assistant| assistant.cache(capacity)),
+            assisted: assistant.and_then(|assistant| assistant.cache(capacity)),
             sequence,
             request,
         };
@@ -258,21 +265,28 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
     }
 
-    /// Ends all texts of a request of which only the prompt was asked for.
+    /// Ends a request of which only the prompt was asked for.
     fn end_without_tokens(&mut self, text: Text<T>, cache: Gpt2Cache) -> Result<(), GenerationError> {
         let request = text.request.id;
-        self.waiting.retain(|waiting| waiting.request.id != request);
-        let texts = 0..text.request.config.num_return_sequences;
+        let texts = match text.is_observed() {
+            // The others have observers of their own.
+            true => text.sequence..text.sequence + 1,
+            false => {
+                self.waiting.retain(|waiting| waiting.request.id != request);
+                0..text.request.config.num_return_sequences
+            }
+        };
         self.ready.extend(texts.map(|sequence| Event::Empty { request, sequence }));
         self.leave(text, cache)
     }
 
-    /// Whether the next text that waits continues the same prompt.
+    /// Whether the next text that waits continues the same prompt, and may go on from what was computed for this one.
     pub(super) fn is_shared(&self, text: &Text<T>) -> bool {
-        self.waiting.front().is_some_and(|next| next.request.id == text.request.id)
+        let next = self.waiting.front().filter(|_| !text.is_observed());
+        next.is_some_and(|next| next.request.id == text.request.id)
     }
 
-    /// Gives a text its first token, and a place among the running ones.
+    /// Gives a text the token that it goes on with by these logits, and a place among the running ones.
     pub(super) fn begin(
         &mut self,
         text: Text<T>,
@@ -281,7 +295,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     ) -> Result<(), GenerationError> {
         let row = self.run(text, cache)?;
         let chosen = sample(&mut self.running[row..=row], &[Vec::new()], [&mut [logits][..]]);
-        self.extend(row, chosen)
+        self.extend(row, chosen)?;
+        self.set_apart()
     }
 }
 

@@ -77,8 +77,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// On a CPU, the first prompt that is on its way, or that of the next text for which there is room. Texts may begin at once
-    /// instead, from a prompt that they share; each counts as a token, and how many did is returned too. An observer sees a row for each
-    /// text, and nothing beside them.
+    /// instead, from a prompt that they share; each counts as a token, and how many did is returned too. The observer of a
+    /// model sees a row for each text and nothing beside them, and that of a text nothing but the text.
     fn prompt_beside(&mut self) -> Result<(usize, Option<Prefill<T>>), GenerationError> {
         let (mut begun, most) = (0, self.options.chunk_tokens);
         if self.slot_tokens.is_some() || self.model.is_observed() {
@@ -87,7 +87,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         while begun < most && self.prefilling.is_empty() && self.admit()? {
             begun += usize::from(self.prefilling.is_empty());
         }
-        Ok((begun, if begun < most { self.prefilling.pop_front() } else { None }))
+        let is_observed = self.prefilling.front().is_some_and(|prefill| prefill.text.is_observed());
+        Ok((begun, if begun < most && !is_observed { self.prefilling.pop_front() } else { None }))
     }
 
     /// The logits after each of the next tokens of the running texts, of which each has so many.

@@ -8,6 +8,7 @@
 mod admission;
 mod decode;
 mod event;
+mod observed;
 mod prefill;
 mod request;
 mod search;
@@ -27,6 +28,8 @@ use crate::prefixes::{Prefixes, Sharers};
 use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 
 pub use event::{Event, Found, Step, StopReason};
+pub use observed::TextObserver;
+use observed::{Observed, check_observers};
 use prefill::Prefill;
 pub use request::{Request, RequestId, SchedulerOptions};
 use request::{Search, kept_tokens};
@@ -79,6 +82,8 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
     running: Vec<Text<T>>,
     cache: Gpt2Cache,
+    /// Those of them that have an observer.
+    observed: Observed<T>,
     /// The logits after the prompt that the next waiting text continues too, if another sequence of its request has begun.
     prompt_logits: Option<PromptLogits>,
     /// What texts that have ended leave to others.
@@ -134,6 +139,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             searches: VecDeque::new(),
             prefilling: VecDeque::new(),
             running: Vec::new(),
+            observed: Observed::new(),
             prompt_logits: None,
             prefixes: Prefixes::default(),
             ready: Vec::new(),
@@ -175,14 +181,23 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     ///
     /// # Errors
     /// When an option is out of its range, the prompt is empty or too long, an id is outside the vocabulary, stop strings have no
-    /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, or a search is to tell
-    /// how probable tokens are.
+    /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, a search is to tell
+    /// how probable tokens are, or observers are not one for each text that is made token by token.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
-        let Request { prompt, config, processors: others, stream, logprobs, prompt_logprobs, reuse } =
-            request;
+        let Request {
+            prompt,
+            config,
+            processors: others,
+            stream,
+            logprobs,
+            prompt_logprobs,
+            reuse,
+            observers,
+        } = request;
         let model = self.model.config();
         let mode = config.search_mode();
         config.check_for(mode, model)?;
+        check_observers(&observers, &config)?;
         if !config.stop_strings.is_empty() && self.tokenizer.is_none() {
             return Err(GenerationError::StopStringsWithoutTokenizer);
         }
@@ -209,11 +224,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         }
         self.requests += 1;
         let texts = 0..config.num_return_sequences;
-        if max_new_tokens == 0 && prompt_logprobs.is_none() {
+        if max_new_tokens == 0 && prompt_logprobs.is_none() && observers.is_empty() {
             self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
         } else {
-            // On a GPU the rows of a step lie side by side, and what is kept would stand between them.
-            let reuse = reuse.filter(|_| self.slot_tokens.is_none());
+            // On a GPU the rows of a step lie side by side, and what is kept would stand between them. What an observer may
+            // have changed is nobody else's.
+            let reuse = reuse.filter(|_| self.slot_tokens.is_none() && observers.is_empty());
             let sharers = reuse.map_or(Sharers::Sequences(id.0), Sharers::Reuse);
             let request = Arc::new(Accepted {
                 id,
@@ -226,6 +242,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 logprobs,
                 prompt_logprobs,
                 sharers,
+                observers,
             });
             self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
         }
@@ -238,6 +255,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.waiting.retain(|waiting| waiting.request.id != request);
         self.searches.retain(|search| search.id != request);
         self.prefilling.retain(|prefill| prefill.text.request.id != request);
+        self.observed.retain(|(text, _)| text.request.id != request);
         let mut row = 0;
         while row < self.running.len() {
             if self.running[row].request.id == request {
@@ -264,12 +282,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
     /// Texts that have begun and not ended.
     pub fn running(&self) -> usize {
-        self.running.len() + self.prefilling.len()
+        self.writing() + self.prefilling.len()
     }
 
     /// Texts that gain a token in each step.
     pub fn writing(&self) -> usize {
-        self.running.len()
+        self.running.len() + self.observed.len()
     }
 
     /// Changes [`SchedulerOptions::chunk_tokens`] for the steps that follow, which changes no text; 0 counts as 1.
@@ -296,14 +314,20 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
     pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
         let failure = rounded_to_nearest(|| {
-            let computed = self.decode().and_then(|computed| self.prefill(computed));
-            computed.and_then(|()| self.search(progress)).err()
+            let mut step = || {
+                let computed = self.decode()?;
+                self.observe()?;
+                self.prefill(computed)?;
+                self.search(progress)
+            };
+            step().err()
         });
         if failure.is_some() {
             self.waiting.clear();
             self.searches.clear();
             self.prefilling.clear();
             self.running.clear();
+            self.observed.clear();
             self.cache = self.pool.empty_cache();
             self.prompt_logits = None;
             self.prefixes = Prefixes::default();

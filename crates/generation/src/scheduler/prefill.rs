@@ -1,7 +1,7 @@
 //! Tokens on their way into a cache, chunk by chunk.
 
 use candle_core::Tensor;
-use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, Pass};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel};
 
 use super::text::Text;
 use crate::GenerationError;
@@ -41,7 +41,8 @@ impl<T> Prefill<T> {
         let next = self.next(most);
         let ids = Tensor::new(next, model.device())?.unsqueeze(0)?;
         self.computed += next.len();
-        Ok(model.transformer().forward_with(&ids, Some(&mut self.cache), &mut Pass::inference())?)
+        let Self { text, cache, .. } = self;
+        Ok(text.in_pass(|pass| model.transformer().forward_with(&ids, Some(cache), pass))?)
     }
 
     /// Finds how probable the tokens are that come after those of `hidden`, `(1, count, C)`, which were computed last.

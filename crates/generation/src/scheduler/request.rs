@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 
+use super::observed::TextObserver;
 use crate::{GenerationConfig, GenerationError, LogitsProcessor, SearchMode};
 
 /// How much a [`Scheduler`](crate::Scheduler) does at once. What [`Scheduler::new`](crate::Scheduler::new) takes.
@@ -68,6 +69,10 @@ pub struct Request {
     /// Requests of the same number may go on from what was computed for one another, where their prompts begin alike; on a CPU,
     /// where that changes no bit. `None` is for oneself.
     pub reuse: Option<u64>,
+    /// What sees, and may change, the passes of each of its texts; none, or one for each. An observed text has passes of its own, in
+    /// which no other text is: of what is computed for others no bit changes. It goes on from nothing that was computed for another
+    /// text and leaves nothing to others, and no drafts are made for it.
+    pub observers: Vec<TextObserver>,
 }
 
 impl Request {
@@ -81,6 +86,7 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             reuse: None,
+            observers: Vec::new(),
         }
     }
 

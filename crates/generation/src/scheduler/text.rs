@@ -3,11 +3,12 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use candle_gpt2::Gpt2Cache;
+use candle_gpt2::{Gpt2Cache, Pass};
 use candle_gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
 use super::event::StopReason;
+use super::observed::TextObserver;
 use super::request::RequestId;
 use crate::clock::Deadline;
 use crate::draft::Success;
@@ -32,6 +33,7 @@ pub(super) struct Accepted {
     pub(super) prompt_logprobs: Option<usize>,
     /// Who may continue what is computed for its texts.
     pub(super) sharers: Sharers,
+    pub(super) observers: Vec<TextObserver>,
 }
 
 /// A text in the making.
@@ -66,6 +68,20 @@ pub(super) struct ChosenToken {
     pub(super) logprobs: Option<TokenLogprobs>,
     /// Whether nothing may come after it.
     pub(super) is_complete: bool,
+}
+
+impl<T> Text<T> {
+    pub(super) fn is_observed(&self) -> bool {
+        !self.request.observers.is_empty()
+    }
+
+    /// Computes in a pass of its own, which its observer sees if it has one.
+    pub(super) fn in_pass<R>(&self, compute: impl FnOnce(&mut Pass) -> R) -> R {
+        match self.request.observers.get(self.sequence) {
+            Some(observer) => compute(&mut Pass::inference().observed_by(&mut *observer.lock())),
+            None => compute(&mut Pass::inference()),
+        }
+    }
 }
 
 impl<T: Deref<Target = Tokenizer>> Text<T> {

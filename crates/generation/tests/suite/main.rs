@@ -4,6 +4,7 @@
 
 mod batch;
 mod draft;
+mod observed;
 mod options;
 mod parity;
 mod processors;

@@ -33,13 +33,17 @@ fn answer_tokens(requests: &[Request]) -> usize {
     requests.iter().map(of_request).sum()
 }
 
+/// The type of safetensors files.
+pub(crate) const FILE: &str = "application/octet-stream";
+
 /// A line that clients skip.
 const PING: Bytes = Bytes::from_static(b":\n\n");
 
-/// Serves a request for a completion.
+/// Serves a request for a completion, or for activations: those come as a file if that is wanted.
 pub(crate) async fn answer(
     endpoint: Endpoint,
     received: Received,
+    wants_file: bool,
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
@@ -55,14 +59,17 @@ pub(crate) async fn answer(
     caller.log_warnings(answer.warnings());
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
-    let is_long = answer_tokens(&requests) > LONG_ANSWER;
+    let is_long =
+        answer_tokens(&requests) > LONG_ANSWER || requests.iter().any(|of| !of.observers.is_empty());
     let Backend::Texts(engine) = &shared.backend else {
         return Err(ApiError::failed("texts, of a classifier"));
     };
     let ticket = engine.submit(&caller.id, requests)?;
     let numbers = Arc::clone(&caller.numbers);
     let id = Arc::clone(&caller.id);
-    let running = Running { id, answer, ticket, numbers, is_long, _accepted: Accepted::new(&shared.calls) };
+    let wants_file = wants_file && endpoint == Endpoint::Activations;
+    let _accepted = Accepted::new(&shared.calls);
+    let running = Running { id, answer, ticket, numbers, is_long, wants_file, _accepted };
     let peer = Arc::clone(&caller.peer);
     if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
 }
@@ -84,6 +91,8 @@ struct Running {
     numbers: Arc<Numbers>,
     /// Whether writing the answer takes long.
     is_long: bool,
+    /// Whether it is a safetensors file.
+    wants_file: bool,
     _accepted: Accepted,
 }
 
@@ -111,9 +120,14 @@ impl Running {
             made = made => made?,
             () = peer.closed() => return Err(gone()),
         }
-        let Self { id, answer, is_long, .. } = self;
-        let write = move || Ok(answer.into_response());
-        Ok(reply::json(if is_long { blocking(&id, write).await? } else { write()? }))
+        let Self { id, answer, is_long, wants_file, .. } = self;
+        let write = move || {
+            Ok(match wants_file {
+                true => reply::text(FILE, answer.into_safetensors()?),
+                false => reply::json(answer.into_response()),
+            })
+        };
+        if is_long { blocking(&id, write).await } else { write() }
     }
 
     /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.

@@ -107,7 +107,8 @@ async fn serve(
             None => Err(ApiError::invalid("the body is empty; it is a JSON object")),
         }?;
         *body = None;
-        return post(route.endpoint, received, &caller).await;
+        let wants_file = accepts(&head.headers, complete::FILE);
+        return post(route.endpoint, received, wants_file, &caller).await;
     }
     get(route.endpoint, rest.unwrap_or_default(), &head.headers, shared)
 }
@@ -151,14 +152,15 @@ fn replied(work: Work) -> Result<Reply, ApiError> {
 async fn post(
     endpoint: Endpoint,
     received: Received,
+    wants_file: bool,
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
     let served = Arc::clone(&shared.served);
     let id = &caller.id;
     let Reply { json, warnings } = match endpoint {
-        Endpoint::Completions | Endpoint::ChatCompletions => {
-            return complete::answer(endpoint, received, caller).await;
+        Endpoint::Completions | Endpoint::ChatCompletions | Endpoint::Activations => {
+            return complete::answer(endpoint, received, wants_file, caller).await;
         }
         Endpoint::Tokenize | Endpoint::Detokenize => {
             replied(blocking(id, move || served.read(endpoint, received.bytes(), None)).await?)?

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::common::{Running, built_in, events, json_request, start_model};
 
 /// Requests of all kinds: greedy, seeded, with log-probabilities, echoed, several texts, whole and in pieces, prompts that begin
-/// alike and prompts that do not.
+/// alike and prompts that do not, steered and recorded.
 fn requests() -> Vec<Value> {
     let beginning = "KING RICHARD III: Now is the winter of our discontent made glorious summer by this sun of York; and all the \
                      clouds that lour'd upon our house in the deep bosom of the ocean buried.";
@@ -31,6 +31,15 @@ fn requests() -> Vec<Value> {
         };
         if body["max_tokens"].is_null() {
             body["max_tokens"] = (8 + index % 9).into();
+        }
+        if index % 8 == 5 {
+            let vector: Vec<u64> = (0..192).map(|channel| channel * index % 7).collect();
+            body["steering"] =
+                json!([{ "site": "blocks.2.hook_resid_pre", "vector": vector, "scale": 0.05 }]);
+        }
+        if index % 8 >= 5 {
+            body["activations"] =
+                json!({ "sites": ["resid_post5", "mlp_post0"], "positions": "all", "of": "both" });
         }
         body["stream"] = (index % 2 == 1).into();
         body
@@ -68,11 +77,13 @@ fn disturb(server: &Running, number: u64) {
 fn a_request_has_the_same_answer_alone_and_among_disconnecting_strangers() {
     let requests = requests();
     let alone: Vec<String> = {
-        let server = start_model(built_in(), "built-in", |_| ());
+        let server = start_model(built_in(), "built-in", |options| options.api.activations = true);
         requests.iter().map(|request| answer(&server, request)).collect()
     };
     // Chunks are of one size always; what is cached, what waits and what runs beside it is another each time.
-    let server = start_model(built_in(), "built-in", |options| options.parallel = 8);
+    let server = start_model(built_in(), "built-in", |options| {
+        (options.parallel, options.api.activations) = (8, true)
+    });
     let (next, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         for of in 0..3_u64 {

@@ -1,0 +1,193 @@
+//! What is told of the inside of the model: `activations` and `activations_info` of a text.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::PoisonError;
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use candle_core::{DType, Device, Tensor};
+use candle_gpt2::{Gpt2Config, Site};
+use candle_gpt2_interpret::token_shape;
+use candle_gpt2_weights::tensor_bytes;
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+
+use super::Answer;
+use super::text::{PromptAnswer, TextAnswer};
+use super::write::{List, Usage, json};
+use crate::ApiError;
+use crate::embeddings::Encoding;
+use crate::inside::Inspected;
+use crate::pieces::{Pieces, name};
+
+/// The places that are shown, and how their numbers are written.
+#[derive(Debug)]
+pub(crate) struct ShownSites {
+    pub(crate) sites: Vec<Site>,
+    pub(crate) config: Gpt2Config,
+    pub(crate) encoding: Encoding,
+}
+
+/// What was seen of a text.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// The tokens, counted from 0 in the text.
+    positions: Vec<usize>,
+    values: Vec<SeenAt>,
+}
+
+/// What was seen at one place.
+#[derive(Debug)]
+struct SeenAt {
+    site: Site,
+    shape: Vec<usize>,
+    numbers: Vec<f32>,
+}
+
+impl Seen {
+    /// What an inspection has of a text that has ended.
+    pub(super) fn of(inspected: &Inspected, shown: &ShownSites) -> Result<Self, ApiError> {
+        let inspection = inspected.lock().unwrap_or_else(PoisonError::into_inner);
+        let (positions, record) = (inspection.positions().to_vec(), inspection.record()?);
+        let keys = positions.last().map_or(0, |last| last + 1);
+        let seen_at = |site: &Site| {
+            let mut shape = token_shape(&shown.config, site.kind, keys);
+            // There is no axis of rows.
+            shape.insert(site.kind.token_axis() - 1, positions.len());
+            let numbers = match record.values.get(site) {
+                Some(value) => value.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?,
+                None => Vec::new(),
+            };
+            Ok(SeenAt { site: *site, shape, numbers })
+        };
+        let values = shown.sites.iter().map(seen_at).collect::<Result<_, ApiError>>()?;
+        Ok(Self { positions, values })
+    }
+
+    /// Adds both entries to a choice.
+    pub(super) fn write<M: SerializeMap>(
+        &self,
+        map: &mut M,
+        shown: &ShownSites,
+        (prompt, text): (&PromptAnswer, &TextAnswer),
+        pieces: &Pieces,
+    ) -> Result<(), M::Error> {
+        let encoding = shown.encoding;
+        let entries = || self.values.iter().map(|seen| Entry { seen, positions: &self.positions, encoding });
+        map.serialize_entry("activations", &List(entries))?;
+        map.serialize_entry("activations_info", &Info::of(shown, prompt, text, pieces))
+    }
+}
+
+struct Entry<'a> {
+    seen: &'a SeenAt,
+    positions: &'a [usize],
+    encoding: Encoding,
+}
+
+impl Serialize for Entry<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let SeenAt { site, shape, numbers } = self.seen;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("site", &site.to_string())?;
+        map.serialize_entry("shape", shape)?;
+        map.serialize_entry("positions", self.positions)?;
+        map.serialize_entry("dtype", "float32")?;
+        match self.encoding {
+            Encoding::Float => map.serialize_entry("data", numbers)?,
+            Encoding::Base64 => {
+                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+                map.serialize_entry("data", &STANDARD.encode(bytes))?;
+            }
+        }
+        map.end()
+    }
+}
+
+/// What the numbers are of.
+#[derive(Serialize)]
+struct Info {
+    /// Whether the text begins with the token that texts begin with.
+    bos: bool,
+    /// What was done to the weights first: nothing.
+    processing: &'static str,
+    tokens: Vec<String>,
+    token_ids: Vec<u32>,
+}
+
+impl Info {
+    fn of(shown: &ShownSites, prompt: &PromptAnswer, text: &TextAnswer, pieces: &Pieces) -> Self {
+        let token_ids = [&prompt.ids[..], &text.ids].concat();
+        let start = shown.config.start_token();
+        Self {
+            bos: start.is_some() && token_ids.first().copied() == start,
+            processing: "none",
+            tokens: token_ids.iter().map(|id| name(pieces.bytes(*id))).collect(),
+            token_ids,
+        }
+    }
+}
+
+/// What is told of one prompt at `/v1/activations`.
+struct Told<'a> {
+    index: usize,
+    answer: &'a Answer,
+    prompt: &'a PromptAnswer,
+    text: &'a TextAnswer,
+}
+
+impl Serialize for Told<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("object", "activations")?;
+        map.serialize_entry("index", &self.index)?;
+        if let (Some(seen), Some(shown)) = (&self.text.seen, &self.answer.wants.shown) {
+            seen.write(&mut map, shown, (self.prompt, self.text), &self.answer.pieces)?;
+        }
+        map.end()
+    }
+}
+
+impl Answer {
+    fn told_activations(&self) -> impl Iterator<Item = Told<'_>> {
+        self.prompts.iter().enumerate().filter_map(|(index, prompt)| {
+            prompt.texts.first().map(|text| Told { index, answer: self, prompt, text })
+        })
+    }
+
+    /// The answer of `/v1/activations`.
+    pub(super) fn activations(&self) -> String {
+        #[derive(Serialize)]
+        struct Response<'a, D> {
+            object: &'static str,
+            data: D,
+            model: &'a str,
+            usage: Usage,
+        }
+        let data = List(|| self.told_activations());
+        json(&Response { object: "list", data, model: &self.head.model, usage: self.usage() })
+    }
+
+    /// The answer of `/v1/activations` as a safetensors file. Of a single prompt tensors have the names of their sites, of several with
+    /// the prompt's number and a dot in front; the metadata has `positions` and `activations_info` of each as JSON, named likewise.
+    ///
+    /// # Errors
+    /// When there is no memory left for it.
+    pub fn into_safetensors(self) -> Result<Vec<u8>, ApiError> {
+        let (mut tensors, mut metadata) = (BTreeMap::new(), HashMap::new());
+        let Some(shown) = &self.wants.shown else { return Err(ApiError::failed("activations of nothing")) };
+        let is_single = self.prompts.len() == 1;
+        for Told { index, prompt, text, .. } in self.told_activations() {
+            let Some(seen) = &text.seen else { continue };
+            let before = if is_single { String::new() } else { format!("{index}.") };
+            for SeenAt { site, shape, numbers } in &seen.values {
+                let tensor = Tensor::from_slice(numbers, &**shape, &Device::Cpu)?;
+                tensors.insert(format!("{before}{site}"), tensor);
+            }
+            metadata.insert(format!("{before}positions"), json(&seen.positions));
+            let info = Info::of(shown, prompt, text, &self.pieces);
+            metadata.insert(format!("{before}activations_info"), json(&info));
+        }
+        metadata.insert("model".into(), self.head.model.clone());
+        tensor_bytes(&tensors, metadata).map_err(ApiError::failed)
+    }
+}

@@ -1,0 +1,175 @@
+//! What is changed and recorded of one text while it is made, a few tokens at a time.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use candle_core::{Result, Tensor};
+use candle_gpt2::{Gpt2Config, Observer, Site, SiteKind};
+
+use crate::recording::joined;
+use crate::{Edit, Record};
+
+/// Which tokens of a text are recorded, counted from 0. Part of an [`Inspection`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Positions {
+    /// All of these.
+    All(Range<usize>),
+    /// The last of these that the model reads.
+    Last(Range<usize>),
+    /// These, as far as the text goes.
+    These(BTreeSet<usize>),
+}
+
+impl Positions {
+    /// How many there are at most of a text of so many tokens.
+    ///
+    /// ```
+    /// use candle_gpt2_interpret::Positions;
+    ///
+    /// assert_eq!(Positions::All(3..usize::MAX).most(10), 7);
+    /// assert_eq!(Positions::These([2, 11].into()).most(10), 1);
+    /// assert_eq!(Positions::Last(10..usize::MAX).most(10), 0);
+    /// ```
+    pub fn most(&self, tokens: usize) -> usize {
+        match self {
+            Self::All(range) => range.end.min(tokens).saturating_sub(range.start),
+            Self::Last(range) => range.end.min(tokens).saturating_sub(range.start).min(1),
+            Self::These(these) => these.range(..tokens).count(),
+        }
+    }
+
+    /// Those among the tokens that a pass reads.
+    fn among(&self, read: Range<usize>) -> Vec<usize> {
+        let both = |range: &Range<usize>| range.start.max(read.start)..range.end.min(read.end);
+        match self {
+            Self::All(range) => both(range).collect(),
+            Self::Last(range) => both(range).last().into_iter().collect(),
+            Self::These(these) => these.range(read).copied().collect(),
+        }
+    }
+}
+
+/// An observer of one text through all its passes, with a cache: it makes edits, one after another, and records what is then there.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_gpt2::{LogitsFor, Pass};
+/// use candle_gpt2_interpret::{Add, Inspection, Positions, named_site};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let add = Add::new(named_site("resid_pre1")?, Tensor::ones(6, DType::F32, &Device::Cpu)?).scaled(2.0)?;
+/// let site = named_site("resid_post1")?;
+/// let mut inspection = Inspection::new(vec![add], vec![site], Positions::All(1..usize::MAX));
+/// let mut cache = model.new_cache(1, 4)?;
+/// for ids in [&[1u32, 2, 3][..], &[4]] {
+///     let ids = Tensor::from_slice(ids, (1, ids.len()), &Device::Cpu)?;
+///     let pass = &mut Pass::inference().observed_by(&mut inspection);
+///     model.forward_with(&ids, LogitsFor::LastToken, Some(&mut cache), pass)?;
+/// }
+/// assert_eq!(inspection.positions(), [1, 2, 3]);
+/// let record = inspection.record()?;
+/// assert_eq!(record.get(site)?.to_vec3::<f32>()?, [[[2.; 6]; 3]], "blocks of zeros add nothing to it");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Inspection {
+    edits: Vec<Edit>,
+    sites: Vec<Site>,
+    wanted: Positions,
+    /// What was recorded so far, a few tokens each.
+    parts: Vec<Record>,
+    /// Which tokens these are.
+    positions: Vec<usize>,
+    /// Whether a token of the pass is recorded, into the last of the parts.
+    is_recording: bool,
+}
+
+impl Inspection {
+    /// Nothing was seen yet.
+    pub fn new(edits: Vec<Edit>, sites: Vec<Site>, wanted: Positions) -> Self {
+        Self { edits, sites, wanted, parts: Vec::new(), positions: Vec::new(), is_recording: false }
+    }
+
+    /// The tokens that were recorded.
+    pub fn positions(&self) -> &[usize] {
+        &self.positions
+    }
+
+    /// What was recorded of these tokens, in the shapes of [`SiteKind`]; of scores and patterns the keys up to the last of them. Without
+    /// tokens there is nothing.
+    ///
+    /// # Errors
+    /// When a pass did not come to a place, or the device has no memory left.
+    pub fn record(&self) -> Result<Record> {
+        let keys = self.positions.last().map_or(0, |last| last + 1);
+        let sites = if self.parts.is_empty() { &[] } else { &*self.sites };
+        joined(&self.parts, sites, keys)
+    }
+}
+
+impl Observer for Inspection {
+    fn wants(&self, site: Site) -> bool {
+        (self.is_recording && self.sites.contains(&site)) || self.edits.iter().any(|edit| edit.wants(site))
+    }
+
+    fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
+        self.edits.iter_mut().for_each(|edit| edit.begin(past_lengths, tokens));
+        let past = past_lengths.first().copied().unwrap_or(0);
+        let read = self.wanted.among(past..past + tokens);
+        self.is_recording = !(read.is_empty() || self.sites.is_empty());
+        if self.is_recording {
+            if let Positions::Last(_) = self.wanted {
+                (self.parts.clear(), self.positions.clear());
+            }
+            let in_pass = read.iter().map(|position| position - past).collect();
+            self.parts.push(Record::new(self.sites.iter().copied()).at(in_pass));
+            self.positions.extend(read);
+        }
+    }
+
+    fn observe(&mut self, site: Site, mut value: Tensor) -> Result<Tensor> {
+        for edit in self.edits.iter_mut().filter(|edit| edit.wants(site)) {
+            value = edit.observe(site, value)?;
+        }
+        match self.parts.last_mut().filter(|part| self.is_recording && part.wants(site)) {
+            Some(part) => part.observe(site, value),
+            None => Ok(value),
+        }
+    }
+}
+
+/// The shape of what is at a place for one token, whose rows see so many keys: `[C]` of the residual stream, `[H, D]` of queries,
+/// `[H, S]` of scores and patterns.
+///
+/// ```
+/// use candle_gpt2::{Gpt2Config, SiteKind};
+/// use candle_gpt2_interpret::token_shape;
+///
+/// let gpt2 = Gpt2Config::gpt2();
+/// assert_eq!(token_shape(&gpt2, SiteKind::MlpPost, 5), [3072]);
+/// assert_eq!(token_shape(&gpt2, SiteKind::Pattern, 5), [12, 5]);
+/// ```
+pub fn token_shape(model: &Gpt2Config, kind: SiteKind, keys: usize) -> Vec<usize> {
+    let (width, heads) = (model.n_embd, model.n_head);
+    match kind {
+        SiteKind::Ln1Scale | SiteKind::Ln2Scale | SiteKind::LnFinalScale => vec![1],
+        SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z => vec![heads, width / heads.max(1)],
+        SiteKind::AttnScores | SiteKind::Pattern => vec![heads, keys],
+        SiteKind::Result => vec![heads, width],
+        SiteKind::MlpPre | SiteKind::MlpPost => vec![model.inner_width()],
+        SiteKind::Logits => vec![model.vocab_size],
+        SiteKind::Embed
+        | SiteKind::PosEmbed
+        | SiteKind::ResidPre
+        | SiteKind::Ln1Normalized
+        | SiteKind::AttnOut
+        | SiteKind::ResidMid
+        | SiteKind::Ln2Normalized
+        | SiteKind::MlpOut
+        | SiteKind::ResidPost
+        | SiteKind::LnFinalNormalized
+        | SiteKind::FinalNorm => vec![width],
+    }
+}
