@@ -42,6 +42,6 @@ pub use recording::Recording;
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };
-pub use run::{Measure, Metric, Run, residual_sites};
+pub use run::{Measure, Metric, Run, residual_sites, stop_after};
 pub use steering::Steering;
 pub use tuned_lens::TunedLens;

@@ -52,7 +52,8 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// What is seen at these places; the output head is computed only where logits are wanted.
+    /// What is seen at these places. Nothing after the last of them is computed: neither the blocks above it nor, unless logits are
+    /// wanted, the output head.
     ///
     /// # Errors
     /// Those of the model.
@@ -68,8 +69,9 @@ impl<'a> Run<'a> {
         if record.wants(Site::outside(SiteKind::Logits)) {
             self.logits(LogitsFor::EveryToken, &mut record)?;
         } else {
-            let pass = &mut Pass::inference().observed_by(&mut record);
-            self.model.transformer().forward_with(&self.input()?, None, pass)?;
+            let stop = stop_after(record.sites());
+            let mut pass = stopping(Pass::inference().observed_by(&mut record), stop);
+            self.model.transformer().forward_with(&self.input()?, None, &mut pass)?;
         }
         Ok(record)
     }
@@ -80,6 +82,35 @@ impl<'a> Run<'a> {
     /// Those of the model.
     pub fn residuals(&self) -> Result<Vec<Tensor>> {
         Ok(self.record(residual_sites(self.model.config().n_layer))?.values.into_values().collect())
+    }
+}
+
+/// The block before which a pass may [stop](Pass::stopping_at) when only these places are looked at; `None` if one of them comes
+/// after the blocks.
+///
+/// ```
+/// use candle_gpt2_interpret::{named_site, stop_after};
+///
+/// assert_eq!(stop_after([named_site("z3")?, named_site("embed")?]), Some(4));
+/// assert_eq!(stop_after([named_site("resid_pre3")?]), Some(3), "the input of a block is there before the block");
+/// assert_eq!(stop_after([named_site("ln_final.hook_scale")?]), None);
+/// # Ok::<(), candle_gpt2_interpret::SiteError>(())
+/// ```
+pub fn stop_after(sites: impl IntoIterator<Item = Site>) -> Option<usize> {
+    let stops = sites.into_iter().map(|site| match (site.layer, site.kind) {
+        (Some(layer), SiteKind::ResidPre) => Some(layer),
+        (Some(layer), _) => Some(layer + 1),
+        (None, SiteKind::Embed | SiteKind::PosEmbed) => Some(0),
+        (None, _) => None,
+    });
+    stops.collect::<Option<Vec<_>>>()?.into_iter().max()
+}
+
+/// A pass that stops there, if anywhere.
+pub(crate) fn stopping(pass: Pass<'_>, stop: Option<usize>) -> Pass<'_> {
+    match stop {
+        Some(layer) => pass.stopping_at(layer),
+        None => pass,
     }
 }
 
