@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`TrainJob`], or with [`TokenizeJob`]. A [`Run`] is a training in its folder.
+//! Start with [`TrainJob`], [`TokenizeJob`] or [`ActivationsJob`]. A [`Run`] is a training in its folder.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod activation_manifest;
+mod activations;
 mod confusion_picture;
 mod corpus;
 mod curve;
@@ -25,6 +27,8 @@ mod token_manifest;
 mod tokenize;
 mod training_data;
 
+pub use activation_manifest::SiteWidth;
+pub use activations::{ActivationsJob, ActivationsOptions, ActivationsReport};
 pub use confusion_picture::confusion_picture;
 pub use corpus::{Corpus, Split};
 pub use curve::loss_curve;

@@ -8,8 +8,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_interpret::{
     Ablate, Add, By, Chain, ControlVector, Edit, InterpretError, Measure, Metric, Patching, Place, Receiver,
-    Record, Replace, Run, Saliency, Steering, estimated_grid, random_rows, residual_sites, site_gradients,
-    token_weights,
+    Record, Replace, Run, Saliency, Steering, estimated_grid, random_rows, record_rows, residual_sites,
+    site_gradients, site_width, token_rows, token_weights,
 };
 use candle_gpt2_kernels::{Interrupt, interruptible};
 use candle_gpt2_testing::{assert_close, pattern, values};
@@ -204,6 +204,38 @@ fn a_record_is_the_same_whether_the_run_goes_to_the_end_or_stops() -> Result<()>
             .map(|site| Ok(asked(&[site])?.1))
             .collect::<Result<_>>()?;
         assert!(steps.is_sorted_by(|before, after| before < after), "{}: {steps:?}", case.name);
+    }
+    Ok(())
+}
+
+/// Texts of several lengths, the shortest of one token: together they have the numbers that they have alone, to the last bit.
+#[test]
+fn texts_that_are_recorded_together_are_each_as_it_is_alone() -> Result<()> {
+    for case in Case::all() {
+        let config = case.model.config();
+        let texts = [&case.clean[..], &case.clean[..1], &case.corrupted[..]];
+        let sites: Vec<Site> =
+            Site::all(case.layers()).into_iter().filter(|site| site_width(*site, config).is_some()).collect();
+        for sites in [&sites[..], &sites[..4]] {
+            let together = record_rows(&case.model, &texts, sites.iter().copied())?;
+            for site in sites {
+                let rows = token_rows(*site, together.get(*site)?)?;
+                assert_eq!(rows.dim(1)?, site_width(*site, config).unwrap(), "{site}");
+                let mut first = 0;
+                for ids in texts {
+                    let alone = Run::new(&case.model, ids)?.record(sites.iter().copied())?;
+                    let alone = token_rows(*site, alone.get(*site)?)?;
+                    let found = rows.narrow(0, first, ids.len())?;
+                    assert_eq!(values(&found), values(&alone), "{}: {site} from {first} on", case.name);
+                    first += ids.len();
+                }
+                assert_eq!(first, rows.dim(0)?);
+            }
+        }
+        let pattern = Site::in_block(0, SiteKind::Pattern);
+        let error = record_rows(&case.model, &texts, [pattern]).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("a value for each token"), "{error}");
+        assert!(record_rows(&case.model, &[], sites).is_err());
     }
     Ok(())
 }
