@@ -5,6 +5,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod activation_data;
 mod activation_manifest;
 mod activations;
 mod confusion_picture;
@@ -43,7 +44,8 @@ pub use tokenize::{TokenizeJob, TokenizeOptions, TokenizeReport};
 pub use training_data::{DataSize, TrainingData};
 
 use candle_gpt2_training::{
-    ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, Evaluation, HeldOut, Hyperparameters,
+    ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, DictionaryKind, DictionaryMetrics,
+    DictionaryNumbers, Evaluation, HeldOut, Hyperparameters,
     Initialization, Lora, LoraConfig, Parameters, Ramp, Row, RowSet, Schedule, Share, StepReport, Task,
     Tokens, Trainer, TrainingError, Windows, estimated_bytes,
 };
