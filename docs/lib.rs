@@ -44,6 +44,7 @@ pages! {
     train: "src/guides/train.md",
     fine_tune: "src/guides/fine-tune.md",
     look: "src/guides/look.md",
+    dictionaries: "src/guides/dictionaries.md",
     compress: "src/guides/compress.md",
     python: "src/guides/python.md",
     transformer_lens: "src/guides/transformer-lens.md",

@@ -81,7 +81,7 @@ class _GenerationOptions(TypedDict, total=False):
     logits_processor: _LogitsProcessor | Sequence[_LogitsProcessor] | None
 
 class _TrainOptions(TypedDict, total=False):
-    task: Literal["text", "classify", "answer"] | None
+    task: Literal["text", "classify", "answer", "dictionary"] | None
     steps: int | None
     batch_size: int | None
     accumulate: int | None
@@ -94,6 +94,13 @@ class _TrainOptions(TypedDict, total=False):
     recompute: bool | None
     train_blocks: int | None
     class_weights: Mapping[str, float] | Literal["balanced"] | None
+    site: str | None
+    output_site: str | None
+    kind: Literal["top-k", "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder"] | None
+    latents: int | None
+    k: int | None
+    sparsity: float | None
+    dead_after: int | None
     lora_rank: int | None
     lora_alpha: float | None
     lora_targets: Sequence[Literal["c_attn", "c_proj", "c_fc"]] | None

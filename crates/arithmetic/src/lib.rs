@@ -37,5 +37,5 @@ pub use simd::{Number, rounded_to_nearest};
 pub use threads::{map_items, region_count, set_thread_count, thread_count};
 pub use training::{
     AdamWStep, AddedScores, Attention, Dropout, Float, LayerNormGradients, LowRank, LowRankGradients,
-    MatrixView,
+    MatrixView, SparseRows,
 };

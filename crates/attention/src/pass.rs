@@ -104,6 +104,7 @@ struct Call {
     dtype: Option<DType>,
     first_position: usize,
     layer: Option<usize>,
+    stop_at_layer: Option<usize>,
 }
 
 /// Who takes part.
@@ -199,6 +200,18 @@ impl<'a> Pass<'a> {
     /// The position given to [`Pass::from_position`].
     pub fn first_position(&self) -> usize {
         self.call.first_position
+    }
+
+    /// The same pass, which ends before block `layer` and returns the residual stream that enters it (TransformerLens'
+    /// `stop_at_layer`): the blocks from there on, the final norm and the output head are not computed.
+    pub fn stopping_at(mut self, layer: usize) -> Self {
+        self.call.stop_at_layer = Some(layer);
+        self
+    }
+
+    /// The layer given to [`Pass::stopping_at`].
+    pub fn stop_at_layer(&self) -> Option<usize> {
+        self.call.stop_at_layer
     }
 
     /// Where the tokens stand.

@@ -63,7 +63,9 @@ pub use memory::MemoryNeeded;
 pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
-pub use rows::{FailedRow, PromptTexts, Row, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob, WriteLine};
+pub use rows::{
+    FailedRow, PromptTexts, Row, RowFile, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob, WriteLine,
+};
 pub use secrecy::SecretString;
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;

@@ -159,8 +159,9 @@ impl Gpt2Model {
     /// tokens, and the cache grows by `T`; with [`Pass::after`] or [`Pass::of_rows`] the pass places the tokens.
     ///
     /// # Errors
-    /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; and when the
-    /// pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
+    /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; when the pass
+    /// [stops](Pass::stopping_at) at a block that is not there, or has a cache, which would then lack tokens in some of its layers; and
+    /// when the pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
     pub fn forward_with(
         &self,
         ids: &Tensor,
@@ -190,7 +191,14 @@ impl Gpt2Model {
         if let Some(states) = pass.encoder_states() {
             check_encoder_states(&self.config, states, x.dim(0)?)?;
         }
-        for (layer, block) in self.blocks.iter().enumerate().skip(first) {
+        let n_layer = self.blocks.len();
+        let stop = pass.stop_at_layer();
+        match stop {
+            Some(layer) if layer > n_layer => return Err(ModelError::NoSuchBlock { layer, n_layer }.into()),
+            Some(_) if cache.is_some() => return Err(ModelError::StopWithCache.into()),
+            _ => {}
+        }
+        for (layer, block) in self.blocks.iter().enumerate().take(stop.unwrap_or(n_layer)).skip(first) {
             // The kernels of a GPU do not check whether the pass has been ended.
             check_interrupted()?;
             pass.enter_layer(Some(layer));
@@ -200,6 +208,10 @@ impl Gpt2Model {
             } else {
                 block.forward(&x, cache.as_deref_mut().and_then(|cache| cache.layer(layer)), pass)?
             };
+        }
+        if let Some(layer) = stop {
+            pass.enter_layer(Some(layer));
+            return if layer < n_layer { pass.show(SiteKind::ResidPre, x) } else { Ok(x) };
         }
         pass.enter_layer(None);
         let kinds = [SiteKind::LnFinalScale, SiteKind::LnFinalNormalized];
@@ -276,7 +288,8 @@ impl Gpt2LMHeadModel {
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, V)` for [`LogitsFor::EveryToken`], `(B, 1, V)` for
-    /// [`LogitsFor::LastToken`], `(B, count, V)` for [`LogitsFor::Tokens`].
+    /// [`LogitsFor::LastToken`], `(B, count, V)` for [`LogitsFor::Tokens`]; `(B, T, C)` of a pass that [stops](Pass::stopping_at)
+    /// before the head.
     ///
     /// # Errors
     /// As [`Gpt2Model::forward_with`].
@@ -295,6 +308,9 @@ impl Gpt2LMHeadModel {
         }
         self.transformer.run(cache, pass, |cache, pass| {
             let hidden_states = self.transformer.forward_with(ids, cache, pass)?; // (B, T, C)
+            if pass.stop_at_layer().is_some() {
+                return Ok(hidden_states);
+            }
             self.shown_logits(&hidden_states, logits_for, pass)
         })
     }

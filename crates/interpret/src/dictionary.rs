@@ -15,7 +15,7 @@ use candle_core::{D, DType, Device, Tensor, bail};
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use serde_json::Value;
 
-use crate::{Processing, SiteError, named_site};
+use crate::{Processing, SiteError, named_site, site_width};
 
 /// Added to the deviation of an input that is normalized; both sources have it in their code, not in their files.
 const DEVIATION_EPSILON: f64 = 1e-5;
@@ -483,18 +483,7 @@ impl Dictionary {
                 error: SiteError::NoSuchBlock { name: site.to_string(), layer, n_layer },
             });
         }
-        let expected = match site.kind {
-            SiteKind::MlpPre | SiteKind::MlpPost => model.inner_width(),
-            SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z => model.n_head * model.head_dim(),
-            SiteKind::AttnScores
-            | SiteKind::Pattern
-            | SiteKind::Result
-            | SiteKind::Ln1Scale
-            | SiteKind::Ln2Scale
-            | SiteKind::LnFinalScale
-            | SiteKind::Logits => return Err(FileError::NotExplained { site }),
-            _ => model.n_embd,
-        };
+        let expected = site_width(site, model).ok_or(FileError::NotExplained { site })?;
         if self.width() != expected {
             return Err(FileError::OtherModel { site, expected, found: self.width() });
         }

@@ -21,6 +21,7 @@ mod residual;
 mod run;
 mod steering;
 mod tuned_lens;
+mod widths;
 
 pub use control_vector::ControlVector;
 pub use dictionary::{
@@ -44,6 +45,7 @@ pub use recording::Recording;
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };
-pub use run::{Measure, Metric, Run, residual_sites};
+pub use run::{Measure, Metric, Run, record_rows, residual_sites, stop_after};
 pub use steering::Steering;
 pub use tuned_lens::TunedLens;
+pub use widths::{site_width, token_rows};

@@ -25,6 +25,11 @@ impl Record {
         Self { positions: Some(positions), ..self }
     }
 
+    /// The places.
+    pub fn sites(&self) -> impl Iterator<Item = Site> {
+        self.sites.iter().copied()
+    }
+
     /// What was seen at this place.
     ///
     /// # Errors

@@ -52,7 +52,8 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// What is seen at these places; the output head is computed only where logits are wanted.
+    /// What is seen at these places. Nothing after the last of them is computed: neither the blocks above it nor, unless logits are
+    /// wanted, the output head.
     ///
     /// # Errors
     /// Those of the model.
@@ -68,8 +69,9 @@ impl<'a> Run<'a> {
         if record.wants(Site::outside(SiteKind::Logits)) {
             self.logits(LogitsFor::EveryToken, &mut record)?;
         } else {
-            let pass = &mut Pass::inference().observed_by(&mut record);
-            self.model.transformer().forward_with(&self.input()?, None, pass)?;
+            let stop = stop_after(record.sites());
+            let mut pass = stopping(Pass::inference().observed_by(&mut record), stop);
+            self.model.transformer().forward_with(&self.input()?, None, &mut pass)?;
         }
         Ok(record)
     }
@@ -80,6 +82,76 @@ impl<'a> Run<'a> {
     /// Those of the model.
     pub fn residuals(&self) -> Result<Vec<Tensor>> {
         Ok(self.record(residual_sites(self.model.config().n_layer))?.values.into_values().collect())
+    }
+}
+
+/// What is seen at these places when a model reads several texts at once: one after the other on the axis of tokens, `(1, T, …)` with
+/// `T` the tokens of all of them, in the numbers that each has alone. Nothing after the last of the places is computed, as in
+/// [`Run::record`].
+///
+/// ```
+/// use candle_gpt2_interpret::{named_site, record_rows};
+/// # use candle_core::{DType, Device};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let site = named_site("mlp_out1")?;
+/// let record = record_rows(&model, &[&[1, 2, 3, 4], &[5]], [site])?;
+/// assert_eq!(record.get(site)?.dims(), [1, 5, 6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When there is no text, one cannot be [read](Run::new), or logits or scores are wanted, and those of the model.
+pub fn record_rows(
+    model: &Gpt2LMHeadModel,
+    texts: &[&[u32]],
+    sites: impl IntoIterator<Item = Site>,
+) -> std::result::Result<Record, InterpretError> {
+    let mut record = Record::new(sites);
+    let of_one_text = |site: &Site| matches!(site.kind, SiteKind::Logits | SiteKind::AttnScores | SiteKind::Pattern);
+    if let Some(site) = record.sites().find(of_one_text) {
+        return Err(InterpretError::Site { site, reason: "texts are recorded together at places with a value for each token" });
+    }
+    if texts.is_empty() {
+        return Err(InterpretError::Mismatch("there is no text to record".into()));
+    }
+    texts.iter().try_for_each(|ids| Run::new(model, ids).map(drop))?;
+    let (ids, lengths): (Vec<u32>, Vec<usize>) = (texts.concat(), texts.iter().map(|ids| ids.len()).collect());
+    let input = Tensor::from_vec(ids, (1, lengths.iter().sum::<usize>()), model.device())?;
+    let stop = stop_after(record.sites());
+    let mut pass = stopping(Pass::inference().observed_by(&mut record).of_rows(lengths.into()), stop);
+    model.transformer().forward_with(&input, None, &mut pass)?;
+    Ok(record)
+}
+
+/// The block before which a pass may [stop](Pass::stopping_at) when only these places are looked at; `None` if one of them comes
+/// after the blocks.
+///
+/// ```
+/// use candle_gpt2_interpret::{named_site, stop_after};
+///
+/// assert_eq!(stop_after([named_site("z3")?, named_site("embed")?]), Some(4));
+/// assert_eq!(stop_after([named_site("resid_pre3")?]), Some(3), "the input of a block is there before the block");
+/// assert_eq!(stop_after([named_site("ln_final.hook_scale")?]), None);
+/// # Ok::<(), candle_gpt2_interpret::SiteError>(())
+/// ```
+pub fn stop_after(sites: impl IntoIterator<Item = Site>) -> Option<usize> {
+    let stops = sites.into_iter().map(|site| match (site.layer, site.kind) {
+        (Some(layer), SiteKind::ResidPre) => Some(layer),
+        (Some(layer), _) => Some(layer + 1),
+        (None, SiteKind::Embed | SiteKind::PosEmbed) => Some(0),
+        (None, _) => None,
+    });
+    stops.collect::<Option<Vec<_>>>()?.into_iter().max()
+}
+
+/// A pass that stops there, if anywhere.
+pub(crate) fn stopping(pass: Pass<'_>, stop: Option<usize>) -> Pass<'_> {
+    match stop {
+        Some(layer) => pass.stopping_at(layer),
+        None => pass,
     }
 }
 

@@ -13,7 +13,8 @@ const SIZE: (u32, u32) = (800, 450);
 const TRAINING_COLOUR: RGBColor = RGBColor(70, 130, 180);
 const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 
-/// Draws the losses of a log into the file `path`, in place of what is there; they are of each `predicted` thing, such as `token`.
+/// Draws the losses of a log into the file `path`, in place of what is there; `unit` is what they are measured in, such as `nats per
+/// token`.
 ///
 /// ```
 /// use candle_gpt2_jobs::{Entry, loss_curve};
@@ -21,14 +22,14 @@ const HELD_OUT_COLOUR: RGBColor = RGBColor(200, 80, 40);
 /// let entry = |step: u64| Entry { step, loss: Some(1.0 / step as f64), ..Entry::default() };
 /// let folder = tempfile::tempdir()?;
 /// let file = folder.path().join("loss.svg");
-/// loss_curve(&[entry(1), entry(2), entry(3)], "token", &file)?;
+/// loss_curve(&[entry(1), entry(2), entry(3)], "nats per token", &file)?;
 /// assert!(std::fs::read_to_string(file)?.starts_with("<svg"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
 /// When there is no loss to draw, or the file cannot be written.
-pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(), JobError> {
+pub fn loss_curve(entries: &[Entry], unit: &str, path: &Path) -> Result<(), JobError> {
     let failed = |what: String| JobError::Curve { path: path.to_owned(), what };
     let losses = |loss: fn(&Entry) -> Option<f64>| -> Vec<(f64, f64)> {
         let points = entries.iter().filter_map(|entry| Some((entry.step as f64, loss(entry)?)));
@@ -54,7 +55,7 @@ pub fn loss_curve(entries: &[Entry], predicted: &str, path: &Path) -> Result<(),
         chart
             .configure_mesh()
             .x_desc("step")
-            .y_desc(format!("loss, nats per {predicted}"))
+            .y_desc(format!("loss, {unit}"))
             .light_line_style(WHITE)
             .draw()?;
         for (points, colour, name) in

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Watched};
+use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Reporter, Watched};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_kernels::free_memory;
 use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, replace_file};
@@ -19,8 +19,8 @@ use crate::journal::is_log;
 use crate::run::{LOG, RESULTS, RunOptions, has_state, interrupted};
 use crate::source::{Source, class_weights};
 use crate::{
-    ClassificationReport, ComputeDType, DataSize, Entry, Hyperparameters, JobError, Lora, Parameters, Run,
-    Share, Start, TrainOptions, Trainer, TrainingError, confusion_picture, estimated_bytes,
+    ClassificationReport, ComputeDType, DataSize, DictionaryMetrics, Entry, Hyperparameters, JobError, Lora, Parameters, Run,
+    Share, Start, Task, TrainOptions, Trainer, TrainingError, confusion_picture, estimated_bytes,
 };
 
 /// Largest configuration that is read.
@@ -134,6 +134,9 @@ pub struct TrainReport {
     /// What the best one says of held-out rows with labels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub classification: Option<ClassificationReport>,
+    /// How good the best dictionary is on the held-out texts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dictionary: Option<DictionaryMetrics>,
     /// Seconds of this run.
     pub elapsed_s: f64,
 }
@@ -193,7 +196,10 @@ impl TrainJob {
         }
         Ok(TrainReport {
             out: self.out.clone(),
-            parameters: ParameterCounts::new(config).unique,
+            parameters: match run.trainer().numbers().dictionary {
+                Some(_) => run.trainer().parameters().count(),
+                None => ParameterCounts::new(config).unique,
+            },
             training_tokens,
             held_out_tokens,
             training_rows: rows.map(|(training, _)| training),
@@ -203,7 +209,8 @@ impl TrainJob {
             loss: outcome.last_loss,
             best_step,
             held_out_loss: best.as_ref().map(|evaluation| evaluation.loss),
-            held_out_loss_per_character: best.and_then(|evaluation| evaluation.loss_per_character),
+            held_out_loss_per_character: best.as_ref().and_then(|evaluation| evaluation.loss_per_character),
+            dictionary: best.and_then(|evaluation| evaluation.dictionary),
             classification,
             elapsed_s: run.elapsed_s(),
         })
@@ -252,6 +259,7 @@ impl TrainJob {
         let source = Source::open(&self.data, options)?;
         let prepared = self.prepare(&source, &**reporter)?;
         let mut numbers = options.numbers(&self.start, &prepared.config);
+        options.put_dictionary(&prepared.config, &mut numbers)?;
         numbers.check(&prepared.config)?;
         let assignment = source.assignment(&prepared.config)?;
         let assignment = assignment.as_ref();
@@ -274,6 +282,7 @@ impl TrainJob {
             let own = Hyperparameters { batch_size, ..numbers.clone() };
             self.check_memory(&prepared.config, &own, &device)?;
         }
+        let explained = self.explained(&source, (share, &device), &**reporter)?;
         let job_folder = match apart {
             None => Some(JobFolder::take(&self.out, &RESULTS)?),
             Some(_) => None,
@@ -284,7 +293,12 @@ impl TrainJob {
         }
         let encoder = (&*prepared.tokenizer, &prepared.config);
         let data = source.encode(assignment, encoder, &numbers, workplace, &**reporter)?;
-        let trainer = self.trainer(&prepared, numbers, &device, reporter)?;
+        let trainer = match explained {
+            Some((model, has_bos)) => {
+                self.dictionary_trainer(&model, has_bos, numbers, reporter)?
+            }
+            None => self.trainer(&prepared, numbers, &device, reporter)?,
+        };
         let run_options = RunOptions {
             folder: self.out.clone(),
             eval_every: options.eval_every,
@@ -340,6 +354,56 @@ impl TrainJob {
         Ok(Prepared { config, tokenizer: tokenizer.into(), checkpoint: None })
     }
 
+    /// The model whose values a dictionary learns, and whether the texts of the data begin with its BOS token; `None` of the other tasks.
+    fn explained(
+        &self,
+        source: &Source,
+        (share, device): (Share, &Device),
+        reporter: &dyn Reporter,
+    ) -> Result<Option<(LoadedModel, bool)>, JobError> {
+        let (Task::Dictionary, Start::Checkpoint(model)) = (self.options.task, &self.start) else { return Ok(None) };
+        if share.count > 1 {
+            let what = "`task` dictionary is trained by one process: which latents are kept depends on the whole batch";
+            return Err(TrainingError::Call { what: what.into() }.into());
+        }
+        if !device.is_cpu() {
+            let what = "`device`: dictionaries are trained on the CPU; give cpu";
+            return Err(TrainingError::Call { what: what.into() }.into());
+        }
+        let options = ModelOptions {
+            model: model.clone(),
+            n_head: self.options.n_head,
+            hub: self.hub.clone(),
+            device: self.options.device.clone(),
+            ..ModelOptions::default()
+        };
+        let loaded = options.open(reporter)?.load(reporter)?;
+        let has_bos = match source {
+            Source::Activations(folder, _) => {
+                folder.check_model(&loaded, reporter)?;
+                folder.has_bos()
+            }
+            _ => false,
+        };
+        Ok(Some((loaded, has_bos)))
+    }
+
+    fn dictionary_trainer(
+        &self,
+        model: &LoadedModel,
+        has_bos: bool,
+        numbers: Hyperparameters,
+        reporter: &Arc<dyn Reporter>,
+    ) -> Result<Trainer, JobError> {
+        let name = match &self.start {
+            Start::Checkpoint(name) => name.display().to_string(),
+            _ => String::new(),
+        };
+        let trainer = Trainer::with_dictionary((model.model().clone(), name), has_bos, numbers)?;
+        let interrupt = Arc::clone(reporter);
+        Ok(trainer.interrupted_by(Arc::new(move || interrupt.is_interrupted())))
+    }
+
     fn trainer(
         &self,
         prepared: &Prepared,
@@ -391,7 +455,10 @@ impl TrainJob {
             "lower `batch_size` (and raise `accumulate`) or `context`{recompute}; `ignore_memory` trains all the same"
         );
         Err(TrainingError::NoRoom {
-            parameters: ParameterCounts::new(config).unique,
+            parameters: match &numbers.dictionary {
+                Some(dictionary) => dictionary.parameter_count(config)?,
+                None => ParameterCounts::new(config).unique,
+            },
             windows: numbers.batch_size,
             tokens: numbers.context,
             needed,

@@ -40,6 +40,18 @@ pub struct Entry {
     /// Mean F1 of the labels, on the held-out rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub macro_f1: Option<f64>,
+    /// Active latents of a dictionary for each held-out token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub l0: Option<f64>,
+    /// Share of the variance that a dictionary explains, on the held-out tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explained_variance: Option<f64>,
+    /// What the model's loss rises by when the dictionary writes, in nats for each token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub delta_cross_entropy: Option<f64>,
+    /// Latents that were never active on the held-out tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_latents: Option<usize>,
     /// Seconds since this process began to train.
     pub elapsed_s: f64,
 }

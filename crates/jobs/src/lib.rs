@@ -1,10 +1,13 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`TrainJob`], or with [`TokenizeJob`]. A [`Run`] is a training in its folder.
+//! Start with [`TrainJob`], [`TokenizeJob`] or [`ActivationsJob`]. A [`Run`] is a training in its folder.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod activation_data;
+mod activation_manifest;
+mod activations;
 mod confusion_picture;
 mod corpus;
 mod curve;
@@ -25,6 +28,8 @@ mod token_manifest;
 mod tokenize;
 mod training_data;
 
+pub use activation_manifest::SiteWidth;
+pub use activations::{ActivationsJob, ActivationsOptions, ActivationsReport};
 pub use confusion_picture::confusion_picture;
 pub use corpus::{Corpus, Split};
 pub use curve::loss_curve;
@@ -39,7 +44,8 @@ pub use tokenize::{TokenizeJob, TokenizeOptions, TokenizeReport};
 pub use training_data::{DataSize, TrainingData};
 
 use candle_gpt2_training::{
-    ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, Evaluation, HeldOut, Hyperparameters,
+    ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, DictionaryKind, DictionaryMetrics,
+    DictionaryNumbers, Evaluation, HeldOut, Hyperparameters,
     Initialization, Lora, LoraConfig, Parameters, Ramp, Row, RowSet, Schedule, Share, StepReport, Task,
     Tokens, Trainer, TrainingError, Windows, estimated_bytes,
 };

@@ -8,7 +8,7 @@ use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    ClassWeights, ComputeDType, Hyperparameters, Initialization, LoraConfig, Ramp, Schedule, Task,
+    ClassWeights, ComputeDType, DictionaryKind, DictionaryNumbers, Hyperparameters, Initialization, LoraConfig, Ramp, Schedule, Task,
     TrainingError,
 };
 
@@ -42,7 +42,7 @@ pub enum Start {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TrainOptions {
-    /// What to train: text (language modelling), classify (labels of texts) or answer (completions of prompts)
+    /// What to train: text (language modelling), classify (labels of texts), answer (completions of prompts) or dictionary (SAE features of a hook point)
     #[cfg_attr(feature = "clap", arg(long, value_name = "TASK", default_value = "text"))]
     pub task: Task,
     /// Resume the training in --out; the other options must be the same
@@ -84,6 +84,27 @@ pub struct TrainOptions {
     /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default: 1 for every label]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
+    /// Hook point that a dictionary explains, for --task dictionary, as blocks.3.hook_resid_post; of a transcoder its input, as blocks.3.ln2.hook_normalized
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
+    pub site: Option<String>,
+    /// Hook point that a transcoder writes [default: the output of the MLP in the block of --site]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
+    pub output_site: Option<String>,
+    /// Kind of dictionary: top-k, batch-top-k, jump-relu, gated, transcoder or skip-transcoder [default: top-k]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "KIND"))]
+    pub kind: Option<DictionaryKind>,
+    /// Number of latents (features) of a dictionary [default: 8 times the width of what it writes]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "F", allow_negative_numbers = true))]
+    pub latents: Option<usize>,
+    /// Active latents per token: exactly for top-k, on average otherwise; gated dictionaries have --sparsity alone [default: 32]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
+    pub k: Option<usize>,
+    /// Weight of the sparsity loss of jump-relu and gated dictionaries [default: 1 and 0.1]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "X", allow_negative_numbers = true))]
+    pub sparsity: Option<f64>,
+    /// Tokens without activity after which a latent is dead and gets a loss of its own [default: a twentieth of all, at most 10000000]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
+    pub dead_after: Option<u64>,
     /// Train LoRA adapters of rank R and freeze the weights, except a classifier's head; the result has the adapters merged, and its
     /// subfolder `adapter` has them separately, in PEFT's format
     #[cfg_attr(feature = "clap", arg(long, value_name = "R", allow_negative_numbers = true))]
@@ -97,7 +118,7 @@ pub struct TrainOptions {
     /// Train even if the free memory seems too small
     #[cfg_attr(feature = "clap", arg(long))]
     pub ignore_memory: bool,
-    /// Peak learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters]
+    /// Peak learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters; 0.0002 / sqrt(F / 16384) for dictionaries]
     #[cfg_attr(feature = "clap", arg(long, value_name = "LR", allow_negative_numbers = true))]
     pub lr: Option<f64>,
     /// Learning rate schedule after the warm-up: cosine, linear or constant
@@ -176,6 +197,13 @@ impl Default for TrainOptions {
             recompute: false,
             train_blocks: None,
             class_weights: None,
+            site: None,
+            output_site: None,
+            kind: None,
+            latents: None,
+            k: None,
+            sparsity: None,
+            dead_after: None,
             lora_rank: None,
             lora_alpha: None,
             lora_targets: None,
@@ -259,15 +287,117 @@ impl TrainOptions {
                 "is for models of a configuration: a checkpoint has weights".into(),
             );
         }
+        self.check_dictionary(start)?;
         if self.class_weights.is_some() && self.task != Task::Classify {
             return not_with("class_weights", "is of the task classify".into());
         }
-        if self.sample.is_some() && self.task == Task::Classify {
+        if self.sample.is_some() && matches!(self.task, Task::Classify | Task::Dictionary) {
             return not_with(
                 "sample",
-                "is of the tasks text and answer: a classifier continues no text".into(),
+                "is of the tasks text and answer: the others continue no text".into(),
             );
         }
+        Ok(())
+    }
+
+    /// Checks what is of dictionaries, and what is not.
+    fn check_dictionary(&self, start: &Start) -> Result<(), TrainingError> {
+        let call = |what: String| Err(TrainingError::Call { what });
+        let of_dictionaries = [
+            ("site", self.site.is_some()),
+            ("output_site", self.output_site.is_some()),
+            ("kind", self.kind.is_some()),
+            ("latents", self.latents.is_some()),
+            ("k", self.k.is_some()),
+            ("sparsity", self.sparsity.is_some()),
+            ("dead_after", self.dead_after.is_some()),
+        ];
+        let given = |options: &[(&'static str, bool)]| options.iter().find(|(_, is_given)| *is_given).map(|(name, _)| *name);
+        if self.task != Task::Dictionary {
+            return match given(&of_dictionaries) {
+                Some(option) => call(format!("`{option}` is of the task dictionary")),
+                None => Ok(()),
+            };
+        }
+        if !matches!(start, Start::Checkpoint(_)) {
+            return call("`task` dictionary explains a model that is trained: give a checkpoint".into());
+        }
+        if self.site.is_none() {
+            return call("`task` dictionary needs `site`, the hook point that is explained, as blocks.3.hook_resid_post".into());
+        }
+        let defaults = Self::default();
+        let of_models = [
+            ("recompute", self.recompute),
+            ("train_blocks", self.train_blocks.is_some()),
+            ("lora_rank", self.lora_rank.is_some()),
+            ("dropout", self.dropout.is_some()),
+            ("dtype", self.dtype != defaults.dtype),
+            ("compute_dtype", self.compute_dtype != defaults.compute_dtype),
+        ];
+        if let Some(option) = given(&of_models) {
+            return call(format!("`{option}` is of models, and a dictionary is trained"));
+        }
+        let kind = self.kind.unwrap_or_default();
+        if self.sparsity.is_some() && !matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
+            return call(format!("`sparsity` is of the kinds jump-relu and gated; {kind} has `k`"));
+        }
+        if self.k.is_some() && kind == DictionaryKind::Gated {
+            return call("`k` is not of the kind gated, which has `sparsity`".into());
+        }
+        Ok(())
+    }
+
+    /// Refuses what windows of text alone have.
+    pub(crate) fn check_of_activations(&self) -> Result<(), TrainingError> {
+        let of_windows = [
+            ("context_ramp", self.context_ramp.is_some()),
+            ("random_positions", self.random_positions),
+            ("document_starts", self.document_starts != 0.0),
+        ];
+        match of_windows.into_iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => {
+                Err(TrainingError::Call { what: format!("`{option}` is of texts: shards of activations have their own") })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the dictionary into the numbers, where one is trained, and what goes with it: a learning rate by the number of latents, no
+    /// weight decay, and Adam's numbers of openai/sparse_autoencoder.
+    ///
+    /// # Errors
+    /// When the hook points are not those of the model.
+    pub(crate) fn put_dictionary(
+        &self,
+        config: &Gpt2Config,
+        numbers: &mut Hyperparameters,
+    ) -> Result<(), TrainingError> {
+        /// Learning rate of a dictionary with [`RATE_LATENTS`] latents; others have it by the root of their number.
+        const RATE: f64 = 2e-4;
+        const RATE_LATENTS: f64 = 16_384.0;
+        /// Latents for each number of what is written.
+        const USUAL_EXPANSION: usize = 8;
+        const USUAL_K: usize = 32;
+        const MOST_DEAD_AFTER: u64 = 10_000_000;
+        let (Task::Dictionary, Some(site)) = (self.task, &self.site) else { return Ok(()) };
+        let kind = self.kind.unwrap_or_default();
+        let usual_sparsity = if kind == DictionaryKind::Gated { 0.1 } else { 1.0 };
+        let tokens = numbers.examples_before(self.steps).saturating_mul(numbers.context as u64);
+        let dictionary = DictionaryNumbers {
+            kind,
+            site: site.clone(),
+            output_site: self.output_site.clone(),
+            latents: 1,
+            k: 1,
+            sparsity: self.sparsity.unwrap_or(usual_sparsity),
+            dead_after: self.dead_after.unwrap_or((tokens / 20).clamp(1, MOST_DEAD_AFTER)),
+        };
+        let [_, (_, width)] = dictionary.sites(config)?;
+        let latents = self.latents.unwrap_or(USUAL_EXPANSION * width);
+        let k = self.k.unwrap_or(USUAL_K.min(latents));
+        numbers.learning_rate = self.lr.unwrap_or(RATE / (latents.max(1) as f64 / RATE_LATENTS).sqrt());
+        (numbers.weight_decay, numbers.beta_2, numbers.epsilon) = (0.0, 0.999, 6.25e-10);
+        numbers.dictionary = Some(DictionaryNumbers { latents, k, ..dictionary });
         Ok(())
     }
 

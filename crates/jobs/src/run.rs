@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use candle_core::Device;
 use candle_gpt2_training::share;
+use candle_gpt2_training::{CONFIG_FILE, WEIGHTS_FILE};
 use candle_gpt2_training::state::{self, Best, Progress};
 use candle_gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
@@ -23,19 +24,22 @@ use crate::{
 
 /// The log of every step.
 pub(crate) const LOG: &str = "log.jsonl";
-/// The files of a checkpoint and its adapters.
-const CHECKPOINT: [&str; 5] = [
+/// The files of a checkpoint, of its adapters, and of a dictionary.
+const CHECKPOINT: [&str; 7] = [
     "model.safetensors",
     "config.json",
     "tokenizer.json",
     "adapter/adapter_config.json",
     "adapter/adapter_model.safetensors",
+    WEIGHTS_FILE,
+    CONFIG_FILE,
 ];
 /// The files and folders that a run replaces as a whole.
-pub(crate) const RESULTS: [&str; 10] = {
-    let [weights, config, tokenizer, adapter_config, adapter] = CHECKPOINT;
-    let drawn = ["loss.svg", "confusion.svg"];
-    [weights, config, tokenizer, adapter_config, adapter, state::FILE_NAME, LOG, drawn[0], drawn[1], TOKENS]
+pub(crate) const RESULTS: [&str; 12] = {
+    let [weights, config, tokenizer, adapter_config, adapter, sae, sae_config] = CHECKPOINT;
+    let [curve, confusion] = ["loss.svg", "confusion.svg"];
+    let state = state::FILE_NAME;
+    [weights, config, tokenizer, adapter_config, adapter, sae, sae_config, state, LOG, curve, confusion, TOKENS]
 };
 
 /// When to evaluate, save and stop, and where.
@@ -272,9 +276,9 @@ impl Run {
 
     /// Draws the losses once no step is left.
     fn finish(&self) -> Result<(), JobError> {
-        let (entries, predicted) = (self.journal.entries(), self.trainer.numbers().task.predicted());
+        let (entries, unit) = (self.journal.entries(), self.trainer.numbers().task.loss_unit());
         match self.options.writes() {
-            true => loss_curve(entries, predicted, &self.options.folder.join("loss.svg")),
+            true => loss_curve(entries, unit, &self.options.folder.join("loss.svg")),
             false => Ok(()),
         }
     }
@@ -390,6 +394,10 @@ impl Run {
             held_out_loss_per_character: evaluation.loss_per_character,
             accuracy: evaluation.confusion.as_ref().map(Confusion::accuracy),
             macro_f1: evaluation.confusion.as_ref().map(Confusion::macro_f1),
+            l0: evaluation.dictionary.as_ref().map(|metrics| metrics.l0),
+            explained_variance: evaluation.dictionary.as_ref().map(|metrics| metrics.explained_variance),
+            delta_cross_entropy: evaluation.dictionary.as_ref().map(|metrics| metrics.delta_cross_entropy),
+            dead_latents: evaluation.dictionary.as_ref().map(|metrics| metrics.dead_latents),
             elapsed_s: self.elapsed_s(),
             ..Entry::default()
         };
@@ -448,6 +456,9 @@ impl Run {
     }
 
     fn write_model(&self, folder: &Path) -> Result<(), TrainingError> {
+        if self.trainer.save_dictionary(folder)? {
+            return Ok(());
+        }
         let read = |name: &str| Ok(self.trainer.parameter(name)?.detach().to_device(&Device::Cpu)?);
         Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, self.options.dtype)?)
     }

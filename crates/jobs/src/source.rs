@@ -6,6 +6,7 @@ use candle_gpt2::{Gpt2Config, HeadKind, ProblemType};
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_weights::Tokenizer;
 
+use crate::activation_data::ActivationFolder;
 use crate::row_data::{Assignment, RowFiles};
 use crate::text_data::{TextSource, trained_tokenizer};
 use crate::{ClassWeights, Hyperparameters, Task, TrainOptions, TrainingData, TrainingError};
@@ -16,6 +17,8 @@ pub(crate) enum Source {
     Texts(TextSource),
     /// Of rows.
     Rows(RowFiles),
+    /// Activations of texts, of which a share is held out.
+    Activations(ActivationFolder, f64),
 }
 
 impl Source {
@@ -25,7 +28,11 @@ impl Source {
     /// When a file cannot be read, or holds something else.
     pub(crate) fn open(paths: &[PathBuf], options: &TrainOptions) -> Result<Self, TrainingError> {
         match options.task {
-            Task::Text => Ok(Self::Texts(TextSource::open(paths, options.held_out)?)),
+            Task::Dictionary if matches!(paths, [folder] if ActivationFolder::is_one(folder)) => {
+                options.check_of_activations()?;
+                Ok(Self::Activations(ActivationFolder::open(&paths[0])?, options.held_out))
+            }
+            Task::Text | Task::Dictionary => Ok(Self::Texts(TextSource::open(paths, options.held_out)?)),
             task => Ok(Self::Rows(RowFiles::read(paths, task, options.held_out)?)),
         }
     }
@@ -44,6 +51,9 @@ impl Source {
             Self::Rows(files) => {
                 let texts = files.texts().map(|text| Ok(text.to_owned()));
                 trained_tokenizer(texts, (config, name), reporter)
+            }
+            Self::Activations(..) => {
+                Err(TrainingError::Call { what: "activations are of a checkpoint, which has its tokenizer".into() })
             }
         }
     }
@@ -66,6 +76,9 @@ impl Source {
             }
             Self::Rows(files) => (files.task(), config.head == HeadKind::LanguageModel, "language models"),
             Self::Texts(_) => (Task::Text, config.head == HeadKind::LanguageModel, "language models"),
+            Self::Activations(..) => {
+                (Task::Dictionary, config.head == HeadKind::LanguageModel, "dictionaries of language models")
+            }
         };
         if !is_fitting {
             let problem =
@@ -77,7 +90,7 @@ impl Source {
             return Err(TrainingError::Call { what });
         }
         match self {
-            Self::Texts(_) => Ok(config),
+            Self::Texts(_) | Self::Activations(..) => Ok(config),
             Self::Rows(files) => files.with_head(config),
         }
     }
@@ -88,7 +101,7 @@ impl Source {
     /// When a row has a label that the model does not have.
     pub(crate) fn assignment(&self, config: &Gpt2Config) -> Result<Option<Assignment>, TrainingError> {
         match self {
-            Self::Texts(_) => Ok(None),
+            Self::Texts(_) | Self::Activations(..) => Ok(None),
             Self::Rows(files) => files.assign(&config.id2label).map(Some),
         }
     }
@@ -96,7 +109,7 @@ impl Source {
     /// The longest example, of at most `context` tokens.
     pub(crate) fn longest(&self, context: usize) -> usize {
         match self {
-            Self::Texts(_) => context,
+            Self::Texts(_) | Self::Activations(..) => context,
             Self::Rows(files) => files.longest().min(context),
         }
     }
@@ -119,6 +132,9 @@ impl Source {
                 files.encode(&files.assign(&encoder.1.id2label)?, encoder, numbers, reporter)
             }
             (Self::Texts(texts), _) => texts.training_data(encoder, numbers, folder, reporter),
+            (Self::Activations(activations, held_out), _) => {
+                activations.training_data(encoder.1, numbers, *held_out)
+            }
         }
     }
 }

@@ -26,8 +26,8 @@ mod widths;
 #[doc(hidden)]
 pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
-    AdamWStep, Dropout, Epilogue, KvSlot, MatrixBytes, PackError, PackedMatrix, RandomStream, StoredFloat,
-    StoredOrder, Strided, WeightFormat, exponentials, integer_exponentials, large_pages, limits, log_sum_exp,
+    AdamWStep, Dropout, Epilogue, Float, KvSlot, MatrixBytes, MatrixView, PackError, PackedMatrix, RandomStream,
+    SparseRows, StoredFloat, StoredOrder, Strided, WeightFormat, exponentials, integer_exponentials, large_pages, limits, log_sum_exp,
     map_items, region_count, relative_entropy, rounded_to_nearest, set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;

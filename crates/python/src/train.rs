@@ -28,7 +28,10 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// (rows of each label by what was said of them), which stands in confusion.svg, too.
 ///
 /// task: "text", to go on with texts; "classify", to tell which label a text has, with a head for the labels of the data (a
-/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it.
+/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it; "dictionary", to write what the model init has at
+/// the hook point site as a sum of few directions (a sparse autoencoder, or a transcoder): the folder then gets SAELens' files, and the
+/// dict dictionary (l0, explained_variance, dead_latents, cross_entropy, delta_cross_entropy, recovered_from_zero,
+/// recovered_from_mean, definitions).
 ///
 /// data: a file or a list of them: UTF-8 text, or .jsonl with a `text` in each line, or one folder of token files (`gpt2 tokenize`,
 /// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or
@@ -42,8 +45,10 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
 /// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), initialization ("gpt2", or "mimetic"), recompute,
 /// train_blocks (the last ones, so many, with the final norm and the head), class_weights ("balanced", or a dict of labels),
+/// site, output_site (the MLP's output), kind ("top-k"; "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder"), latents (8
+/// times the width), k (32), sparsity (1 for jump-relu, 0.1 for gated), dead_after (a twentieth of all tokens),
 /// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
-/// 0.0003 for adapters), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),
+/// 0.0003 for adapters, 0.0002 / sqrt(latents / 16384) for dictionaries), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),
 /// weight_decay (0.1), beta_2_half_life, grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
 /// save_every (100), keep_steps ([0, 1, 2, 4]), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), device ("auto"), compute_dtype ("f32" or "bf16"), n_head.
 #[pyfunction]

@@ -25,6 +25,15 @@ pub trait Examples {
         self.weights().map_or(self.targets().len() as f64, sum)
     }
 
+    /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, where it is at hand and need not be
+    /// computed.
+    ///
+    /// # Errors
+    /// When there is no memory for them.
+    fn activations(&self) -> Result<Option<[Tensor; 2]>> {
+        Ok(None)
+    }
+
     /// The hidden states that the targets are predicted from, in their order.
     ///
     /// # Shapes

@@ -7,7 +7,8 @@ use candle_gpt2_kernels::log_sum_exp;
 use serde::{Deserialize, Serialize};
 
 use crate::windows::{Batch, Tokens};
-use crate::{Confusion, Examples, RowSet, Trainer, TrainingError};
+use crate::dictionary::{MOST_TOKENS, SHORTEST};
+use crate::{Confusion, DictionaryMetrics, Examples, RowSet, Trainer, TrainingError};
 
 /// What is not trained on.
 ///
@@ -39,6 +40,8 @@ pub enum HeldOut {
         /// How many labels there are; 0 for answers.
         labels: usize,
     },
+    /// Texts of their own, which a dictionary is measured on.
+    Texts(Vec<Vec<u32>>),
 }
 
 /// How good a model is on what is held out. [`HeldOut::evaluate`] gives it.
@@ -53,6 +56,9 @@ pub struct Evaluation {
     /// Of rows with labels, how often they were taken for which.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confusion: Option<Confusion>,
+    /// Of a dictionary, how good it is; the loss is then the share of variance that it does not explain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dictionary: Option<DictionaryMetrics>,
 }
 
 impl HeldOut {
@@ -77,12 +83,53 @@ impl HeldOut {
     /// # Errors
     /// When the device has no room, or the training is interrupted.
     pub fn evaluate(&self, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
+        if trainer.learner().is_some() {
+            return of_dictionary(&self.texts(trainer.numbers().context), trainer);
+        }
         match self {
+            Self::Texts(_) => Err(TrainingError::Call { what: "only a dictionary is measured on texts of their own".into() }),
             Self::Text { tokens, characters } => of_text(&**tokens, *characters, trainer),
             Self::Rows { rows, labels: 0 } => of_answers(rows, trainer),
             Self::Rows { rows, labels } => of_labels(rows, *labels, trainer),
         }
     }
+}
+
+impl HeldOut {
+    /// Texts to measure a dictionary on, as many as it takes: of one text windows side by side, else those that there are.
+    fn texts(&self, context: usize) -> Vec<Vec<u32>> {
+        let mut texts = Vec::new();
+        match self {
+            Self::Text { tokens, .. } => {
+                for start in (0..tokens.len().min(MOST_TOKENS)).step_by(context) {
+                    let mut text = Vec::new();
+                    tokens.read(start, context.min(tokens.len() - start), &mut text);
+                    texts.push(text);
+                }
+            }
+            Self::Texts(given) => texts.extend(given.iter().cloned()),
+            Self::Rows { .. } => {}
+        }
+        texts.retain(|text| text.len() >= SHORTEST);
+        let mut tokens = 0;
+        let few = texts.iter().take_while(|text| {
+            tokens += text.len();
+            tokens <= MOST_TOKENS
+        });
+        let count = few.count().max(1);
+        texts.truncate(count);
+        texts
+    }
+}
+
+fn of_dictionary(texts: &[Vec<u32>], trainer: &Trainer) -> Result<Evaluation, TrainingError> {
+    if texts.is_empty() {
+        let needed = SHORTEST;
+        return Err(TrainingError::TooFewTokens { part: "held-out", found: 0, needed });
+    }
+    let dictionary = trainer.measure(texts)?;
+    let loss = dictionary.as_ref().map_or(f64::NAN, |metrics| 1.0 - metrics.explained_variance);
+    Ok(Evaluation { loss, loss_per_character: None, confusion: None, dictionary })
 }
 
 fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
@@ -108,6 +155,7 @@ fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<
         loss: total / predicted as f64,
         loss_per_character: Some(total / characters.max(1) as f64),
         confusion: None,
+        dictionary: None,
     })
 }
 
@@ -117,7 +165,7 @@ fn of_answers(rows: &RowSet, trainer: &Trainer) -> Result<Evaluation, TrainingEr
         total += trainer.evaluate(&batch)? * batch.weight();
         weight += batch.weight();
     }
-    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: None })
+    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: None, dictionary: None })
 }
 
 fn of_labels(rows: &RowSet, labels: usize, trainer: &Trainer) -> Result<Evaluation, TrainingError> {
@@ -137,5 +185,5 @@ fn of_labels(rows: &RowSet, labels: usize, trainer: &Trainer) -> Result<Evaluati
             confusion.add(label, said.unwrap_or(labels));
         }
     }
-    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: Some(confusion) })
+    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: Some(confusion), dictionary: None })
 }

@@ -4,7 +4,7 @@ use candle_gpt2::Gpt2Config;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{ComputeDType, Ramp, Schedule, Task, TrainingError};
+use crate::{ComputeDType, DictionaryNumbers, Ramp, Schedule, Task, TrainingError};
 
 /// The numbers of a training. Two trainings with the same numbers, data and start have the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -64,6 +64,9 @@ pub struct Hyperparameters {
     /// After how many tokens a squared gradient counts half in its running mean, in place of `beta_2`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub beta_2_half_life: Option<f64>,
+    /// The dictionary, of [`Task::Dictionary`].
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub dictionary: Option<DictionaryNumbers>,
 }
 
 impl Default for Hyperparameters {
@@ -92,6 +95,7 @@ impl Default for Hyperparameters {
             random_positions: false,
             document_starts: 0.0,
             beta_2_half_life: None,
+            dictionary: None,
         }
     }
 }
@@ -165,7 +169,7 @@ impl Hyperparameters {
             ("document_starts", self.document_starts != 0.0),
             ("beta_2_half_life", self.beta_2_half_life.is_some()),
         ];
-        if self.task != Task::Text
+        if !matches!(self.task, Task::Text | Task::Dictionary)
             && let Some((option, _)) = of_windows.into_iter().find(|(_, is_given)| *is_given)
         {
             let what = format!("`{option}` is of the task text: rows have lengths of their own");
@@ -173,6 +177,13 @@ impl Hyperparameters {
         }
         if !(0.0..=1.0).contains(&self.final_share) {
             return refuse("final_share", "a number from 0 to 1", &self.final_share);
+        }
+        if let Some(dictionary) = &self.dictionary {
+            dictionary.check(config)?;
+            // The first token of a text is left out.
+            if self.context < 2 {
+                return refuse("context", "at least 2 for a dictionary", &self.context);
+            }
         }
         if let Some(blocks) = self.train_blocks
             && blocks > config.n_layer

@@ -1,13 +1,15 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`Trainer`]. A [`Task`] teaches texts, labels or answers with one and the same [`Trainer`]: they
+//! Start with [`Trainer`]. A [`Task`] teaches texts, labels, answers or dictionaries with one and the same [`Trainer`]: they
 //! differ in what it learns from ([`Data`], [`Examples`]). The model is run with a training [`Pass`](candle_gpt2::Pass); the parameters
 //! are [`Parameters`] in place of a file.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod activation_rows;
 mod compute_dtype;
 mod confusion;
+mod dictionary;
 mod error;
 mod examples;
 mod held_out;
@@ -28,8 +30,12 @@ mod task;
 mod trainer;
 mod windows;
 
+pub use activation_rows::{ActivationRows, RowValues};
 pub use compute_dtype::ComputeDType;
 pub use confusion::{ClassificationReport, Confusion, LabelReport};
+pub use dictionary::{
+    CONFIG_FILE, CrossEntropies, DictionaryKind, DictionaryMetrics, DictionaryNumbers, WEIGHTS_FILE,
+};
 pub use error::{StateDifference, TrainingError};
 pub use examples::{Data, Examples};
 pub use held_out::{Evaluation, HeldOut};

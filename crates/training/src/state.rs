@@ -83,6 +83,9 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
             tensors.insert(format!("{kind}.{name}"), variable.detach());
         }
     }
+    if let Some(learner) = trainer.learner() {
+        tensors.extend(learner.state()?);
+    }
     Ok((tensors, [(KEY.to_owned(), text)].into()))
 }
 
@@ -131,6 +134,9 @@ pub fn from_bytes(
         saved.push((tensor("parameter")?, tensor("mean")?, tensor("square")?));
     }
     trainer.restore(&saved, progress.steps_done)?;
+    if let Some(learner) = trainer.learner_mut() {
+        learner.restore(&tensors).map_err(|what| damaged(&what))?;
+    }
     Ok(progress)
 }
 

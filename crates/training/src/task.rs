@@ -25,18 +25,25 @@ pub enum Task {
     Classify,
     /// To answer: the tokens of `completion`, and the end, after those of `prompt`.
     Answer,
+    /// To write what a model has at a hook point as a sum of few directions: texts, or shards of activations.
+    Dictionary,
 }
 
 impl Task {
     /// Every task by its name.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("text", Self::Text), ("classify", Self::Classify), ("answer", Self::Answer)];
+    pub const NAMES: [(&'static str, Self); 4] = [
+        ("text", Self::Text),
+        ("classify", Self::Classify),
+        ("answer", Self::Answer),
+        ("dictionary", Self::Dictionary),
+    ];
 
-    /// What is predicted, of which the loss is the mean.
-    pub fn predicted(self) -> &'static str {
+    /// What the loss is measured in.
+    pub fn loss_unit(self) -> &'static str {
         match self {
-            Self::Text | Self::Answer => "token",
-            Self::Classify => "row",
+            Self::Text | Self::Answer => "nats per token",
+            Self::Classify => "nats per row",
+            Self::Dictionary => "of the variance not explained",
         }
     }
 }

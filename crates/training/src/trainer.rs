@@ -1,6 +1,7 @@
 //! One step of training: gradients of a few batches, clipping, AdamW under the schedule.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
@@ -9,9 +10,10 @@ use candle_gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, witho
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;
 
+use crate::dictionary::Learner;
 use crate::parameters::Lead;
 use crate::streams::Stream;
-use crate::{AdamW, Data, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError};
+use crate::{AdamW, Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError};
 
 /// What a step did. [`Trainer::step`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,6 +49,8 @@ enum Weights {
     Trained { model: Box<Gpt2Model>, fixed: HashMap<String, Tensor> },
     /// Fixed weights and the adapters that are trained; the model is made anew for every pass.
     Adapted(Lora),
+    /// A model that stays as it is, and a dictionary of what it has at a hook point.
+    Explained(Box<Learner>),
 }
 
 impl Trainer {
@@ -91,6 +95,25 @@ impl Trainer {
         Self::with_weights(config, adapters, Weights::Adapted(lora), numbers)
     }
 
+    /// A training of a dictionary of what `model`, which is called so, has at the hook points of the numbers' dictionary;
+    /// `prepends_bos` says whether every text of the data begins with the BOS token.
+    ///
+    /// # Errors
+    /// When a number is out of its range, the numbers have no dictionary, or it does not fit the model.
+    pub fn with_dictionary(
+        (model, name): (Gpt2LMHeadModel, String),
+        prepends_bos: bool,
+        numbers: Hyperparameters,
+    ) -> Result<Self, TrainingError> {
+        let Some(dictionary) = &numbers.dictionary else {
+            return Err(TrainingError::Call { what: "the task `dictionary` needs its numbers".into() });
+        };
+        let config = model.config().clone();
+        let parameters = Learner::parameters(dictionary, &config, numbers.seed)?;
+        let learner = Learner::new((model, name), prepends_bos, dictionary)?;
+        Self::with_weights(&config, parameters, Weights::Explained(learner.into()), numbers)
+    }
+
     fn with_weights(
         config: &Gpt2Config,
         parameters: Parameters,
@@ -132,14 +155,7 @@ impl Trainer {
 
     /// Computes what may be interrupted.
     fn interruptible<T>(&self, compute: impl FnOnce() -> candle_core::Result<T>) -> Result<T, TrainingError> {
-        let computed = match &self.interrupt {
-            Some(interrupt) => candle_gpt2_kernels::interruptible(Arc::clone(interrupt), compute),
-            None => compute(),
-        };
-        computed.map_err(|error| match error {
-            _ if self.is_interrupted() => TrainingError::Interrupted { state: None },
-            error => error.into(),
-        })
+        interruptible(self.interrupt.as_ref(), compute)
     }
 
     /// Sets parameters and running means to saved ones, `(parameter, mean, square)` in the order of the parameters.
@@ -180,6 +196,9 @@ impl Trainer {
         data: &dyn Data,
         share: Share,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
+        if let Weights::Explained(_) = self.weights {
+            return self.dictionary_gradients(data, share);
+        }
         let Hyperparameters { accumulate, seed, .. } = self.numbers;
         let batch_size = self.numbers.batch_size_at(self.steps_done());
         let passes = self.steps_done() * accumulate as u64;
@@ -212,6 +231,47 @@ impl Trainer {
                 Ok((loss, zeros.collect::<candle_core::Result<_>>()?))
             }
         }
+    }
+
+    /// The loss of the next step's examples, the mean over its batches, and the gradients of a dictionary.
+    fn dictionary_gradients(
+        &mut self,
+        data: &dyn Data,
+        share: Share,
+    ) -> Result<(f64, Vec<Tensor>), TrainingError> {
+        if share != Share::WHOLE {
+            let what = "a dictionary is trained by one process: which latents are kept depends on the whole batch";
+            return Err(TrainingError::Call { what: what.into() });
+        }
+        let (first, count) = self.examples_of_step();
+        let batch_size = self.numbers.batch_size_at(self.steps_done());
+        let Self { weights, parameters, interrupt, .. } = self;
+        let Weights::Explained(learner) = weights else {
+            return Err(TrainingError::Call { what: "no dictionary is trained".into() });
+        };
+        interruptible(interrupt.as_ref(), || {
+            learner.forget();
+            let batches = (first..first + count as u64).step_by(batch_size);
+            let share = 1.0 / batches.clone().count() as f64;
+            let (mut loss, mut sums) = (0.0, Vec::new());
+            for batch in batches {
+                let examples = data.examples(batch, batch_size);
+                let (batch_loss, gradients) = learner.gradients(&*examples, parameters)?;
+                loss += share * batch_loss;
+                sums = match sums.is_empty() && share == 1.0 {
+                    true => gradients,
+                    false => {
+                        let scaled = gradients.into_iter().map(|gradient| gradient * share);
+                        let scaled = scaled.collect::<candle_core::Result<Vec<Tensor>>>()?;
+                        match sums.is_empty() {
+                            true => scaled,
+                            false => sums.iter().zip(&scaled).map(|(sum, more)| sum + more).collect::<Result<_, _>>()?,
+                        }
+                    }
+                };
+            }
+            Ok((loss, sums))
+        })
     }
 
     /// How many tokens the next step sees.
@@ -286,6 +346,9 @@ impl Trainer {
             gradient_factor: 1.0,
         };
         let gradient_norm = self.optimizer.step(&self.parameters, gradients, numbers.grad_clip, adamw)?;
+        if let Weights::Explained(learner) = &mut self.weights {
+            learner.after_step(&self.parameters)?;
+        }
         Ok(StepReport { step, loss, gradient_norm, learning_rate })
     }
 
@@ -352,6 +415,9 @@ impl Trainer {
                 let model = Gpt2Model::load(config, lora.source(&self.parameters, lead))?;
                 examples.hidden_states(&model, device, pass)?
             }
+            (Weights::Explained(learner), _) => {
+                examples.hidden_states(learner.model().transformer(), device, pass)?
+            }
         };
         Ok((hidden, head))
     }
@@ -368,6 +434,7 @@ impl Trainer {
                 None => trained(),
                 merged => merged,
             },
+            Weights::Explained(_) => trained(),
         };
         found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
     }
@@ -377,6 +444,9 @@ impl Trainer {
     /// # Errors
     /// When the device has no room.
     pub fn model(&self) -> candle_core::Result<Gpt2LMHeadModel> {
+        if let Weights::Explained(learner) = &self.weights {
+            return Ok(learner.model().clone());
+        }
         let named = expected_parameters(&self.config).into_iter().map(|parameter| {
             let tensor = self.parameter(&parameter.name)?.detach();
             Ok((parameter.name, tensor))
@@ -389,9 +459,45 @@ impl Trainer {
     /// The adapters' configuration and fixed weights, where adapters are trained.
     pub fn lora(&self) -> Option<&Lora> {
         match &self.weights {
-            Weights::Trained { .. } => None,
+            Weights::Trained { .. } | Weights::Explained(_) => None,
             Weights::Adapted(lora) => Some(lora),
         }
+    }
+
+    /// The dictionary, where one is trained.
+    pub(crate) fn learner(&self) -> Option<&Learner> {
+        match &self.weights {
+            Weights::Explained(learner) => Some(learner),
+            Weights::Trained { .. } | Weights::Adapted(_) => None,
+        }
+    }
+
+    /// The same, to be brought to a saved state.
+    pub(crate) fn learner_mut(&mut self) -> Option<&mut Learner> {
+        match &mut self.weights {
+            Weights::Explained(learner) => Some(learner),
+            Weights::Trained { .. } | Weights::Adapted(_) => None,
+        }
+    }
+
+    /// Writes the dictionary as SAELens does, where one is trained: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
+    /// [`CONFIG_FILE`](crate::CONFIG_FILE). Says whether one is.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn save_dictionary(&self, folder: &Path) -> Result<bool, TrainingError> {
+        let Some(learner) = self.learner() else { return Ok(false) };
+        crate::dictionary::save(learner, &self.parameters, self.numbers.context, folder)?;
+        Ok(true)
+    }
+
+    /// How good the dictionary is on these texts, of three tokens at least each; `None` where none is trained.
+    ///
+    /// # Errors
+    /// When the device has no room, or it is interrupted.
+    pub(crate) fn measure(&self, texts: &[Vec<u32>]) -> Result<Option<DictionaryMetrics>, TrainingError> {
+        let Some(learner) = self.learner() else { return Ok(None) };
+        self.interruptible(|| learner.measure(&self.parameters, texts)).map(Some)
     }
 
     /// The configuration of the model.
@@ -423,6 +529,21 @@ impl Trainer {
     pub fn steps_done(&self) -> u64 {
         self.optimizer.steps_done()
     }
+}
+
+/// Computes what ends once `interrupt` says so.
+fn interruptible<T>(
+    interrupt: Option<&Interrupt>,
+    compute: impl FnOnce() -> candle_core::Result<T>,
+) -> Result<T, TrainingError> {
+    let computed = match interrupt {
+        Some(interrupt) => candle_gpt2_kernels::interruptible(Arc::clone(interrupt), compute),
+        None => compute(),
+    };
+    computed.map_err(|error| match error {
+        _ if interrupt.is_some_and(|is_raised| is_raised()) => TrainingError::Interrupted { state: None },
+        error => error.into(),
+    })
 }
 
 /// The name of the weight that predicts from the hidden states; a classifier's has a row for each label.

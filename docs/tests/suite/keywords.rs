@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
-use candle_gpt2_jobs::{ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
+use candle_gpt2_jobs::{ActivationsOptions, ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
     Ablate, Activations, Attention, Attribute, Estimate, Features, HeadKinds, Heads, Instead, Lens, Neuron,
     Neurons, Patch, PathPatching, Ranges, Saliency, TokenChoice,
@@ -269,6 +269,7 @@ fn the_page_of_options_has_those_of_every_struct() {
         ("Training (`TrainOptions`)", command::<TrainOptions>()),
         ("Token files (`TokenizeOptions`)", command::<TokenizeOptions>()),
         ("`gpt2 cache` (`Activations`)", command::<Activations>()),
+        ("`gpt2 cache --prompts-file` (`ActivationsOptions`)", command::<ActivationsOptions>()),
         ("`gpt2 look attention` (`Attention`)", command::<Attention>()),
         ("`gpt2 look lens` (`Lens`)", command::<Lens>()),
         ("`gpt2 look attribute` (`Attribute`)", command::<Attribute>()),

@@ -11,6 +11,7 @@ mod head_loss;
 mod layer_norm;
 mod low_rank;
 mod product;
+mod sparse;
 
 pub use adamw::AdamWStep;
 pub use attention::{AddedScores, Attention};
@@ -18,6 +19,7 @@ pub use dropout::Dropout;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
 pub use product::MatrixView;
+pub use sparse::SparseRows;
 
 use crate::simd::Number;
 
@@ -234,6 +236,37 @@ floats! {
         targets: &[u32],
         weight_gradient: Option<&mut [Self]>,
     ) -> (f64, Vec<Self>) = head_loss::head_loss_with_gradients;
+
+    /// Adds `entries · table` to the output.
+    ///
+    /// # Panics
+    /// When the sizes do not fit.
+    fn add_sparse_product(
+        entries: &SparseRows<Self>,
+        table: MatrixView<'_, Self>,
+        output: &mut [Self],
+    ) = sparse::add_sparse_product;
+
+    /// For each entry the product of its row of `left` and its column's row of the table: the gradient of the entry, where `left` is
+    /// that of the output.
+    ///
+    /// # Panics
+    /// When the sizes do not fit.
+    fn sparse_products(
+        entries: &SparseRows<Self>,
+        left: MatrixView<'_, Self>,
+        table: MatrixView<'_, Self>,
+    ) -> Vec<Self> = sparse::sparse_products;
+
+    /// Adds the transpose of `entries` times `gradient` to the gradient of the table.
+    ///
+    /// # Panics
+    /// When the sizes do not fit.
+    fn add_sparse_gradient(
+        entries: &SparseRows<Self>,
+        gradient: MatrixView<'_, Self>,
+        table_gradient: &mut [Self],
+    ) = sparse::add_sparse_gradient;
 
     /// Adds what an adapter adds to the output of a linear layer.
     ///

@@ -69,6 +69,13 @@ impl<'a, T> MatrixView<'a, T> {
         Self { values: &self.values[first * self.row_stride..], rows: count, ..self }
     }
 
+    /// The values of a matrix whose rows lie one after the other.
+    #[inline(always)]
+    pub(super) fn in_rows(&self) -> &'a [T] {
+        assert!(self.column_stride == 1 && self.row_stride == self.columns, "a part, or the transpose, of a matrix");
+        &self.values[..self.rows * self.columns]
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows

@@ -1,20 +1,23 @@
-//! `gpt2 cache`: what a run over a text has at chosen places, in a file.
+//! `gpt2 cache`: what a run over a text has at chosen places, in a file; or over a file of prompts, in shards.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use candle_gpt2_engine::HubOptions;
+use candle_gpt2::Site;
+use candle_gpt2_engine::{HubOptions, RowFile};
 use candle_gpt2_interpret::named_sites;
+use candle_gpt2_jobs::{ActivationsJob, ActivationsOptions};
 use candle_gpt2_look::{Activations, CacheFormat};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
 use serde_json::json;
 
 use super::look::view::{Input, OpeningArguments};
+use super::train::InterruptedTerminal;
 use crate::exit::UsageError;
-use crate::input::InputArguments;
-use crate::output;
+use crate::input::{InputArguments, read_file};
+use crate::{interrupt, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -22,11 +25,18 @@ Examples:
   gpt2 cache \"The dog\" --model gpt2 --sites 'blocks.*.attn.hook_z,resid_post' --out cache.safetensors
   gpt2 cache \"The dog\" --model gpt2 --sites '*' --as transformer-lens --bos --out cache.npz
   gpt2 cache --ids 464,3290 --model gpt2 --sites z,pattern --layers 0-5 --positions 1 --out cache.safetensors
+  gpt2 cache --prompts-file corpus.jsonl --model gpt2 --sites blocks.8.hook_resid_pre --bos --out activations
+  gpt2 cache … --resume    # the same command again, after it was stopped
 
 Tensors have TransformerLens' names and layouts, with a batch axis of 1. Hook points: embed pos_embed; for each block resid_pre \
 ln1.scale ln1.normalized q k v attn_scores pattern z result attn_out resid_mid ln2.scale ln2.normalized mlp_pre mlp_post mlp_out \
 resid_post; ln_final.scale ln_final.normalized final_norm logits. A safetensors file has the model, the tokens and the options \
-in its metadata.")]
+in its metadata.
+
+With --prompts-file, --out is a folder of safetensors shards: a tensor (tokens, width) for each hook point, the tokens, and where each \
+prompt begins. Only hook points with a vector for each token can be written, and blocks above the last of them are not computed. A \
+prompt longer than the context is split into several sequences. activations.json lists the shards; each gets its name when it is \
+complete.")]
 pub(crate) struct CacheArguments {
     #[command(flatten)]
     pub(crate) input: InputArguments,
@@ -35,11 +45,16 @@ pub(crate) struct CacheArguments {
     /// Hook points, separated by commas: short names, TransformerLens' names, or patterns with *; a name without a layer means every block
     #[arg(long, value_name = "SITES")]
     pub(crate) sites: String,
-    /// Output file: .safetensors or .npz; an existing one is not overwritten
-    #[arg(long, value_name = "FILE")]
+    /// Output file: .safetensors or .npz; an existing one is not overwritten. With --prompts-file a folder, which must be new or empty, except with --resume
+    #[arg(long, value_name = "FILE|DIR")]
     pub(crate) out: PathBuf,
     #[command(flatten)]
     pub(crate) activations: Activations,
+    /// Write the activations of every prompt in a file to shards: one prompt per line, or, if its name ends in .jsonl, objects {"prompt": TEXT} or {"ids": [ID, …]}
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "layers", "positions", "numbers"], help_heading = "Many prompts")]
+    pub(crate) prompts_file: Option<PathBuf>,
+    #[command(flatten, next_help_heading = "Many prompts")]
+    pub(crate) shards: ActivationsOptions,
 }
 
 /// The model, the token in front, and the report of what was written.
@@ -47,20 +62,22 @@ pub(crate) struct CacheArguments {
 pub(crate) struct CacheLook {
     #[command(flatten)]
     pub(crate) look: OpeningArguments,
-    /// Print one JSON object: schema, out, bytes, bos, tokens (index, id, text), tensors (name, shape)
+    /// Print one JSON object: schema, out, bytes, bos, tokens (index, id, text), tensors (name, shape); with --prompts-file schema, out, sites (name, width), bos, tokens, sequences, shards, bytes, computed_tokens, elapsed_s
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCode> {
+    if let Some(prompts) = &arguments.prompts_file {
+        return write_shards(arguments, prompts, hub);
+    }
     let format = CacheFormat::of(&arguments.out)?;
     expect_free(&arguments.out)?;
     let opening = &arguments.look.look;
     let (loaded, reader, (activations, checked)) = opening.open(hub, |reader| {
         let activations = Activations {
             text: arguments.input.texts(reader)?,
-            sites: named_sites(&arguments.sites, reader.vocabulary().config().n_layer)
-                .map_err(|error| UsageError(format!("--sites: {error}")))?,
+            sites: arguments.sites(reader.vocabulary().config().n_layer)?,
             ..arguments.activations.clone()
         };
         let checked = activations.check(reader)?;
@@ -81,6 +98,51 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
             "{}: {} tensors, {bytes} bytes",
             arguments.out.display(),
             tensors.len()
+        ))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl CacheArguments {
+    fn sites(&self, n_layer: usize) -> Result<Vec<Site>, UsageError> {
+        named_sites(&self.sites, n_layer).map_err(|error| UsageError(format!("--sites: {error}")))
+    }
+}
+
+/// Writes the activations of every prompt of a file to a folder.
+fn write_shards(arguments: &CacheArguments, prompts: &Path, hub: &HubOptions) -> Result<ExitCode> {
+    let opening = &arguments.look.look;
+    let (loaded, reader, mut job) = opening.open(hub, |reader| {
+        let config = reader.vocabulary().config();
+        let job = ActivationsJob {
+            prompts: prompts.to_owned(),
+            rows: RowFile::new(prompts, read_file(prompts)?),
+            model: String::new(),
+            sites: arguments.sites(config.n_layer)?,
+            bos: reader.bos(),
+            out: arguments.out.clone(),
+            options: arguments.shards.clone(),
+        };
+        job.check(config)?;
+        Ok(job)
+    })?;
+    job.model = opening.subject(&loaded, &reader).name().to_owned();
+    interrupt::end_job()?;
+    let report = job.run(&loaded, &InterruptedTerminal)?;
+    if arguments.look.json {
+        output::write_json(&report)?;
+    } else {
+        let computed = match report.computed_tokens {
+            0 => ", complete before".to_owned(),
+            tokens => format!(", {:.0} tokens/s", tokens as f64 / report.elapsed_s.max(f64::MIN_POSITIVE)),
+        };
+        output::write_line(&format!(
+            "{}: {} tokens of {} sequences in {} shards, {}{computed}",
+            report.out.display(),
+            output::grouped(report.tokens),
+            output::grouped(report.sequences),
+            output::grouped(report.shards.len()),
+            output::mebibytes(report.bytes),
         ))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -8,7 +8,7 @@ use anyhow::Result;
 use candle_gpt2_engine::terminal::printable;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Unit};
 use candle_gpt2_jobs::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
-use candle_gpt2_training::{ClassificationReport, LabelReport, Task};
+use candle_gpt2_training::{ClassificationReport, DictionaryMetrics, LabelReport, Task};
 use clap::Args;
 
 use crate::exit::UsageError;
@@ -24,6 +24,8 @@ Examples:
   gpt2 train --data book.txt --init gpt2 --out adapted --steps 200 --lora-rank 8 --lora-targets c_attn,c_fc
   gpt2 train --task classify --data reviews.tsv --init gpt2 --out critic --train-blocks 1 --class-weights balanced
   gpt2 train --task answer --data questions.jsonl --init gpt2 --out clerk --lora-rank 8
+  gpt2 train --task dictionary --data stories.txt --init built-in --site blocks.3.hook_resid_post --latents 1536 --k 16 --out features
+  gpt2 train --task dictionary --data activations --init gpt2 --site blocks.8.hook_resid_pre --kind batch-top-k --out features
   gpt2 train … --resume    # the same command again, after it was stopped
 
 --out becomes a Hugging Face folder with the weights of the lowest held-out loss, along with log.jsonl, \
@@ -38,7 +40,11 @@ labels of the data; a classifier keeps its own. The last rows of each label are 
 accuracy, the F1 of each label and the confusion matrix (--json, confusion.svg). --task answer trains on \
 the `completion` after the `prompt` (.jsonl or .tsv) and on the end-of-text token, not on the prompt. Rows \
 are computed without padding and do not attend to each other; a row longer than the context loses its first \
-tokens.")]
+tokens.
+
+--task dictionary trains a sparse autoencoder or a transcoder of the hook point --site of --init, on texts, whose activations are \
+computed on the fly, or on a folder of gpt2 cache --prompts-file. The first token of each text is left out. --out then gets \
+sae_weights.safetensors and cfg.json, as SAELens reads them; a batch has --batch-size times --context tokens.")]
 pub(crate) struct TrainArguments {
     /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; or one folder of token files, as gpt2 tokenize, nanoGPT and llm.c make them. Rows for the other tasks: .jsonl or .tsv, see below
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -155,20 +161,43 @@ fn write(report: &TrainReport, task: Task) -> Result<()> {
         output::grouped(report.training_tokens),
         report.steps
     ))?;
-    let unit = task.predicted();
+    let unit = task.loss_unit();
     if let (Some(step), Some(loss)) = (report.best_step, report.held_out_loss) {
         let per_character = report.held_out_loss_per_character;
         let per_character = per_character.map_or(String::new(), |loss| format!(" {loss:.4} per character,"));
         output::write_line(&format!(
-            "held-out loss {loss:.4} nats per {unit},{per_character} at step {step}"
+            "held-out loss {loss:.4} {unit},{per_character} at step {step}"
         ))?;
     } else if let Some(loss) = report.loss {
-        output::write_line(&format!("training loss {loss:.4} nats per {unit}"))?;
+        output::write_line(&format!("training loss {loss:.4} {unit}"))?;
+    }
+    if let Some(dictionary) = &report.dictionary {
+        write_dictionary(dictionary)?;
     }
     if let Some(classification) = &report.classification {
         write_classification(classification)?;
     }
     output::write_line(&format!("written to {}", report.out.display()))
+}
+
+/// Writes how good a dictionary is; --json has the definition of each number.
+fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
+    let percent =
+        |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1}%", 100.0 * share));
+    output::write_line(&format!(
+        "L0 {:.1}, explained variance {:.4}, {} dead latents, on {} held-out tokens",
+        metrics.l0,
+        metrics.explained_variance,
+        output::grouped(metrics.dead_latents),
+        output::grouped(metrics.tokens),
+    ))?;
+    output::write_line(&format!(
+        "loss of the model {:.4} -> {:.4} nats per token with the reconstruction; recovered from zeros {}, from the mean {}",
+        metrics.cross_entropy.model,
+        metrics.cross_entropy.reconstructed,
+        percent(metrics.recovered_from_zero),
+        percent(metrics.recovered_from_mean),
+    ))
 }
 
 /// Writes what a classifier says of held-out rows: a line for each label, and the table of confusion where a terminal has room.

@@ -11,12 +11,79 @@ use serde_json::{Map, Value};
 
 use crate::{EngineError, Question, Vocabulary};
 
-/// The lines of a file that hold rows: a prompt a line, or a JSON object a line if its name ends in `.jsonl`.
-pub(super) struct Lines<'a, T> {
+/// A file of prompts in memory: a prompt a line, or a JSON object a line if its name ends in `.jsonl`.
+///
+/// ```
+/// use candle_gpt2_engine::RowFile;
+///
+/// let file = RowFile::new("prompts.jsonl".as_ref(), b"{\"ids\": [5, 6]}\n\n{\"prompt\": 5}\n".to_vec());
+/// assert_eq!(file.len(), 2, "an empty line of JSONL is nothing");
+/// let (line, row) = file.row(1);
+/// assert_eq!((line, row.unwrap_err().to_string()), (3, "`prompt`: expected a text".into()));
+/// ```
+#[derive(Debug, Clone)]
+pub struct RowFile {
     bytes: Vec<u8>,
     /// The number of each line, from 1, and where it stands.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
+}
+
+impl RowFile {
+    /// The file `path`, which holds these bytes.
+    pub fn new(path: &Path, bytes: Vec<u8>) -> Self {
+        let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
+        // The mark that some editors put in front of UTF-8.
+        let start = if bytes.starts_with("\u{FEFF}".as_bytes()) { "\u{FEFF}".len() } else { 0 };
+        let content = bytes[start..].strip_suffix(b"\n").unwrap_or(&bytes[start..]);
+        let is_empty = content.is_empty();
+        let mut lines = Vec::new();
+        let mut end = start;
+        for (number, line) in (1..).zip(content.split(|byte| *byte == b'\n')) {
+            // An empty line is an empty prompt, and in JSONL nothing.
+            if !(is_empty || is_json && line.trim_ascii().is_empty()) {
+                lines.push((number, end..end + line.len()));
+            }
+            end += line.len() + 1;
+        }
+        Self { bytes, lines, is_json }
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// What the file holds, as it was given.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The number of the line of this row, counted from 1, and the row, whose index is below [`RowFile::len`], or why the line is none.
+    pub fn row(&self, index: usize) -> (usize, Result<Row, EngineError>) {
+        let (number, range) = &self.lines[index];
+        let bytes = &self.bytes[range.clone()];
+        let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+        let row = match std::str::from_utf8(bytes) {
+            Ok(text) if self.is_json => Row::of_json(text),
+            Ok(text) => Ok(Row { prompt: Some(text.to_owned()), ..Row::default() }),
+            Err(error) => {
+                let valid = error.valid_up_to();
+                Err(wrong(format!("not valid UTF-8 at byte {valid} of the line; convert the text to UTF-8")))
+            }
+        };
+        (*number, row)
+    }
+}
+
+/// The rows of a file with their tokens.
+pub(super) struct Lines<'a, T> {
+    file: RowFile,
     tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
     told: &'a dyn Fn(EngineError) -> String,
 }
@@ -33,7 +100,7 @@ pub(super) struct Line<T> {
 
 /// What a line gives: a prompt or token ids, and other keys.
 ///
-/// Shown to the function that [`RowsJob::run`](crate::RowsJob::run) makes tokens with.
+/// Given by a [`RowFile`], and shown to the function that [`RowsJob::run`](crate::RowsJob::run) makes tokens with.
 #[derive(Debug, Default, Serialize)]
 pub struct Row {
     /// A text.
@@ -45,48 +112,23 @@ pub struct Row {
 }
 
 impl<'a, T> Lines<'a, T> {
-    /// The lines of the file `path`; `tokens` makes tokens of a row, and `told` a text of what is wrong with it.
+    /// The rows of a file; `tokens` makes tokens of a row, and `told` a text of what is wrong with it.
     pub(super) fn new(
-        path: &Path,
-        bytes: Vec<u8>,
+        file: RowFile,
         tokens: &'a dyn Fn(&Row) -> Result<T, EngineError>,
         told: &'a dyn Fn(EngineError) -> String,
     ) -> Self {
-        let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
-        // The mark that some editors put in front of UTF-8.
-        let start = if bytes.starts_with("\u{FEFF}".as_bytes()) { "\u{FEFF}".len() } else { 0 };
-        let content = bytes[start..].strip_suffix(b"\n").unwrap_or(&bytes[start..]);
-        let is_empty = content.is_empty();
-        let mut lines = Vec::new();
-        let mut end = start;
-        for (number, line) in (1..).zip(content.split(|byte| *byte == b'\n')) {
-            // An empty line is an empty prompt, and in JSONL nothing.
-            if !(is_empty || is_json && line.trim_ascii().is_empty()) {
-                lines.push((number, end..end + line.len()));
-            }
-            end += line.len() + 1;
-        }
-        Self { bytes, lines, is_json, tokens, told }
+        Self { file, tokens, told }
     }
 
     /// How many there are.
     pub(super) fn len(&self) -> usize {
-        self.lines.len()
+        self.file.len()
     }
 
     /// The line of this index, from 0.
     pub(super) fn line(&self, index: usize) -> Line<T> {
-        let (number, range) = &self.lines[index];
-        let bytes = &self.bytes[range.clone()];
-        let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-        let read = match std::str::from_utf8(bytes) {
-            Ok(text) if self.is_json => Row::of_json(text),
-            Ok(text) => Ok(Row { prompt: Some(text.to_owned()), ..Row::default() }),
-            Err(error) => {
-                let valid = error.valid_up_to();
-                Err(wrong(format!("not valid UTF-8 at byte {valid} of the line; convert the text to UTF-8")))
-            }
-        };
+        let (number, read) = self.file.row(index);
         let (row, tokens) = match read {
             Ok(row) => {
                 let tokens = (self.tokens)(&row);
@@ -94,7 +136,7 @@ impl<'a, T> Lines<'a, T> {
             }
             Err(error) => (Row::default(), Err(error)),
         };
-        Line { number: *number, row, tokens: tokens.map_err(self.told) }
+        Line { number, row, tokens: tokens.map_err(self.told) }
     }
 }
 

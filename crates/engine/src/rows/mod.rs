@@ -17,7 +17,7 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub use self::lines::Row;
+pub use self::lines::{Row, RowFile};
 use self::lines::{Line, Lines};
 use self::partial::Partial;
 pub use self::work::{PromptTexts, ScoredText, TokenLogprob};
@@ -108,7 +108,7 @@ impl RowsJob<'_> {
         work: impl FnOnce(&mut Rows<'_, T>) -> Result<(), E>,
     ) -> Result<Vec<FailedRow>, E> {
         let Self { input, content, output, settings, what, told, reporter } = self;
-        let lines = Lines::new(input, content, &tokens, told);
+        let lines = Lines::new(RowFile::new(input, content), &tokens, told);
         let (mut failed, mut written) = (Vec::new(), 0);
         let output = match output {
             RowsOutput::Lines(write) => Output::Lines(write),

@@ -1,14 +1,17 @@
 //! What holds for every model, whatever its numbers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_interpret::{
     Ablate, Add, By, Chain, ControlVector, Edit, InterpretError, Measure, Metric, Patching, Place, Receiver,
-    Record, Replace, Run, Saliency, Steering, estimated_grid, random_rows, site_gradients, token_weights,
+    Record, Replace, Run, Saliency, Steering, estimated_grid, random_rows, record_rows, residual_sites,
+    site_gradients, site_width, token_rows, token_weights,
 };
+use candle_gpt2_kernels::{Interrupt, interruptible};
 use candle_gpt2_testing::{assert_close, pattern, values};
 
 use crate::common::Case;
@@ -132,6 +135,107 @@ fn a_run_may_start_at_any_block() -> Result<()> {
         let x = run.residuals()?.remove(0);
         let error = case.model.forward_from(case.layers() + 1, x, LogitsFor::LastToken, pass).unwrap_err();
         assert!(error.to_string().contains("there is no block"), "{error}");
+    }
+    Ok(())
+}
+
+/// Keeps the layers whose places it was asked for.
+#[derive(Default)]
+struct Asked(Mutex<BTreeSet<Option<usize>>>);
+
+impl Observer for Asked {
+    fn wants(&self, site: Site) -> bool {
+        self.0.lock().unwrap().insert(site.layer);
+        false
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
+        Ok(value)
+    }
+}
+
+#[test]
+fn a_pass_that_stops_computes_nothing_after() -> Result<()> {
+    for case in Case::all() {
+        let (run, residuals) = (case.clean(), case.clean().residuals()?);
+        for (layer, residual) in residuals.iter().enumerate() {
+            let mut asked = Asked::default();
+            let mut pass = Pass::inference().observed_by(&mut asked).stopping_at(layer);
+            let x = case.model.transformer().forward_with(&run.input()?, None, &mut pass)?;
+            assert_eq!(values(&x), values(residual), "{}: to block {layer}", case.name);
+            let asked = asked.0.into_inner()?;
+            let most = asked.iter().copied().max().flatten().unwrap();
+            assert!(most <= layer && (layer == 0 || asked.contains(&Some(layer - 1))), "{asked:?} of {layer}");
+        }
+        let mut pass = Pass::inference().stopping_at(case.layers() + 1);
+        let error = case.model.forward_with(&run.input()?, LogitsFor::LastToken, None, &mut pass).unwrap_err();
+        assert!(error.to_string().contains("there is no block"), "{error}");
+        let mut cache = case.model.new_cache(1, 8)?;
+        let mut pass = Pass::inference().stopping_at(1);
+        let input = run.input()?;
+        let error = case.model.forward_with(&input, LogitsFor::LastToken, Some(&mut cache), &mut pass);
+        assert!(error.unwrap_err().to_string().contains("takes no cache"));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_record_is_the_same_whether_the_run_goes_to_the_end_or_stops() -> Result<()> {
+    for case in Case::all() {
+        let run = case.clean();
+        // How often a computation asks whether it is to end: at least once a block.
+        let asked = |sites: &[Site]| -> Result<(Record, u64)> {
+            let count = Arc::new(AtomicU64::new(0));
+            let counted = Arc::clone(&count);
+            let interrupt: Interrupt = Arc::new(move || {
+                counted.fetch_add(1, Ordering::Relaxed);
+                false
+            });
+            let record = interruptible(interrupt, || run.record(sites.iter().copied()))?;
+            Ok((record, count.load(Ordering::Relaxed)))
+        };
+        for site in Site::all(case.layers()) {
+            let mut whole = Record::new([site]);
+            run.logits(LogitsFor::EveryToken, &mut whole)?;
+            let (stopped, _) = asked(&[site])?;
+            assert_eq!(values(stopped.get(site)?), values(whole.get(site)?), "{}: {site}", case.name);
+        }
+        let steps: Vec<u64> = residual_sites(case.layers())
+            .map(|site| Ok(asked(&[site])?.1))
+            .collect::<Result<_>>()?;
+        assert!(steps.is_sorted_by(|before, after| before < after), "{}: {steps:?}", case.name);
+    }
+    Ok(())
+}
+
+/// Texts of several lengths, the shortest of one token: together they have the numbers that they have alone, to the last bit.
+#[test]
+fn texts_that_are_recorded_together_are_each_as_it_is_alone() -> Result<()> {
+    for case in Case::all() {
+        let config = case.model.config();
+        let texts = [&case.clean[..], &case.clean[..1], &case.corrupted[..]];
+        let sites: Vec<Site> =
+            Site::all(case.layers()).into_iter().filter(|site| site_width(*site, config).is_some()).collect();
+        for sites in [&sites[..], &sites[..4]] {
+            let together = record_rows(&case.model, &texts, sites.iter().copied())?;
+            for site in sites {
+                let rows = token_rows(*site, together.get(*site)?)?;
+                assert_eq!(rows.dim(1)?, site_width(*site, config).unwrap(), "{site}");
+                let mut first = 0;
+                for ids in texts {
+                    let alone = Run::new(&case.model, ids)?.record(sites.iter().copied())?;
+                    let alone = token_rows(*site, alone.get(*site)?)?;
+                    let found = rows.narrow(0, first, ids.len())?;
+                    assert_eq!(values(&found), values(&alone), "{}: {site} from {first} on", case.name);
+                    first += ids.len();
+                }
+                assert_eq!(first, rows.dim(0)?);
+            }
+        }
+        let pattern = Site::in_block(0, SiteKind::Pattern);
+        let error = record_rows(&case.model, &texts, [pattern]).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains("a value for each token"), "{error}");
+        assert!(record_rows(&case.model, &[], sites).is_err());
     }
     Ok(())
 }

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod activations;
+mod dictionaries;
 mod job;
 mod shares;
 mod tokens;

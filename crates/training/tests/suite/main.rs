@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod devices;
+mod dictionary;
 mod lora;
 mod positions;
 mod pytorch;

@@ -1,0 +1,299 @@
+//! Products with a matrix of which few values are not zero, and their gradients: the decoder of a dictionary of features reads, and
+//! changes, the rows of its active latents alone.
+//!
+//! With entries `z` `(rows, latents)` and a table `W` `(latents, width)`, the product is `y = z W`. A gradient `g` of `y` gives each
+//! entry `g · W_latent`, and each row of the table the sum of `z g` over its entries. Every sum is added in one order.
+
+use super::product::MatrixView;
+use crate::simd::{LANES, Number, Real, Vectors, Work};
+use crate::threads::{Parts, for_each_part, map_items};
+
+/// Rows of an output that one task computes.
+const PART_ROWS: usize = 8;
+
+/// The values of some rows that are not zero, each in a column; those of a row one after the other.
+///
+/// ```
+/// use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows};
+///
+/// let mut latents = SparseRows::default();
+/// latents.add_row([(2, 10f32), (0, 1.0)]);
+/// latents.add_row([]);
+/// let decoder = [1f32, 2., 3., 4., 5., 6.];
+/// let mut output = vec![0.0; 4];
+/// Float::add_sparse_product(&latents, MatrixView::new(&decoder, 3, 2), &mut output);
+/// assert_eq!(output, [51., 62., 0., 0.], "10 times the third row and the first");
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct SparseRows<T> {
+    /// Where each row begins among the entries, and where the last one ends.
+    starts: Vec<usize>,
+    columns: Vec<usize>,
+    values: Vec<T>,
+}
+
+impl<T> Default for SparseRows<T> {
+    fn default() -> Self {
+        Self { starts: vec![0], columns: Vec::new(), values: Vec::new() }
+    }
+}
+
+impl<T: Copy> SparseRows<T> {
+    /// Adds a row with these entries, column and value of each.
+    pub fn add_row(&mut self, entries: impl IntoIterator<Item = (usize, T)>) {
+        for (column, value) in entries {
+            self.columns.push(column);
+            self.values.push(value);
+        }
+        self.starts.push(self.columns.len());
+    }
+
+    /// How many rows there are.
+    pub fn rows(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The entries of a row: column and value of each.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    pub fn row(&self, row: usize) -> impl Iterator<Item = (usize, T)> + '_ {
+        let entries = self.starts[row]..self.starts[row + 1];
+        self.columns[entries.clone()].iter().copied().zip(self.values[entries].iter().copied())
+    }
+
+    /// The column of each entry, row after row.
+    pub fn columns(&self) -> &[usize] {
+        &self.columns
+    }
+
+    /// The value of each entry, row after row.
+    pub fn values(&self) -> &[T] {
+        &self.values
+    }
+
+    /// Other values in the same places.
+    ///
+    /// # Panics
+    /// When there is not one for each entry.
+    pub fn with_values(&self, values: Vec<T>) -> Self {
+        assert!(values.len() == self.values.len(), "{} values for {} entries", values.len(), self.values.len());
+        Self { starts: self.starts.clone(), columns: self.columns.clone(), values }
+    }
+
+    /// For each of so many columns its entries, in the order of the rows: the row and the place of each entry.
+    fn by_column(&self, columns: usize) -> (Vec<usize>, Vec<(usize, usize)>) {
+        let mut ends = vec![0; columns + 1];
+        self.columns.iter().for_each(|column| ends[column + 1] += 1);
+        for column in 0..columns {
+            ends[column + 1] += ends[column];
+        }
+        let starts = ends.clone();
+        let mut entries = vec![(0, 0); self.columns.len()];
+        for row in 0..self.rows() {
+            for place in self.starts[row]..self.starts[row + 1] {
+                let column = self.columns[place];
+                entries[ends[column]] = (row, place);
+                ends[column] += 1;
+            }
+        }
+        (starts, entries)
+    }
+}
+
+/// Refuses a table and rows that the entries do not fit.
+fn expect_fitting<T: Copy>(entries: &SparseRows<T>, table_rows: usize) {
+    let largest = entries.columns.iter().max();
+    assert!(largest.is_none_or(|largest| *largest < table_rows), "column {largest:?} of {table_rows}");
+}
+
+pub(super) fn add_sparse_product<T: Real>(
+    entries: &SparseRows<T>,
+    table: MatrixView<'_, T>,
+    output: &mut [T],
+) {
+    let width = table.columns();
+    expect_fitting(entries, table.rows());
+    assert!(output.len() == entries.rows() * width, "{} values in {} rows", output.len(), entries.rows());
+    if output.is_empty() {
+        return;
+    }
+    let table = table.in_rows();
+    for_each_part(output, Parts { row_len: width, rows: PART_ROWS, columns: width }, |mut part| {
+        for index in 0..part.rows() {
+            let row = part.first_row + index;
+            let terms = entries.row(row).map(|(column, value)| (value, &table[column * width..(column + 1) * width]));
+            T::vectorized(AddTerms { terms, sum: part.row(index) });
+        }
+    });
+}
+
+pub(super) fn sparse_products<T: Real>(
+    entries: &SparseRows<T>,
+    left: MatrixView<'_, T>,
+    table: MatrixView<'_, T>,
+) -> Vec<T> {
+    let width = table.columns();
+    expect_fitting(entries, table.rows());
+    assert!(left.rows() == entries.rows() && left.columns() == width, "{} rows of {}", left.rows(), left.columns());
+    let (left, table) = (left.in_rows(), table.in_rows());
+    let rows: Vec<usize> = (0..entries.rows()).collect();
+    let products = map_items(rows.chunks(PART_ROWS), |rows| {
+        let mut products = Vec::new();
+        for row in rows {
+            let left = &left[row * width..(row + 1) * width];
+            let dot = |(column, _): (usize, T)| {
+                T::vectorized(Dot { left, right: &table[column * width..(column + 1) * width] })
+            };
+            products.extend(entries.row(*row).map(dot));
+        }
+        products
+    });
+    products.concat()
+}
+
+pub(super) fn add_sparse_gradient<T: Real>(
+    entries: &SparseRows<T>,
+    gradient: MatrixView<'_, T>,
+    table_gradient: &mut [T],
+) {
+    let width = gradient.columns();
+    assert!(gradient.rows() == entries.rows(), "{} rows for {}", gradient.rows(), entries.rows());
+    if width == 0 || table_gradient.is_empty() {
+        return;
+    }
+    let table_rows = table_gradient.len() / width;
+    expect_fitting(entries, table_rows);
+    let gradient = gradient.in_rows();
+    let (starts, places) = entries.by_column(table_rows);
+    for_each_part(table_gradient, Parts { row_len: width, rows: PART_ROWS, columns: width }, |mut part| {
+        for index in 0..part.rows() {
+            let column = part.first_row + index;
+            let of_column = places[starts[column]..starts[column + 1]].iter();
+            let terms = of_column.map(|(row, place)| (entries.values[*place], &gradient[row * width..(row + 1) * width]));
+            T::vectorized(AddTerms { terms, sum: part.row(index) });
+        }
+    });
+}
+
+/// Adds multiples of rows to a sum.
+struct AddTerms<'s, I, T> {
+    terms: I,
+    sum: &'s mut [T],
+}
+
+impl<'t, T: Number, I: Iterator<Item = (T, &'t [T])>> Work<T> for AddTerms<'_, I, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) {
+        let Self { terms, sum } = self;
+        for (factor, values) in terms {
+            let factor = v.splat(factor);
+            for first in (0..sum.len()).step_by(LANES) {
+                let (sum, values) = (&mut sum[first..], &values[first..]);
+                let added = v.mul_add(factor, v.load_first(values, T::ZERO), v.load_first(sum, T::ZERO));
+                v.store_first(added, sum);
+            }
+        }
+    }
+}
+
+/// The product of two rows.
+struct Dot<'a, T> {
+    left: &'a [T],
+    right: &'a [T],
+}
+
+impl<T: Number> Work<T> for Dot<'_, T> {
+    type Output = T;
+
+    #[inline(always)]
+    fn run<V: Vectors<Real = T>>(self, v: V) -> T {
+        let mut sum = v.splat(T::ZERO);
+        for first in (0..self.left.len()).step_by(LANES) {
+            let left = v.load_first(&self.left[first..], T::ZERO);
+            sum = v.mul_add(left, v.load_first(&self.right[first..], T::ZERO), sum);
+        }
+        v.sum(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::noise;
+    use crate::RandomStream;
+
+    /// Rows with up to five entries of 23 columns; the second one is empty, and the columns of a row are in no order.
+    fn entries(rows: usize) -> SparseRows<f32> {
+        let mut generator = RandomStream::new(9);
+        let mut entries = SparseRows::default();
+        for row in 0..rows {
+            let mut columns: Vec<usize> = (0..23).collect();
+            for place in 0..5 {
+                let other = place + usize::try_from(generator.below(23 - place as u64)).unwrap();
+                columns.swap(place, other);
+            }
+            let count = if row == 1 { 0 } else { 5 };
+            let values = noise(5, row as u64, 0.0, 2.0);
+            entries.add_row(columns.into_iter().zip(values).take(count));
+        }
+        entries
+    }
+
+    fn dense(entries: &SparseRows<f32>, columns: usize) -> Vec<f64> {
+        let mut dense = vec![0.0; entries.rows() * columns];
+        for row in 0..entries.rows() {
+            entries.row(row).for_each(|(column, value)| dense[row * columns + column] = f64::from(value));
+        }
+        dense
+    }
+
+    fn assert_near(found: &[f32], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            // Few products of values below 2, each rounded once.
+            assert!((f64::from(*found) - expected).abs() < 1e-5, "{found} for {expected}");
+        }
+    }
+
+    #[test]
+    fn products_and_gradients_are_those_of_the_dense_matrix() {
+        let (rows, columns) = (19, 23);
+        let entries = entries(rows);
+        let dense = dense(&entries, columns);
+        for width in [1, 7, 16, 45] {
+            let table = noise(columns * width, 100, 0.0, 1.0);
+            let gradient = noise(rows * width, 101, 0.0, 1.0);
+            let view = MatrixView::new(&table, columns, width);
+            let mut output = vec![1f32; rows * width];
+            add_sparse_product(&entries, view, &mut output);
+            let of = |values: &[f32], row: usize, place: usize| f64::from(values[row * width + place]);
+            let expected = (0..rows * width).map(|index| {
+                let terms = (0..columns).map(|column| dense[index / width * columns + column] * of(&table, column, index % width));
+                1.0 + terms.sum::<f64>()
+            });
+            assert_near(&output, &expected.collect::<Vec<_>>());
+            let products = sparse_products(&entries, MatrixView::new(&gradient, rows, width), view);
+            let expected = (0..rows).flat_map(|row| entries.row(row).map(move |(column, _)| (row, column)));
+            let expected = expected.map(|(row, column)| {
+                (0..width).map(|place| of(&gradient, row, place) * of(&table, column, place)).sum::<f64>()
+            });
+            assert_near(&products, &expected.collect::<Vec<_>>());
+            let mut table_gradient = vec![2f32; columns * width];
+            add_sparse_gradient(&entries, MatrixView::new(&gradient, rows, width), &mut table_gradient);
+            let expected = (0..columns * width).map(|index| {
+                let terms = (0..rows).map(|row| dense[row * columns + index / width] * of(&gradient, row, index % width));
+                2.0 + terms.sum::<f64>()
+            });
+            assert_near(&table_gradient, &expected.collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "column Some(22) of 22")]
+    fn a_column_that_the_table_lacks_is_refused() {
+        add_sparse_product(&entries(5), MatrixView::new(&[0f32; 22], 22, 1), &mut [0f32; 5]);
+    }
+}

@@ -1,0 +1,400 @@
+//! Prompts to shards of activations: what a model has at some hook points for every token of a file of prompts.
+//!
+//! A shard gets its name when it is whole, and `activations.json` lists the whole ones, so an interruption of any kind costs the shard
+//! in the making. Sequences are computed together without padding; their numbers do not depend on what they are computed with.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use candle_core::{Device, Tensor};
+use candle_gpt2::{Gpt2Config, Site};
+use candle_gpt2_engine::{EngineError, LoadedModel, Progress, Reporter, RowFile, Unit, fingerprint};
+use candle_gpt2_interpret::{InterpretError, record_rows, site_width, token_rows};
+use candle_gpt2_weights::replace_file;
+use serde::{Deserialize, Serialize};
+
+use crate::activation_manifest::{
+    ActivationManifest, ActivationShard, FILE_NAME, Prompts, SCHEMA, SiteWidth, shard_name,
+};
+use crate::job_folder::{JobFolder, Resume};
+use crate::{JobError, TrainingError};
+
+/// Tokens that are computed at once: enough to keep all threads at work.
+const BATCH_TOKENS: usize = 2048;
+/// The tokens of a shard.
+pub(crate) const TOKENS: &str = "tokens";
+/// Where each sequence of a shard begins among its tokens.
+pub(crate) const STARTS: &str = "starts";
+/// The line of the file of prompts that each sequence is of, counted from 1.
+pub(crate) const LINES: &str = "lines";
+
+/// A file of prompts whose activations become a folder of shards.
+///
+/// A shard is a safetensors file with a tensor `(tokens, width)` in f32 for each hook point, by TransformerLens' name; the ids `tokens`;
+/// and, for each sequence, the row of its first token in `starts` and its line in `lines`. A prompt is one sequence; a prompt that is
+/// longer than the context is cut into several. `activations.json` says what the shards are of. The same job gives the same files,
+/// interrupted or not.
+///
+/// ```
+/// use candle_gpt2_engine::{ModelOptions, RowFile, Silent};
+/// use candle_gpt2_interpret::named_sites;
+/// use candle_gpt2_jobs::{ActivationsJob, ActivationsOptions};
+///
+/// let folder = tempfile::tempdir()?;
+/// let model = ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// let job = ActivationsJob {
+///     prompts: "prompts.txt".into(),
+///     rows: RowFile::new("prompts.txt".as_ref(), b"One day, Mia was\nThe dog ran".to_vec()),
+///     model: "built-in".into(),
+///     sites: named_sites("resid_pre2", 6)?,
+///     bos: None,
+///     out: folder.path().join("activations"),
+///     options: ActivationsOptions::default(),
+/// };
+/// let report = job.run(&model, &Silent)?;
+/// assert_eq!(report.sequences, 2);
+/// let shard = candle_core::safetensors::load(job.out.join(&report.shards[0]), &candle_core::Device::Cpu)?;
+/// assert_eq!(shard["blocks.2.hook_resid_pre"].dims(), [report.tokens, 192]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct ActivationsJob {
+    /// Name of the file of prompts.
+    pub prompts: PathBuf,
+    /// The prompts.
+    pub rows: RowFile,
+    /// What the model is called.
+    pub model: String,
+    /// The hook points, at least one, each with a vector for every token, see [`site_width`].
+    pub sites: Vec<Site>,
+    /// A token that is put in front of every sequence.
+    pub bos: Option<u32>,
+    /// The folder that is written; it must be new or empty, but to resume.
+    pub out: PathBuf,
+    /// The other options.
+    pub options: ActivationsOptions,
+}
+
+/// How activations are written. As JSON it is an object with the names of the fields, of which any may be left out.
+/// Part of an [`ActivationsJob`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+pub struct ActivationsOptions {
+    /// Tokens in a shard; a shard in the making is held in memory: for each hook point 4 bytes times its width times the tokens
+    #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", default_value_t = ActivationsOptions::default().shard_size, allow_negative_numbers = true, requires = "prompts_file"))]
+    pub shard_size: usize,
+    /// Resume an interrupted run in --out; the other options must be the same
+    #[cfg_attr(feature = "clap", arg(long, requires = "prompts_file"))]
+    pub resume: bool,
+}
+
+impl Default for ActivationsOptions {
+    fn default() -> Self {
+        Self { shard_size: 1 << 15, resume: false }
+    }
+}
+
+/// What became of the prompts. [`ActivationsJob::run`] returns it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ActivationsReport {
+    /// Names the layout of the folder and its version.
+    pub schema: &'static str,
+    /// The folder.
+    pub out: PathBuf,
+    /// The hook points.
+    pub sites: Vec<SiteWidth>,
+    /// The token in front of every sequence.
+    pub bos: Option<u32>,
+    /// Tokens of all shards.
+    pub tokens: usize,
+    /// Sequences of all shards.
+    pub sequences: usize,
+    /// The shards' files.
+    pub shards: Vec<String>,
+    /// Bytes of the shards.
+    pub bytes: u64,
+    /// Tokens that this run computed.
+    pub computed_tokens: usize,
+    /// Seconds of this run.
+    pub elapsed_s: f64,
+}
+
+/// Some tokens that the model reads together.
+struct Sequence {
+    line: usize,
+    ids: Vec<u32>,
+}
+
+impl ActivationsJob {
+    /// Checks what can be without the weights of the model.
+    ///
+    /// # Errors
+    /// When there is no hook point, one has no vector for every token, or the shard size is 0.
+    pub fn check(&self, config: &Gpt2Config) -> Result<(), JobError> {
+        if self.sites.is_empty() {
+            return Err(call("`sites`: expected at least one hook point").into());
+        }
+        self.site_widths(config)?;
+        if self.options.shard_size == 0 {
+            let expected = "at least 1".to_owned();
+            let found = "0".to_owned();
+            return Err(TrainingError::OptionOutOfRange { option: "shard_size", expected, found }.into());
+        }
+        Ok(())
+    }
+
+    /// Writes the shards that are missing.
+    ///
+    /// # Errors
+    /// When an option is out of range, the folder is taken, or of another model, other prompts or other options, a line is no prompt, or
+    /// a file cannot be written; [`TrainingError::Interrupted`] when the reporter interrupts it, what is whole being kept.
+    pub fn run(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ActivationsReport, JobError> {
+        self.write(model, reporter).map_err(|error| match error.is_interrupted() {
+            true => {
+                let manifest = ActivationManifest::path(&self.out);
+                TrainingError::Interrupted { state: manifest.exists().then_some(manifest) }.into()
+            }
+            false => error,
+        })
+    }
+
+    fn write(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ActivationsReport, JobError> {
+        let clock = Instant::now();
+        self.check(model.config())?;
+        JobFolder::expect_unused(&self.out)?;
+        let total = self.count(model, reporter)?;
+        let wanted = self.manifest(model, reporter)?;
+        self.found()?;
+        let folder = JobFolder::take(&self.out, &[FILE_NAME])?;
+        // Another process may have used it since it was looked at.
+        let found = self.found()?;
+        let is_begun = found.is_some();
+        if let Some(found) = &found {
+            found.check_same(&self.out, &wanted)?;
+            found.check_shards(&self.out)?;
+        }
+        folder.remove_leftovers();
+        let mut manifest = found.unwrap_or(wanted);
+        let before = manifest.tokens;
+        let written = match manifest.complete {
+            true => Ok(()),
+            false => self.write_shards(&mut manifest, total, model, reporter),
+        };
+        if written.is_err() && !is_begun && manifest.shards.is_empty() {
+            let _ = fs::remove_file(ActivationManifest::path(&self.out));
+        }
+        written?;
+        Ok(ActivationsReport {
+            schema: SCHEMA,
+            out: self.out.clone(),
+            bytes: manifest.shards.iter().map(|shard| shard.bytes).sum(),
+            sites: manifest.sites,
+            bos: manifest.bos,
+            tokens: manifest.tokens,
+            sequences: manifest.sequences,
+            shards: manifest.shards.into_iter().map(|shard| shard.file).collect(),
+            computed_tokens: manifest.tokens - before,
+            elapsed_s: clock.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// What an earlier run left in the folder; refused if it holds something else, or is not to be gone on with.
+    fn found(&self) -> Result<Option<ActivationManifest>, TrainingError> {
+        let found = if self.out.is_dir() { ActivationManifest::read(&self.out)? } else { None };
+        let can_go_on = found.is_some();
+        let resume = Resume { goes_on: can_go_on && self.options.resume, can_go_on };
+        JobFolder::check(&self.out, &[FILE_NAME], None, resume)?;
+        Ok(found)
+    }
+
+    fn site_widths(&self, config: &Gpt2Config) -> Result<Vec<SiteWidth>, TrainingError> {
+        let width = |site: &Site| {
+            let width = site_width(*site, config).ok_or_else(|| {
+                call(&format!(
+                    "`sites`: {site} has no vector for each token; take residual streams, normalized inputs, queries, keys, values, z, \
+                     or outputs and neurons of an MLP"
+                ))
+            })?;
+            Ok(SiteWidth { name: site.to_string(), width })
+        };
+        self.sites.iter().map(width).collect()
+    }
+
+    /// The contents of the folder before anything is computed.
+    fn manifest(
+        &self,
+        model: &LoadedModel,
+        reporter: &dyn Reporter,
+    ) -> Result<ActivationManifest, JobError> {
+        Ok(ActivationManifest {
+            schema: SCHEMA.to_owned(),
+            complete: false,
+            model: self.model.clone(),
+            fingerprint: fingerprint(model.model(), reporter)?,
+            weights: model.weight_type().to_owned(),
+            prompts: Prompts {
+                file: self.prompts.clone(),
+                bytes: self.rows.bytes().len() as u64,
+                crc32: crc32fast::hash(self.rows.bytes()),
+            },
+            sites: self.site_widths(model.config())?,
+            dtype: "F32".to_owned(),
+            bos: self.bos,
+            context: model.config().n_positions,
+            shard_size: self.options.shard_size,
+            tokens: 0,
+            sequences: 0,
+            shards: Vec::new(),
+        })
+    }
+
+    /// Reads every prompt once, so that a line that is none is found before the long part. Gives the number of tokens.
+    fn count(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<usize, JobError> {
+        let bar = reporter.start("reading", self.rows.len() as u64, Unit::Items("prompts"));
+        let mut tokens = 0;
+        for index in 0..self.rows.len() {
+            tokens += self.sequences(index, model)?.iter().map(|row| row.ids.len()).sum::<usize>();
+            bar.advance(1);
+            if reporter.is_interrupted() {
+                return Err(interrupted().into());
+            }
+        }
+        match tokens {
+            0 => {
+                let what = "the file has no prompt with a token".to_owned();
+                Err(TrainingError::Data { path: self.prompts.clone(), what }.into())
+            }
+            _ => Ok(tokens),
+        }
+    }
+
+    /// The sequences of a row: one, none of an empty prompt, several of one that is longer than the context.
+    fn sequences(&self, index: usize, model: &LoadedModel) -> Result<Vec<Sequence>, TrainingError> {
+        let (line, row) = self.rows.row(index);
+        let refuse = |error: &EngineError| {
+            let what = format!("line {line}: {error}");
+            TrainingError::Data { path: self.prompts.clone(), what }
+        };
+        let ids = row.and_then(|row| row.tokens(model.vocabulary())).map_err(|error| refuse(&error))?;
+        let config = model.config();
+        if let Some(id) = ids.iter().copied().find(|id| *id as usize >= config.vocab_size) {
+            let what = format!(
+                "line {line}: the token id {id} is outside the vocabulary of {} tokens",
+                config.vocab_size
+            );
+            return Err(TrainingError::Data { path: self.prompts.clone(), what });
+        }
+        let own = config.n_positions.saturating_sub(usize::from(self.bos.is_some())).max(1);
+        let pieces = ids.chunks(own).map(|piece| self.bos.iter().chain(piece).copied().collect());
+        Ok(pieces.map(|ids| Sequence { line, ids }).collect())
+    }
+
+    fn write_shards(
+        &self,
+        manifest: &mut ActivationManifest,
+        total: usize,
+        model: &LoadedModel,
+        reporter: &dyn Reporter,
+    ) -> Result<(), JobError> {
+        manifest.write(&self.out)?;
+        let bar = reporter.start("computing", total as u64, Unit::Items("tokens"));
+        bar.advance(manifest.tokens as u64);
+        let (mut waiting, mut tokens, mut skipped): (Vec<Sequence>, _, _) = (Vec::new(), 0, manifest.sequences);
+        for index in 0..self.rows.len() {
+            for sequence in self.sequences(index, model)? {
+                if skipped > 0 {
+                    skipped -= 1;
+                    continue;
+                }
+                if !waiting.is_empty() && tokens + sequence.ids.len() > self.options.shard_size {
+                    self.write_shard(manifest, &std::mem::take(&mut waiting), model, (reporter, &*bar))?;
+                    tokens = 0;
+                }
+                tokens += sequence.ids.len();
+                waiting.push(sequence);
+            }
+        }
+        if !waiting.is_empty() {
+            self.write_shard(manifest, &waiting, model, (reporter, &*bar))?;
+        }
+        manifest.complete = true;
+        Ok(manifest.write(&self.out)?)
+    }
+
+    /// Computes some sequences, writes them as the next shard, and notes it in the manifest.
+    fn write_shard(
+        &self,
+        manifest: &mut ActivationManifest,
+        sequences: &[Sequence],
+        model: &LoadedModel,
+        (reporter, bar): (&dyn Reporter, &dyn Progress),
+    ) -> Result<(), JobError> {
+        let mut rows: Vec<Vec<f32>> = vec![Vec::new(); self.sites.len()];
+        let mut rest = sequences;
+        while let [first, ..] = rest {
+            if reporter.is_interrupted() {
+                return Err(interrupted().into());
+            }
+            let (mut count, mut tokens) = (1, first.ids.len());
+            while let Some(next) = rest.get(count).filter(|next| tokens + next.ids.len() <= BATCH_TOKENS) {
+                (count, tokens) = (count + 1, tokens + next.ids.len());
+            }
+            let (batch, after) = rest.split_at(count);
+            let ids: Vec<&[u32]> = batch.iter().map(|sequence| &sequence.ids[..]).collect();
+            let record = record_rows(model.model(), &ids, self.sites.iter().copied()).map_err(compute)?;
+            for (site, rows) in self.sites.iter().zip(&mut rows) {
+                let values = token_rows(*site, record.get(*site)?)?.to_device(&Device::Cpu)?;
+                rows.extend(values.flatten_all()?.to_dtype(candle_core::DType::F32)?.to_vec1::<f32>()?);
+            }
+            bar.advance(tokens as u64);
+            rest = after;
+        }
+        let ids: Vec<u32> = sequences.iter().flat_map(|sequence| sequence.ids.iter().copied()).collect();
+        let tokens = ids.len();
+        let mut start = 0;
+        let starts = sequences.iter().map(|sequence| {
+            start += sequence.ids.len();
+            start - sequence.ids.len()
+        });
+        let lines = sequences.iter().map(|sequence| sequence.line);
+        let list = |numbers: &mut dyn Iterator<Item = usize>| -> candle_core::Result<Tensor> {
+            let numbers: Vec<i64> = numbers.map(|number| number as i64).collect();
+            Tensor::from_vec(numbers, sequences.len(), &Device::Cpu)
+        };
+        let mut tensors = HashMap::from([
+            (TOKENS.to_owned(), Tensor::from_vec(ids, tokens, &Device::Cpu)?),
+            (STARTS.to_owned(), list(&mut starts.into_iter())?),
+            (LINES.to_owned(), list(&mut lines.into_iter())?),
+        ]);
+        for (SiteWidth { name, width }, rows) in manifest.sites.iter().zip(rows) {
+            tensors.insert(name.clone(), Tensor::from_vec(rows, (tokens, *width), &Device::Cpu)?);
+        }
+        let name = shard_name(manifest.shards.len());
+        let path = self.out.join(&name);
+        replace_file(&path, |partial: &Path| Ok(candle_core::safetensors::save(&tensors, partial)?))?;
+        let bytes = fs::metadata(&path).map_err(|error| TrainingError::File { path, error })?.len();
+        manifest.shards.push(ActivationShard { file: name, tokens, sequences: sequences.len(), bytes });
+        manifest.tokens += tokens;
+        manifest.sequences += sequences.len();
+        Ok(manifest.write(&self.out)?)
+    }
+}
+
+fn call(what: &str) -> TrainingError {
+    TrainingError::Call { what: what.to_owned() }
+}
+
+fn interrupted() -> TrainingError {
+    TrainingError::Interrupted { state: None }
+}
+
+/// Sequences were checked before: what can still fail is the computation.
+fn compute(error: InterpretError) -> TrainingError {
+    match error {
+        InterpretError::Compute(error) => error.into(),
+        error => call(&error.to_string()),
+    }
+}

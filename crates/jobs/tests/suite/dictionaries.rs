@@ -1,0 +1,247 @@
+//! Dictionaries from files to a folder: from texts and from shards, interrupted or not the same files, and what is refused.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Progress, Reporter, RowFile, Silent, Unit};
+use candle_gpt2_interpret::named_sites;
+use candle_gpt2_jobs::{ActivationsJob, ActivationsOptions, JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
+use candle_gpt2_testing::{CheckpointFolder, files};
+use candle_gpt2_training::{DictionaryKind, Task};
+use candle_gpt2_weights::WrittenDType;
+use serde_json::Value;
+
+struct Work {
+    folder: tempfile::TempDir,
+    checkpoint: CheckpointFolder,
+}
+
+impl Work {
+    fn new() -> Self {
+        let work = Self { folder: tempfile::tempdir().unwrap(), checkpoint: CheckpointFolder::tiny() };
+        let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
+        fs::write(work.path("text.txt"), (0..300).map(line).collect::<String>()).unwrap();
+        work
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn model(&self) -> LoadedModel {
+        let options = ModelOptions { model: self.checkpoint.path().to_owned(), ..ModelOptions::default() };
+        options.open(&Silent).unwrap().load(&Silent).unwrap()
+    }
+
+    fn job(&self, data: &str, out: &str, options: TrainOptions) -> TrainJob {
+        TrainJob {
+            data: vec![self.path(data)],
+            start: Start::Checkpoint(self.checkpoint.path().to_owned()),
+            tokenizer: None,
+            out: self.path(out),
+            options,
+            hub: HubOptions::default(),
+        }
+    }
+
+    /// Activations of both ends of the second MLP, and of the stream after it.
+    fn cached(&self, bos: Option<u32>) -> PathBuf {
+        let rows: String = (0..120)
+            .map(|row| format!("{{\"prompt\": \"CITIZEN {row}: What say you, {}?\"}}\n", row * 37 % 101))
+            .collect();
+        let job = ActivationsJob {
+            prompts: "rows.jsonl".into(),
+            rows: RowFile::new(Path::new("rows.jsonl"), rows.into_bytes()),
+            model: "tiny".into(),
+            sites: named_sites("1.ln2.normalized,1.mlp_out,1.resid_post", 3).unwrap(),
+            bos,
+            out: self.path("activations"),
+            options: ActivationsOptions { shard_size: 700, resume: false },
+        };
+        let report = job.run(&self.model(), &Silent).unwrap();
+        assert!(report.shards.len() > 3);
+        job.out
+    }
+}
+
+fn options() -> TrainOptions {
+    TrainOptions {
+        task: Task::Dictionary,
+        site: Some("blocks.1.hook_resid_post".into()),
+        latents: Some(64),
+        k: Some(6),
+        steps: 40,
+        batch_size: 4,
+        context: Some(24),
+        lr: Some(4e-3),
+        eval_every: 20,
+        save_every: 15,
+        seed: 3,
+        ..TrainOptions::default()
+    }
+}
+
+fn run(job: &TrainJob) -> Result<TrainReport, JobError> {
+    let silent: Arc<dyn Reporter> = Arc::new(Silent);
+    job.run(&silent, &mut |_| {})
+}
+
+fn config(job: &TrainJob) -> Value {
+    serde_json::from_slice(&fs::read(job.out.join("cfg.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn texts_become_a_folder_that_sae_lens_reads() {
+    let work = Work::new();
+    let job = work.job("text.txt", "out", options());
+    let report = run(&job).unwrap();
+    assert_eq!((report.steps, report.parameters), (40, 64 * (28 + 28 + 1) + 28));
+    let metrics = report.dictionary.unwrap();
+    assert!((metrics.l0 - 6.0).abs() < 1e-9 && metrics.explained_variance > 0.3, "{metrics:?}");
+    assert!((report.held_out_loss.unwrap() - (1.0 - metrics.explained_variance)).abs() < 1e-12);
+    let config = config(&job);
+    assert_eq!((&config["architecture"], &config["k"], &config["d_in"], &config["d_sae"]), (&"topk".into(), &6.into(), &28.into(), &64.into()));
+    assert_eq!(config["metadata"]["hook_name"], "blocks.1.hook_resid_post");
+    assert_eq!((&config["metadata"]["context_size"], &config["metadata"]["prepend_bos"]), (&24.into(), &false.into()));
+    let names: Vec<String> = files(&job.out).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["cfg.json", "log.jsonl", "loss.svg", "sae_weights.safetensors", "training-state.safetensors"]);
+    // Steps and evaluations are in the log.
+    let log = fs::read_to_string(job.out.join("log.jsonl")).unwrap();
+    let entries: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(entries.len(), 40 + 2);
+    let last = entries.last().unwrap();
+    assert!(last["explained_variance"].is_f64() && last["delta_cross_entropy"].is_f64() && last["dead_latents"].is_u64(), "{last}");
+    assert!(fs::read_to_string(job.out.join("loss.svg")).unwrap().contains("of the variance not explained"));
+}
+
+#[test]
+fn shards_teach_what_texts_do() {
+    let work = Work::new();
+    let folder = work.cached(Some(0));
+    for (kind, site) in [(DictionaryKind::BatchTopK, "1.resid_post"), (DictionaryKind::SkipTranscoder, "1.ln2.normalized")] {
+        let options = TrainOptions { kind: Some(kind), site: Some(site.into()), ..options() };
+        let job = work.job("activations", &kind.to_string(), options);
+        let report = run(&job).unwrap();
+        let metrics = report.dictionary.unwrap();
+        assert!(metrics.explained_variance > 0.3, "{kind}: {metrics:?}");
+        // The first tokens of texts are neither learnt nor measured.
+        let all = fs::read_to_string(folder.join("activations.json")).unwrap();
+        let all: Value = serde_json::from_str(&all).unwrap();
+        let (tokens, sequences) = (all["tokens"].as_u64().unwrap(), all["sequences"].as_u64().unwrap());
+        let held_out = report.held_out_tokens as u64;
+        assert!(held_out * 8 > tokens && held_out * 12 < 2 * tokens, "{held_out} of {tokens} are held out");
+        let texts = held_out - metrics.tokens as u64;
+        assert_eq!(report.training_tokens as u64, tokens - held_out - (sequences - texts));
+        let config = config(&job);
+        assert_eq!(config["metadata"]["prepend_bos"], true);
+        if kind.is_transcoder() {
+            assert_eq!(config["metadata"]["hook_name_out"], "blocks.1.hook_mlp_out");
+        }
+    }
+}
+
+/// Interrupts at a question that is asked after the steps have begun.
+struct Interrupter {
+    left: AtomicU64,
+}
+
+impl Reporter for Interrupter {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, _: &str) {}
+
+    fn is_interrupted(&self) -> bool {
+        self.left.load(Ordering::Relaxed) == 0
+    }
+}
+
+#[test]
+fn an_interrupted_training_goes_on_to_the_same_files() {
+    let work = Work::new();
+    work.cached(None);
+    let batch_top_k = TrainOptions { kind: Some(DictionaryKind::BatchTopK), dead_after: Some(400), ..options() };
+    for data in ["text.txt", "activations"] {
+        let whole = work.job(data, &format!("whole-{data}"), batch_top_k.clone());
+        run(&whole).unwrap();
+        let resumed = work.job(data, &format!("cut-{data}"), TrainOptions { resume: true, ..batch_top_k.clone() });
+        // Before the first evaluation, between saved states, and after the last evaluation but one.
+        for at in [7, 19, 33] {
+            let interrupter = Arc::new(Interrupter { left: AtomicU64::new(1) });
+            let reporter: Arc<dyn Reporter> = interrupter.clone();
+            let stopped = resumed.run(&reporter, &mut |event| {
+                if let TrainEvent::Entry(entry) = event
+                    && entry.step >= at
+                {
+                    interrupter.left.store(0, Ordering::Relaxed);
+                }
+            });
+            assert!(stopped.unwrap_err().is_interrupted());
+        }
+        run(&resumed).unwrap();
+        for name in ["sae_weights.safetensors", "cfg.json", "training-state.safetensors"] {
+            assert_eq!(fs::read(resumed.out.join(name)).unwrap(), fs::read(whole.out.join(name)).unwrap(), "{data}: {name}");
+        }
+        // Other numbers of the dictionary are another training.
+        let other = TrainOptions { resume: true, k: Some(7), ..batch_top_k.clone() };
+        let told = run(&work.job(data, &format!("cut-{data}"), other)).unwrap_err().to_string();
+        assert!(told.contains("dictionary is {") && told.contains("give the same ones"), "{told}");
+    }
+}
+
+#[test]
+fn what_does_not_go_together_is_refused_by_its_names() {
+    let work = Work::new();
+    let refused = |data: &str, options: TrainOptions| {
+        let job = work.job(data, "refused", options);
+        let error = run(&job).unwrap_err();
+        assert!(!job.out.exists(), "{error}");
+        error.to_string()
+    };
+    let text = |options: TrainOptions| refused("text.txt", options);
+    for (options, told) in [
+        (TrainOptions { site: None, ..options() }, "needs `site`"),
+        (TrainOptions { task: Task::Text, ..options() }, "`site` is of the task dictionary"),
+        (TrainOptions { lora_rank: Some(2), ..options() }, "`lora_rank` is of models"),
+        (TrainOptions { dtype: WrittenDType::F16, ..options() }, "`dtype` is of models"),
+        (TrainOptions { sample: Some("What".into()), ..options() }, "`sample` is of the tasks"),
+        (TrainOptions { sparsity: Some(1.0), ..options() }, "`sparsity` is of the kinds jump-relu and gated"),
+        (TrainOptions { kind: Some(DictionaryKind::Gated), ..options() }, "`k` is not of the kind gated"),
+        (TrainOptions { k: Some(65), ..options() }, "`k`: expected from 1 to the 64 latents"),
+        (TrainOptions { site: Some("blocks.7.hook_resid_post".into()), ..options() }, "there is no block 7"),
+        (TrainOptions { context: Some(1), ..options() }, "at least 2 for a dictionary"),
+    ] {
+        let found = text(options);
+        assert!(found.contains(told), "{found} for {told}");
+    }
+    let from_config = TrainJob { start: Start::ConfigFile("config.json".into()), ..work.job("text.txt", "refused", options()) };
+    assert!(run(&from_config).unwrap_err().to_string().contains("give a checkpoint"));
+
+    let folder = work.cached(None);
+    let shards = |options: TrainOptions| refused("activations", options);
+    let told = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
+    assert!(told.contains("it has activations of blocks.1.ln2.hook_normalized, ") && told.ends_with("none of blocks.0.hook_resid_post"), "{told}");
+    assert!(shards(TrainOptions { random_positions: true, ..options() }).contains("`random_positions` is of texts"));
+    let other = work.checkpoint.file("model.safetensors");
+    let own = fs::read(&other).unwrap();
+    let mut changed = own.clone();
+    // Another weight: the last byte of the last tensor.
+    *changed.last_mut().unwrap() ^= 1;
+    fs::write(&other, changed).unwrap();
+    assert!(shards(options()).contains("which computes other numbers than this one"));
+    fs::write(&other, own).unwrap();
+    // A folder that is not whole, and a shard that is damaged where its length does not tell.
+    let manifest = folder.join("activations.json");
+    let written = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, written.replace("\"complete\": true", "\"complete\": false")).unwrap();
+    assert!(shards(options()).contains("its making was interrupted"));
+    fs::write(&manifest, &written).unwrap();
+    let shard = folder.join("activations_000000.safetensors");
+    let bytes = fs::read(&shard).unwrap();
+    let damaged: Vec<u8> = [&[0xff; 8], &bytes[8..]].concat();
+    fs::write(&shard, damaged).unwrap();
+    assert!(shards(options()).contains("the shard is damaged"));
+}

@@ -1,0 +1,427 @@
+//! Dictionaries in training: what they learn of values whose structure is known, what their numbers mean, states, files.
+
+use std::collections::HashMap;
+use std::fs;
+
+use candle_core::{DType, Device, Tensor};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+use candle_gpt2_interpret::{Dictionary, DictionaryConfig, LatentActivation};
+use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_testing::{pattern, temporary_folder, values};
+use candle_gpt2_training::state::{self, Progress};
+use candle_gpt2_training::{
+    ActivationRows, CONFIG_FILE, Data, DictionaryKind, DictionaryNumbers, Evaluation, HeldOut, Hyperparameters,
+    Parameters, RowValues, Schedule, Task, Trainer, TrainingError, WEIGHTS_FILE, Windows,
+};
+use candle_gpt2_weights::TensorFile;
+use serde_json::Value;
+
+const WIDTH: usize = 24;
+
+fn sizes() -> Gpt2Config {
+    Gpt2Config { vocab_size: 31, n_positions: 12, n_embd: WIDTH, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() }
+}
+
+/// A model whose logits differ enough for ablations to cost something.
+fn model() -> Gpt2LMHeadModel {
+    let parameters = Parameters::initialize(&sizes(), 3, &Device::Cpu).unwrap();
+    let tensors: HashMap<String, Tensor> = parameters
+        .iter()
+        .map(|(name, variable)| {
+            let value = variable.as_tensor().detach();
+            let value = if name.ends_with("weight") && !name.contains("ln_") { (value * 6.0).unwrap() } else { value };
+            (name.to_owned(), value)
+        })
+        .collect();
+    let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    Gpt2LMHeadModel::load(&sizes(), candle_gpt2::ByOutput(vb)).unwrap()
+}
+
+fn numbers(kind: DictionaryKind, latents: usize, k: usize) -> Hyperparameters {
+    Hyperparameters {
+        task: Task::Dictionary,
+        steps: 600,
+        batch_size: 8,
+        context: 12,
+        learning_rate: 4e-3,
+        schedule: Schedule::Linear,
+        final_share: 0.01,
+        weight_decay: 0.0,
+        beta_2: 0.999,
+        dictionary: Some(DictionaryNumbers {
+            kind,
+            site: "blocks.0.hook_resid_post".into(),
+            output_site: kind.is_transcoder().then(|| "blocks.1.hook_mlp_out".into()),
+            latents,
+            k,
+            sparsity: if kind == DictionaryKind::Gated { 0.02 } else { 1.0 },
+            dead_after: 20_000,
+        }),
+        ..Hyperparameters::default()
+    }
+}
+
+fn trainer(numbers: &Hyperparameters) -> Trainer {
+    Trainer::with_dictionary((model(), "tiny".into()), false, numbers.clone()).unwrap()
+}
+
+/// Values of a few dimensions in `WIDTH`, around a mean; what is to be written is a linear map of them.
+#[derive(Clone)]
+struct Gaussians {
+    x: Vec<f32>,
+    y: Vec<f32>,
+}
+
+impl Gaussians {
+    fn new(rank: usize, seed: u64) -> Self {
+        let mut generator = RandomStream::new(7);
+        let mut matrix = |rows: usize| -> Vec<f64> { (0..rows * WIDTH).map(|_| generator.normal()).collect() };
+        let (basis, written, mean) = (matrix(rank), matrix(rank), matrix(1));
+        let mut generator = RandomStream::new(seed);
+        let (mut x, mut y) = (Vec::new(), Vec::new());
+        for _ in 0..5000 {
+            let inner: Vec<f64> = (0..rank).map(|_| generator.normal()).collect();
+            let along = |rows: &[f64], place: usize| -> f64 {
+                inner.iter().enumerate().map(|(index, value)| value * rows[index * WIDTH + place]).sum()
+            };
+            #[expect(clippy::cast_possible_truncation, reason = "values are f32")]
+            let mut push = |to: &mut Vec<f32>, value: f64| to.push(value as f32);
+            (0..WIDTH).for_each(|place| push(&mut x, 3.0 * mean[place] + along(&basis, place)));
+            (0..WIDTH).for_each(|place| push(&mut y, mean[place] - 0.1 * along(&written, place)));
+        }
+        Self { x, y }
+    }
+
+    fn tensor(&self) -> Tensor {
+        Tensor::from_slice(&self.x, (self.x.len() / WIDTH, WIDTH), &Device::Cpu).unwrap()
+    }
+}
+
+/// The values, and whether another place is to be written.
+struct Given(Gaussians, bool);
+
+impl RowValues for Given {
+    fn len(&self) -> usize {
+        self.0.x.len() / WIDTH
+    }
+
+    fn read(&self, rows: &[usize]) -> candle_core::Result<[Tensor; 2]> {
+        let of = |values: &[f32]| {
+            let rows_of = rows.iter().flat_map(|row| values[row * WIDTH..(row + 1) * WIDTH].iter().copied());
+            Tensor::from_vec(rows_of.collect::<Vec<f32>>(), (rows.len(), WIDTH), &Device::Cpu)
+        };
+        Ok([of(&self.0.x)?, of(if self.1 { &self.0.y } else { &self.0.x })?])
+    }
+}
+
+fn gaussians(rank: usize, numbers: &Hyperparameters) -> ActivationRows {
+    let is_transcoder = numbers.dictionary.as_ref().unwrap().kind.is_transcoder();
+    ActivationRows::new(Given(Gaussians::new(rank, 1), is_transcoder), numbers.context, numbers.seed).unwrap()
+}
+
+/// What a training made, as files have it.
+fn saved(trainer: &Trainer) -> (HashMap<String, Tensor>, Value) {
+    let folder = temporary_folder();
+    assert!(trainer.save_dictionary(folder.path()).unwrap());
+    let tensors = TensorFile::read(&folder.path().join(WEIGHTS_FILE)).unwrap().tensors;
+    let config = fs::read_to_string(folder.path().join(CONFIG_FILE)).unwrap();
+    (tensors.into_iter().collect(), serde_json::from_str(&config).unwrap())
+}
+
+/// The same as `interpret` reads it.
+fn read(trainer: &Trainer) -> Dictionary {
+    let (tensors, config) = saved(trainer);
+    let config = DictionaryConfig::from_json(&config.to_string()).unwrap();
+    Dictionary::from_tensors(&tensors.into_iter().collect(), &config).unwrap()
+}
+
+fn assert_unit_directions(trainer: &Trainer) {
+    for row in saved(trainer).0["W_dec"].to_vec2::<f32>().unwrap() {
+        let length = row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
+        assert!((length - 1.0).abs() < 1e-5, "{length}");
+    }
+}
+
+/// As many directions as the values have dimensions are enough, and each token may have more.
+#[test]
+fn values_of_few_dimensions_are_explained_by_few_latents() {
+    for kind in [DictionaryKind::TopK, DictionaryKind::BatchTopK] {
+        let numbers = numbers(kind, 96, 8);
+        let data = gaussians(4, &numbers);
+        let mut trainer = trainer(&numbers);
+        (0..numbers.steps).for_each(|_| drop(trainer.step(&data).unwrap()));
+        assert_unit_directions(&trainer);
+        // Values that it was not trained on, by what reads the files.
+        let fresh = Gaussians::new(4, 2).tensor();
+        let dictionary = read(&trainer);
+        let explained = dictionary.explained(&fresh).unwrap();
+        let unexplained = 1.0 - explained.variance_explained.unwrap();
+        assert!(unexplained < 0.01, "{kind}: {unexplained}");
+        match kind {
+            DictionaryKind::TopK => {
+                assert_eq!(dictionary.config().activation, LatentActivation::TopK { k: 8 });
+                let latents = dictionary.encode(&fresh).unwrap().to_vec2::<f32>().unwrap();
+                let most = latents.iter().map(|row| row.iter().filter(|value| **value != 0.0).count()).max();
+                assert!(most.unwrap() <= 8, "{most:?}");
+            }
+            _ => assert!((explained.mean_l0 - 8.0).abs() < 0.05 * 8.0, "{kind}: {}", explained.mean_l0),
+        }
+    }
+}
+
+#[test]
+fn thresholds_and_gates_come_to_explain_values_too() {
+    for (kind, most_active) in [(DictionaryKind::JumpRelu, 10.0), (DictionaryKind::Gated, 40.0)] {
+        let numbers = numbers(kind, 96, 8);
+        let data = gaussians(4, &numbers);
+        let mut trainer = trainer(&numbers);
+        (0..numbers.steps).for_each(|_| drop(trainer.step(&data).unwrap()));
+        assert_unit_directions(&trainer);
+        let (tensors, config) = saved(&trainer);
+        if kind == DictionaryKind::JumpRelu {
+            let explained = read(&trainer).explained(&Gaussians::new(4, 2).tensor()).unwrap();
+            let unexplained = 1.0 - explained.variance_explained.unwrap();
+            assert!(unexplained < 0.05 && explained.mean_l0 < most_active, "{kind}: {explained:?}");
+            assert!(tensors["threshold"].to_vec1::<f32>().unwrap().iter().all(|threshold| *threshold > 0.0));
+        } else {
+            // Its formula, written down from SAELens.
+            let x = Gaussians::new(4, 2).tensor();
+            let own = x.broadcast_sub(&tensors["b_dec"]).unwrap().matmul(&tensors["W_enc"]).unwrap();
+            let gates = own.broadcast_add(&tensors["b_gate"]).unwrap().gt(0f32).unwrap().to_dtype(DType::F32).unwrap();
+            let sizes = own.broadcast_mul(&tensors["r_mag"].exp().unwrap()).unwrap();
+            let sizes = sizes.broadcast_add(&tensors["b_mag"]).unwrap().relu().unwrap();
+            let latents = (gates * sizes).unwrap();
+            let active = latents.ne(0f32).unwrap().to_dtype(DType::F32).unwrap().sum_all().unwrap();
+            let active = active.to_scalar::<f32>().unwrap() / 5000.0;
+            let output = latents.matmul(&tensors["W_dec"]).unwrap().broadcast_add(&tensors["b_dec"]).unwrap();
+            let unexplained = unexplained(&x, &output);
+            assert!(unexplained < 0.05 && active < 40.0, "{kind}: {unexplained} with {active}");
+            assert_eq!(config["architecture"], "gated");
+        }
+    }
+}
+
+fn unexplained(y: &Tensor, output: &Tensor) -> f64 {
+    let sum = |rows: Tensor| rows.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_all().unwrap().to_scalar::<f64>();
+    let error = sum((y - output).unwrap()).unwrap();
+    error / sum(y.broadcast_sub(&y.mean_keepdim(0).unwrap()).unwrap()).unwrap()
+}
+
+/// By SAELens' formula, from the files.
+#[test]
+fn transcoders_write_another_place_from_what_they_read() {
+    let mut left = Vec::new();
+    for kind in [DictionaryKind::Transcoder, DictionaryKind::SkipTranscoder] {
+        let numbers = numbers(kind, 96, 8);
+        let data = gaussians(4, &numbers);
+        let mut trainer = trainer(&numbers);
+        (0..numbers.steps).for_each(|_| drop(trainer.step(&data).unwrap()));
+        assert_unit_directions(&trainer);
+        let (tensors, config) = saved(&trainer);
+        let fresh = Gaussians::new(4, 2);
+        let x = fresh.tensor();
+        let y = Tensor::from_slice(&fresh.y, (5000, WIDTH), &Device::Cpu).unwrap();
+        let before = x.matmul(&tensors["W_enc"]).unwrap().broadcast_add(&tensors["b_enc"]).unwrap();
+        let above = before.broadcast_gt(&tensors["threshold"]).unwrap().to_dtype(DType::F32).unwrap();
+        let latents = (before.relu().unwrap() * above).unwrap();
+        let mut output = latents.matmul(&tensors["W_dec"]).unwrap().broadcast_add(&tensors["b_dec"]).unwrap();
+        if let Some(skip) = tensors.get("W_skip") {
+            output = (output + x.matmul(&skip.t().unwrap()).unwrap()).unwrap();
+        }
+        left.push(unexplained(&y, &output));
+        assert_eq!(config["apply_b_dec_to_input"], false);
+        assert_eq!((&config["d_in"], &config["d_out"], &config["d_sae"]), (&24.into(), &24.into(), &96.into()));
+        let metadata = &config["metadata"];
+        assert_eq!(metadata["hook_name"], "blocks.0.hook_resid_post");
+        assert_eq!(metadata["hook_name_out"], "blocks.1.hook_mlp_out");
+        let expected = if kind == DictionaryKind::Transcoder { "jumprelu_transcoder" } else { "jumprelu_skip_transcoder" };
+        assert_eq!(config["architecture"], expected);
+    }
+    assert!(left[0] < 0.02 && left[1] < 0.01, "{left:?}: a linear map is what the skip connection is");
+}
+
+fn texts() -> Vec<Vec<u32>> {
+    (0..6u32).map(|text| (0..12).map(|place| (text * 7 + place * place + 3 * place) % 31).collect()).collect()
+}
+
+fn measured(trainer: &Trainer) -> Evaluation {
+    HeldOut::Texts(texts()).evaluate(trainer).unwrap()
+}
+
+/// A trainer whose dictionary has these parameters.
+fn with(numbers: &Hyperparameters, set: &[(&str, Tensor)]) -> Trainer {
+    let trainer = trainer(numbers);
+    for (name, variable) in trainer.parameters().iter() {
+        let value = set.iter().find(|(of, _)| *of == name).map(|(_, value)| value.clone());
+        variable.set(&value.unwrap_or(variable.zeros_like().unwrap())).unwrap();
+    }
+    trainer
+}
+
+/// Numbers whose values are known without training.
+#[test]
+fn the_metrics_of_dictionaries_that_are_known() {
+    let numbers = numbers(DictionaryKind::TopK, 2 * WIDTH, WIDTH);
+    let eye = Tensor::eye(WIDTH, DType::F32, &Device::Cpu).unwrap();
+    let both = Tensor::cat(&[&eye, &eye.neg().unwrap()], 0).unwrap();
+    // Every number from its positive part and its negative one.
+    let identity = measured(&with(&numbers, &[("W_enc", both.clone()), ("W_dec", both)]));
+    let metrics = identity.dictionary.unwrap();
+    assert!(identity.loss.abs() < 1e-9 && (metrics.explained_variance - 1.0).abs() < 1e-9);
+    assert!(metrics.delta_cross_entropy.abs() < 1e-6, "{}", metrics.delta_cross_entropy);
+    assert!((metrics.recovered_from_zero.unwrap() - 1.0).abs() < 1e-4);
+    assert!((metrics.recovered_from_mean.unwrap() - 1.0).abs() < 1e-4);
+    assert_eq!((metrics.tokens, metrics.l0.round()), (66, 24.0), "the first tokens are left out");
+    // The model's own loss, from its logits.
+    let model = model();
+    let mut expected = Vec::new();
+    for ids in texts() {
+        let logits = model.forward(&Tensor::new(&[&ids[..]], &Device::Cpu).unwrap()).unwrap();
+        let logits = logits.squeeze(0).unwrap().to_vec2::<f32>().unwrap();
+        expected.extend((1..11).map(|place| {
+            let row: Vec<f64> = logits[place].iter().map(|logit| f64::from(*logit)).collect();
+            let total: f64 = row.iter().map(|logit| logit.exp()).sum();
+            total.ln() - row[ids[place + 1] as usize]
+        }));
+    }
+    let expected = expected.iter().sum::<f64>() / expected.len() as f64;
+    assert!((metrics.cross_entropy.model - expected).abs() < 1e-5, "{} for {expected}", metrics.cross_entropy.model);
+
+    let zero = measured(&with(&numbers, &[])).dictionary.unwrap();
+    assert_eq!((zero.l0, zero.dead_latents), (0.0, 2 * WIDTH));
+    assert_eq!(zero.recovered_from_zero, Some(0.0));
+    assert_eq!(zero.cross_entropy.reconstructed.to_bits(), zero.cross_entropy.zero.to_bits());
+    assert!(zero.cross_entropy.zero > zero.cross_entropy.model, "{zero:?}");
+    assert!(zero.explained_variance < 0.0, "the mean is not zero");
+
+    // Nothing but the mean, which the ablation takes too.
+    let site = candle_gpt2_interpret::named_site("blocks.0.hook_resid_post").unwrap();
+    let mut rows = Vec::new();
+    for ids in texts() {
+        let run = candle_gpt2_interpret::Run::new(&model, &ids).unwrap();
+        rows.push(run.record([site]).unwrap().get(site).unwrap().squeeze(0).unwrap().narrow(0, 1, 11).unwrap());
+    }
+    let mean = Tensor::cat(&rows, 0).unwrap().mean(0).unwrap();
+    let alone = measured(&with(&numbers, &[("b_dec", mean)])).dictionary.unwrap();
+    assert!(alone.explained_variance.abs() < 1e-6, "{}", alone.explained_variance);
+    assert!(alone.recovered_from_mean.unwrap().abs() < 1e-3, "{alone:?}");
+    assert!(alone.definitions.contains_key("explained_variance") && alone.definitions.len() == 7);
+}
+
+/// Texts are read by the model: what it has there is what is learnt.
+#[test]
+fn a_dictionary_learns_from_texts_what_the_model_has_there() {
+    let numbers = Hyperparameters { steps: 150, ..numbers(DictionaryKind::TopK, 96, 12) };
+    let tokens: Vec<u32> = (0..600u32).map(|place| (place * place + 5 * place) % 31).collect();
+    let windows = Windows::new(&tokens, 12, 0).unwrap();
+    let mut trainer = trainer(&numbers);
+    let untrained = measured(&trainer);
+    (0..numbers.steps).for_each(|_| drop(trainer.step(&windows).unwrap()));
+    let trained = measured(&trainer);
+    assert!(trained.loss < 0.5 * untrained.loss, "{} of {}", trained.loss, untrained.loss);
+    let metrics = trained.dictionary.unwrap();
+    assert!((metrics.l0 - 12.0).abs() < 1e-9, "{}", metrics.l0);
+    assert!((trained.loss - (1.0 - metrics.explained_variance)).abs() < 1e-12);
+}
+
+/// A training that is saved in the middle and taken up from the file goes on to the same bits.
+#[test]
+fn a_training_that_goes_on_from_its_state_has_the_bits_of_one_that_never_stopped() {
+    for (name, kind) in DictionaryKind::NAMES {
+        let mut numbers = numbers(kind, 40, 5);
+        numbers.accumulate = 2;
+        numbers.dictionary.as_mut().unwrap().dead_after = 300;
+        let data = gaussians(4, &numbers);
+        let bytes = |trainer: &Trainer| {
+            let progress = Progress {
+                model: state::model_of(trainer),
+                numbers: trainer.numbers().clone(),
+                data_fingerprint: 5,
+                steps_done: trainer.steps_done(),
+                best: None,
+                evaluations_since: 0,
+                is_evaluation_due: false,
+            };
+            state::to_bytes(trainer, &progress).unwrap()
+        };
+        let mut whole = trainer(&numbers);
+        (0..6).for_each(|_| drop(whole.step(&data).unwrap()));
+        let middle = bytes(&whole);
+        (0..6).for_each(|_| drop(whole.step(&data).unwrap()));
+        let mut resumed = trainer(&numbers);
+        state::from_bytes(&middle, "state".as_ref(), &mut resumed, 5).unwrap();
+        assert_eq!(bytes(&resumed), middle, "{name}");
+        (0..6).for_each(|_| drop(resumed.step(&data).unwrap()));
+        assert_eq!(bytes(&resumed), bytes(&whole), "{name}");
+        // And is refused with another dictionary's numbers.
+        let mut other = numbers.clone();
+        other.dictionary.as_mut().unwrap().k = 6;
+        let error = state::from_bytes(&middle, "state".as_ref(), &mut trainer(&other), 5).unwrap_err();
+        assert!(error.to_string().contains("dictionary is {"), "{error}");
+    }
+}
+
+/// A latent that points away from everything is dead after so many tokens, and then learns from what is left.
+#[test]
+fn dead_latents_are_revived() {
+    let alive = |dead_after| {
+        let mut numbers = numbers(DictionaryKind::TopK, 24, 2);
+        numbers.dictionary.as_mut().unwrap().dead_after = dead_after;
+        let data = gaussians(12, &numbers);
+        let mut trainer = trainer(&numbers);
+        trainer.step(&data).unwrap();
+        // Half of the latents are read with a bias that no value overcomes.
+        let bias = trainer.parameters().get("b_enc").unwrap();
+        let mut values = bias.to_vec1::<f32>().unwrap();
+        values[12..].fill(-8.0);
+        bias.set(&Tensor::new(values, &Device::Cpu).unwrap()).unwrap();
+        (0..500).for_each(|_| drop(trainer.step(&data).unwrap()));
+        let latents = read(&trainer).encode(&Gaussians::new(12, 2).tensor()).unwrap();
+        values_of(&latents.ne(0f32).unwrap().to_dtype(DType::F32).unwrap().sum(0).unwrap())
+    };
+    let active = |counts: &[f64]| counts.iter().filter(|count| **count > 0.0).count();
+    let (without, with) = (alive(u64::MAX), alive(500));
+    assert!(active(&with) > active(&without), "{} and {}", active(&with), active(&without));
+}
+
+fn values_of(tensor: &Tensor) -> Vec<f64> {
+    values(tensor)
+}
+
+#[test]
+fn what_a_dictionary_cannot_be_is_named() {
+    let refused = |change: &dyn Fn(&mut DictionaryNumbers)| {
+        let mut numbers = numbers(DictionaryKind::TopK, 40, 5);
+        change(numbers.dictionary.as_mut().unwrap());
+        let trainer = Trainer::with_dictionary((model(), "tiny".into()), false, numbers);
+        trainer.err().map(|error: TrainingError| error.to_string()).unwrap_or_default()
+    };
+    for (change, told) in [
+        (&(|d: &mut DictionaryNumbers| d.site = "blocks.2.hook_resid_pre".into()) as &dyn Fn(&mut DictionaryNumbers), "there is no block 2"),
+        (&|d| d.site = "resid".into(), "`site`: "),
+        (&|d| d.site = "blocks.0.attn.hook_pattern".into(), "has no vector for each token"),
+        (&|d| d.output_site = Some("blocks.1.hook_mlp_out".into()), "`output_site` is of transcoders"),
+        (&|d| (d.kind, d.output_site) = (DictionaryKind::Transcoder, Some("hook_embed".into())), "comes before"),
+        (&|d| d.latents = 0, "`latents`: expected from 1 to"),
+        (&|d| d.k = 41, "`k`: expected from 1 to the 40 latents, found 41"),
+        (&|d| d.k = 0, "`k`: expected from 1"),
+        (&|d| d.sparsity = f64::NAN, "`sparsity`: expected a number of at least 0"),
+        (&|d| d.dead_after = 0, "`dead_after`: expected at least 1"),
+    ] {
+        let found = refused(change);
+        assert!(found.contains(told), "{found} for {told}");
+    }
+    let mut short = numbers(DictionaryKind::TopK, 40, 5);
+    short.context = 1;
+    let error = Trainer::with_dictionary((model(), "tiny".into()), false, short).err().unwrap();
+    assert!(error.to_string().contains("at least 2 for a dictionary"), "{error}");
+    let few = ActivationRows::new(Given(Gaussians { x: vec![0.0; WIDTH], y: Vec::new() }, false), 12, 0);
+    assert!(few.err().unwrap().to_string().contains("the training data has 1 tokens"));
+    // Pattern of the data: the same rows whoever asks first.
+    let data = gaussians(4, &numbers(DictionaryKind::TopK, 40, 5));
+    let first = data.examples(3, 2).activations().unwrap().unwrap();
+    drop(data.examples(900, 2));
+    let again = data.examples(3, 2).activations().unwrap().unwrap();
+    assert_eq!(values(&first[0]), values(&again[0]));
+    assert_ne!(values(&first[0]), values(&pattern(&[24, WIDTH], 1.0, 0)));
+}
