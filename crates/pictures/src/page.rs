@@ -52,6 +52,8 @@ struct Data<'a> {
 pub fn page(report: &Report) -> String {
     // What is too large for a picture is on no page either; the values are.
     let picture = report.graph.as_ref().and_then(|_| svg(report, Width::TwoColumns).ok()).unwrap_or_default();
+    // HTML knows the element by its name.
+    let picture = picture.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
     filled(
         &report.title,
         &[REPORT_HTML, &picture].concat(),
