@@ -386,9 +386,11 @@ fn picture(circuit: &Circuit, scores: &[f32], metric: CircuitMetric) -> Graph {
     for (place, (_, index)) in nodes.values_mut().enumerate() {
         *index = place;
     }
-    let column = |row: usize, head: usize| match row % 2 {
-        1 if row != usize::MAX => (head as f64 + 0.5) / width as f64,
-        _ => 0.5,
+    // Heads side by side, MLPs at their right; the ends in the middle.
+    let column = |row: usize, head: usize| match row {
+        0 | usize::MAX => 0.5,
+        _ if row % 2 == 1 => (head as f64 + 0.5) / (width + 1) as f64,
+        _ => (width as f64 + 0.5) / (width + 1) as f64,
     };
     let node = |((row, head), (label, _)): (&(usize, usize), &(String, usize))| GraphNode {
         label: label.clone(),
