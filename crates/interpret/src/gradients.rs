@@ -13,7 +13,7 @@ use crate::patching::{BATCH_TOKENS, check_kind};
 use crate::{By, InterpretError, Metric, Patching, Run};
 
 /// Adds a variable of zeros to what is seen at some places.
-struct Probes(BTreeMap<Site, Var>);
+pub(crate) struct Probes(pub(crate) BTreeMap<Site, Var>);
 
 impl Observer for Probes {
     fn wants(&self, site: Site) -> bool {
@@ -132,7 +132,7 @@ pub struct TokenWeights {
 }
 
 /// Puts other token embeddings into a pass.
-struct Embeddings(Tensor);
+pub(crate) struct Embeddings(pub(crate) Tensor);
 
 impl Observer for Embeddings {
     fn wants(&self, site: Site) -> bool {

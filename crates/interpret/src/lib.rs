@@ -4,6 +4,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod circuit;
 mod control_vector;
 mod dictionary;
 mod error;
@@ -23,6 +24,10 @@ mod steering;
 mod tuned_lens;
 mod widths;
 
+pub use circuit::{
+    Circuit, CircuitMetric, CircuitTask, CurvePoint, EDGE_SHARES, Edge, EdgeDestination, EdgeGraph, EdgeMethod,
+    EdgeSource, FaithfulnessCurve, PromptPair, Selection,
+};
 pub use control_vector::ControlVector;
 pub use dictionary::{
     Dictionary, DictionaryConfig, DictionaryFormat, Explained, FileError, LatentActivation, TrainedOn,

@@ -2,7 +2,7 @@
 
 use candle_gpt2_interpret::Patching;
 use candle_gpt2_pictures::{Metric as Shown, Report};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, wrong};
 use crate::metric::Prediction;
@@ -20,7 +20,7 @@ use crate::{LookSubject, MetricOptions, Reader, Text};
 /// assert_ne!(texts.clean, texts.corrupt);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComparedTexts {
     /// The text that the answer is right for (`clean`).
     pub clean: Text,
@@ -43,7 +43,8 @@ pub(crate) struct Compared<'a> {
 }
 
 impl ComparedTexts {
-    pub(crate) fn read(&self, metric: &MetricOptions, reader: &Reader) -> Result<CheckedTexts> {
+    /// The tokens of both.
+    pub(crate) fn ids(&self, reader: &Reader) -> Result<(Vec<u32>, Vec<u32>)> {
         let (clean, corrupted) = (reader.text(&self.clean)?, reader.text(&self.corrupt)?);
         if clean.len() != corrupted.len() {
             let row = |ids: &[u32]| {
@@ -59,6 +60,11 @@ impl ComparedTexts {
                 row(&corrupted)
             )));
         }
+        Ok((clean, corrupted))
+    }
+
+    pub(crate) fn read(&self, metric: &MetricOptions, reader: &Reader) -> Result<CheckedTexts> {
+        let (clean, corrupted) = self.ids(reader)?;
         let prediction = metric.read(reader, clean.len())?;
         Ok(CheckedTexts { clean, corrupted, prediction })
     }

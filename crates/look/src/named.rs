@@ -1,6 +1,6 @@
 //! Choices by their names, the same wherever they are written.
 
-use candle_gpt2_interpret::{By, LensValue, Measure};
+use candle_gpt2_interpret::{By, CircuitMetric, LensValue, Measure, Selection};
 #[cfg(feature = "clap")]
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::Error;
@@ -151,6 +151,70 @@ impl Named for Method {
         name("integrated", Self::Integrated, "Integrated gradients"),
         name("input-x-gradient", Self::InputTimesGradient, "The gradient times the embedding"),
         name("gradient", Self::Gradient, "The gradient"),
+    ];
+}
+
+/// How the edges of a circuit are found.
+///
+/// See [`Named`] for an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CircuitMethod {
+    /// The gradient of the clean run.
+    Eap,
+    /// The mean gradient on the way from the corrupted input to the clean one.
+    #[default]
+    EapIg,
+    /// The mean of the gradients of both runs.
+    CleanCorrupted,
+    /// The gradient of the clean run, for each position or span.
+    PositionAware,
+    /// A run without each edge.
+    Acdc,
+}
+
+impl Named for CircuitMethod {
+    const NAMES: &'static [Name<Self>] = &[
+        name("eap", Self::Eap, "Edge attribution patching: the gradient of the clean run"),
+        name("eap-ig", Self::EapIg, "The mean gradient of runs on the way from the corrupted input to the clean one"),
+        name("clean-corrupted", Self::CleanCorrupted, "The mean of the gradients of both runs"),
+        name("position-aware", Self::PositionAware, "As eap, each edge at each position, or in each span that the data names"),
+        name("acdc", Self::Acdc, "A run without each edge, from the logits back; for small models"),
+    ];
+}
+
+/// A task whose circuit is known.
+///
+/// See [`Named`] for an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataTask {
+    /// Who gets it.
+    Ioi,
+    /// Which number may follow.
+    GreaterThan,
+    /// He or she.
+    Gender,
+}
+
+impl Named for DataTask {
+    const NAMES: &'static [Name<Self>] = &[
+        name("ioi", Self::Ioi, "Indirect objects: who of two people gets what the other gives"),
+        name("greater-than", Self::GreaterThan, "Which year, or number in words, may follow another"),
+        name("gender", Self::Gender, "He or she, after a profession or a name"),
+    ];
+}
+
+impl Named for CircuitMetric {
+    const NAMES: &'static [Name<Self>] = &[
+        name("logit-diff", Self::LogitDifference, "Logit of the answer minus that of `against`; means where they are several"),
+        name("prob-diff", Self::ProbabilityDifference, "Probability of all answers minus that of all `against`"),
+        name("kl", Self::Divergence, "Kullback-Leibler divergence from the model's prediction, in nats"),
+    ];
+}
+
+impl Named for Selection {
+    const NAMES: &'static [Name<Self>] = &[
+        name("greedy", Self::Greedy, "From the logits back: the strongest edge into what is in already"),
+        name("top", Self::Strongest, "The strongest edges, wherever they are"),
     ];
 }
 

@@ -50,7 +50,7 @@ impl Default for Text {
 /// assert!(matches!(TokenChoice::from("#464"), TokenChoice::Id(464)));
 /// assert!(matches!(TokenChoice::from(" Paris"), TokenChoice::Text(text) if text == " Paris"));
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "invalid type: expected a text of one token, or a token id")]
 pub enum TokenChoice {
     /// A text of one token.

@@ -54,4 +54,12 @@ pub enum PictureError {
         /// The axes to choose from.
         axes: String,
     },
+    /// A graph has more links than a picture can hold.
+    #[error("{links} links are too many for one picture (at most {limit}): choose fewer edges")]
+    TooManyLinks {
+        /// How many links there are.
+        links: usize,
+        /// How many a picture holds.
+        limit: usize,
+    },
 }

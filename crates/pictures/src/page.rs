@@ -10,8 +10,8 @@ use candle_gpt2_web::{
 use serde::Serialize;
 
 use crate::packed::{Pattern, pack};
-use crate::report::printable;
-use crate::{Axis, Metric, Report, Scale, Token};
+use crate::report::escaped;
+use crate::{Axis, Metric, Report, Scale, Token, Width, svg};
 
 /// What the script of the page reads: the report, with patterns of attention packed.
 #[derive(Serialize)]
@@ -35,7 +35,7 @@ struct Data<'a> {
 }
 
 /// A report as one HTML file that asks for nothing: attention patterns as a grid of heads with a large view of one, two axes as a
-/// heatmap, more with lists to choose from, one axis as bars or, where it is the text, as coloured tokens.
+/// heatmap, more with lists to choose from, one axis as bars or, where it is the text, as coloured tokens. A graph is below.
 ///
 /// What is chosen stands in the fragment of the address: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
 /// 1/65535 in texts of at most 128 tokens, and the page says how; other values are exact. A report that fails
@@ -50,7 +50,17 @@ struct Data<'a> {
 /// assert!(!html.contains("https://"), "a page that loads nothing");
 /// ```
 pub fn page(report: &Report) -> String {
-    filled(&report.title, REPORT_HTML, "", &[PARTS_JS, REPORT_PAGE_JS].concat(), &data(report))
+    // What is too large for a picture is on no page either; the values are.
+    let picture = report.graph.as_ref().and_then(|_| svg(report, Width::TwoColumns).ok()).unwrap_or_default();
+    // HTML knows the element by its name.
+    let picture = picture.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
+    filled(
+        &report.title,
+        &[REPORT_HTML, &picture].concat(),
+        "",
+        &[PARTS_JS, REPORT_PAGE_JS].concat(),
+        &data(report),
+    )
 }
 
 /// How a model learned, as one HTML file that asks for nothing: loss, heads, abilities and a sample of every checkpoint that was kept, and
@@ -117,10 +127,4 @@ pub fn data(report: &Report) -> String {
         bottom_up: report.is_bottom_up(),
     };
     serde_json::to_string(&data).unwrap_or_default()
-}
-
-/// A text between tags, of HTML and of XML.
-pub(crate) fn escaped(text: &str) -> String {
-    let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
-    text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use crate::PictureError;
+use crate::{Graph, PictureError};
 
 /// What one look into a model found; as JSON, the `--json` of every look.
 ///
@@ -48,6 +48,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// How the values become colours.
     pub scale: Scale,
+    /// A graph, which pictures show in place of the values, and pages beside them. The JSON has what it shows under names of its own.
+    #[serde(skip)]
+    pub graph: Option<Graph>,
 }
 
 /// One token of the text.
@@ -147,6 +150,7 @@ impl Report {
             metric: None,
             notes: Vec::new(),
             scale: Scale::Signed,
+            graph: None,
         }
     }
 
@@ -275,6 +279,12 @@ pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     text.chars().for_each(|character| push_printable(&mut printable, character));
     printable
+}
+
+/// A text between tags, of HTML and of XML.
+pub(crate) fn escaped(text: &str) -> String {
+    let text = printable(text).replace('&', "&amp;").replace('<', "&lt;");
+    text.replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }
 
 fn push_printable(text: &mut String, character: char) {

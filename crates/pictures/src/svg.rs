@@ -1,13 +1,12 @@
 //! A report as an SVG picture for a paper: text as text, a white ground, no script, a colour bar.
 //!
 //! Lengths are points, 72 an inch. One axis becomes bars, or a line where there are many; two become a heatmap; more become a panel
-//! for each combination of the leading ones. Cells without a value are grey.
+//! for each combination of the leading ones. Cells without a value are grey. A graph is drawn in place of values.
 
 use std::fmt::Write;
 
-use crate::page::escaped;
-use crate::report::{short, shortened};
-use crate::{Axis, PictureError, Report, Scale};
+use crate::report::{escaped, short, shortened};
+use crate::{Axis, Graph, PictureError, Report, Scale};
 
 /// How wide the picture is.
 ///
@@ -41,6 +40,7 @@ impl Width {
 const POINTS_PER_INCH: f64 = 72.0;
 const MAX_PANELS: usize = 160;
 const MAX_CELLS: usize = 20_000;
+const MAX_LINKS: usize = 4_000;
 /// More values along one axis than this are a line instead of bars.
 const MAX_BARS: usize = 60;
 /// Up to so many panels have labels along both axes.
@@ -70,21 +70,13 @@ const RED: [[f64; 3]; 2] = [[232.0, 132.0, 108.0], [146.0, 18.0, 38.0]];
 /// A report as an SVG picture. Where cells hold texts and the first of two axes is the layer, the lowest layer is at the bottom.
 ///
 /// # Errors
-/// When the report fails [`Report::check`], holds no value, or would make more than 160 panels or 20,000 cells.
+/// When the report fails [`Report::check`], holds no value and no graph, or would make more than 160 panels, 20,000 cells or 4,000 links.
 pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
     report.check()?;
-    let cells = (0..report.values.len()).filter(|place| report.at(*place).is_some()).count();
-    if cells == 0 {
-        return Err(PictureError::Nothing);
-    }
-    if cells > MAX_CELLS {
-        let axes = report.axes.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(", ");
-        return Err(PictureError::TooManyCells { cells, limit: MAX_CELLS, axes });
-    }
     let mut drawing = Drawing::default();
-    let height = match report.axes.as_slice() {
-        [axis] => draw_bars(&mut drawing, report, axis, width.points()),
-        _ => draw_panels(&mut drawing, report, width.points())?,
+    let height = match &report.graph {
+        Some(graph) => draw_graph(&mut drawing, report, graph, width.points())?,
+        None => draw_values(&mut drawing, report, width.points())?,
     };
     let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
     let front = report.bos_in_words();
@@ -99,6 +91,78 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
         high = number(height),
         body = drawing.body
     ))
+}
+
+/// Draws the values and gives the height of the picture.
+fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64, PictureError> {
+    let cells = (0..report.values.len()).filter(|place| report.at(*place).is_some()).count();
+    if cells == 0 {
+        return Err(PictureError::Nothing);
+    }
+    if cells > MAX_CELLS {
+        let axes = report.axes.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(", ");
+        return Err(PictureError::TooManyCells { cells, limit: MAX_CELLS, axes });
+    }
+    match report.axes.as_slice() {
+        [axis] => Ok(draw_bars(drawing, report, axis, width)),
+        _ => draw_panels(drawing, report, width),
+    }
+}
+
+/// Draws a graph from the bottom upwards and gives the height of the picture.
+fn draw_graph(drawing: &mut Drawing, report: &Report, graph: &Graph, width: f64) -> Result<f64, PictureError> {
+    const ROW: f64 = 34.0;
+    const NODE: f64 = 11.0;
+    if graph.nodes.is_empty() {
+        return Err(PictureError::Nothing);
+    }
+    if graph.links.len() > MAX_LINKS {
+        return Err(PictureError::TooManyLinks { links: graph.links.len(), limit: MAX_LINKS });
+    }
+    let title = fitted(&report.title, width - 2.0 * MARGIN, FONT);
+    drawing.text([MARGIN, MARGIN + FONT / 2.0], Align::Start, FONT, INK, &title);
+    let widths: Vec<f64> = graph.nodes.iter().map(|node| text_width(&node.label, FONT) + LABEL_GAP).collect();
+    let widest = widths.iter().copied().fold(0.0, f64::max);
+    let top_row = graph.nodes.iter().map(|node| node.row).max().unwrap_or(0);
+    let first = MARGIN + FONT + 6.0 + NODE / 2.0;
+    // The middle of a node.
+    let place = |node: usize| {
+        let node = &graph.nodes[node];
+        let x = MARGIN + widest / 2.0 + node.column * (width - 2.0 * MARGIN - widest);
+        [x, first + (top_row - node.row) as f64 * ROW]
+    };
+    let strongest = graph.links.iter().map(|link| link.weight.abs()).fold(f32::MIN_POSITIVE, f32::max);
+    let mut links: Vec<_> = graph.links.iter().collect();
+    links.sort_by(|one, other| one.weight.abs().total_cmp(&other.weight.abs()));
+    drawing.push(format_args!("<g fill=\"none\">"));
+    for link in links {
+        let ([x, y], [above, end]) = (place(link.from), place(link.to));
+        let side = match link.port {
+            Some('q') => -0.3,
+            Some('v') => 0.3,
+            _ => 0.0,
+        };
+        let above = above + side * widths[link.to];
+        let (y, end) = (y - NODE / 2.0, end + NODE / 2.0);
+        let middle = (y + end) / 2.0;
+        let share = f64::from(link.weight.abs() / strongest);
+        let stroke = hexadecimal(if link.weight > 0.0 { RED } else { BLUE }[usize::from(share > 0.4)]);
+        let [x, y, above, end, middle] = [x, y, above, end, middle].map(number);
+        let [thick, solid] = [0.4 + 2.0 * share, 0.4 + 0.6 * share].map(number);
+        drawing.push(format_args!(
+            "<path d=\"M{x} {y}C{x} {middle} {above} {middle} {above} {end}\" stroke=\"{stroke}\" \
+             stroke-width=\"{thick}\" stroke-opacity=\"{solid}\"/>"
+        ));
+    }
+    drawing.push(format_args!("</g>"));
+    for (node, wide) in widths.iter().enumerate() {
+        let [x, y] = place(node);
+        let [left, right, high, low] = [x - wide / 2.0, x + wide / 2.0, y - NODE / 2.0, y + NODE / 2.0];
+        drawing.rect([left, high], [*wide, NODE], "#fff");
+        drawing.line(&[[left, high], [right, high], [right, low], [left, low], [left, high]], "#8a909c");
+        drawing.text([x, y], Align::Middle, FONT, INK, &graph.nodes[node].label);
+    }
+    Ok(first + top_row as f64 * ROW + NODE / 2.0 + MARGIN)
 }
 
 /// Where a text stands: its anchor, and whether it is turned to read upwards.

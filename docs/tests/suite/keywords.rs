@@ -9,8 +9,8 @@ use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
 use candle_gpt2_jobs::{ActivationsOptions, ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
-    Ablate, Activations, Attention, Attribute, Estimate, Features, HeadKinds, Heads, Instead, Lens, Neuron,
-    Neurons, Patch, PathPatching, Ranges, Saliency, TokenChoice,
+    Ablate, Activations, Attention, Attribute, CircuitSearch, Estimate, Features, HeadKinds, Heads, Instead, Lens,
+    Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData, TokenChoice,
 };
 use clap::{Arg, ArgAction, Args, Command};
 
@@ -277,6 +277,8 @@ fn the_page_of_options_has_those_of_every_struct() {
         ("`gpt2 look ablate` (`Ablate`)", command::<Ablate>()),
         ("`gpt2 look patch`, `estimate` (`Patch`, `Estimate`)", command::<Patch>()),
         ("`gpt2 look path` (`PathPatching`)", command::<PathPatching>()),
+        ("`gpt2 look circuit` (`CircuitSearch`)", command::<CircuitSearch>()),
+        ("`gpt2 look data` (`TaskData`)", command::<TaskData>()),
         ("`gpt2 look saliency` (`Saliency`)", command::<Saliency>()),
         ("`gpt2 look neurons` (`Neurons`)", command::<Neurons>()),
         ("`gpt2 look features` (`Features`)", command::<Features>()),

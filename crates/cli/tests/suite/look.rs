@@ -195,6 +195,49 @@ fn every_look_works_on_the_built_in_model() {
     assert_eq!(piped.json(), run(&["look", "attention", text, "--json"]).json());
 }
 
+/// Pairs of a task in a file, and the circuit that is found on them.
+#[test]
+fn a_task_is_made_and_its_circuit_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let pairs = folder.path().join("pairs.jsonl");
+    let make = ["look", "data", "ioi", "--count", "3", "--seed", "2"];
+    let made = run(&[&make[..], &["--out", path(&pairs)]].concat());
+    assert_eq!((made.code, made.stderr.as_str()), (SUCCESS, ""));
+    assert_eq!(made.stdout, format!("written: {}\n", pairs.display()));
+    let text = std::fs::read_to_string(&pairs).unwrap();
+    assert_eq!((run(&make).stdout, text.lines().count()), (text.clone(), 3));
+    assert_told(&run(&[&make[..], &["--out", path(&pairs)]].concat()), FAILURE, "pairs.jsonl");
+
+    let look = ["look", "circuit", "--data", path(&pairs)];
+    let [picture, page] = ["circuit.svg", "circuit.html"].map(|name| folder.path().join(name));
+    let report = run(&[&look[..], &["--json", "--svg", path(&picture), "--html", path(&page)]].concat()).json();
+    check(&report, "circuit", &[], false);
+    assert_eq!((axis_names(&report), report["edges"].as_object().unwrap().len()), (vec!["share of edges"], 703));
+    for file in [&picture, &page] {
+        assert!(std::fs::read_to_string(file).unwrap().contains(">logits</text>"));
+    }
+    let size = |more: &[&str]| {
+        let report = run(&[&look[..], more, &["--json"]].concat()).json();
+        report["edges"].as_object().unwrap().values().filter(|edge| edge["in_graph"] == true).count()
+    };
+    assert!(size(&["--edges", "12"]) <= 12 && size(&["--edges", "100%", "--method", "eap", "--select", "top"]) == 703);
+    let table = run(&[&look[..], &["--metric", "prob-diff", "--method", "clean-corrupted", "--pairs", "2"]].concat());
+    assert_eq!(table.code, SUCCESS, "{}", table.stderr);
+    assert!(table.stdout.contains("probability difference, mean of 2 pairs"), "{}", table.stdout);
+
+    for (arguments, code, told) in [
+        (&["look", "circuit"][..], USAGE, "--data"),
+        (&["look", "circuit", "--data", "/nowhere/pairs.jsonl"], FAILURE, "/nowhere/pairs.jsonl"),
+        (&[look[0], look[1], look[2], look[3], "--edges", "many"], USAGE, "neither a number of edges nor a share"),
+        (&[look[0], look[1], look[2], look[3], "--metric", "kl", "--method", "eap"], USAGE, "--metric kl: its gradient"),
+        (&["look", "data", "docstring"], USAGE, "[possible values: ioi, greater-than, gender]"),
+    ] {
+        assert_told(&run(arguments), code, told);
+    }
+    std::fs::write(&pairs, "{\"clean\": \"The dog\", \"corrupt\": \"The big dog\", \"answer\": \" is\"}\n").unwrap();
+    assert_told(&run(&look), USAGE, "`clean` has 2 tokens and `corrupt` 3");
+}
+
 /// A dictionary in the format of OpenAI: latents `relu(W · (x − pre_bias) + latent_bias)`.
 fn dictionary(folder: &TempDir, width: usize, latents: usize) -> PathBuf {
     let tensor = |shape: &[usize], offset: u64| candle_gpt2_testing::pattern(shape, 1.0, offset);

@@ -1,6 +1,7 @@
 //! The tests of looking inside.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+mod circuits;
 mod common;
 mod dictionary;
 mod inspection;

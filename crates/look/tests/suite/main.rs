@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 mod activations;
+mod circuit;
 mod common;
 mod found;
 mod names;

@@ -136,6 +136,7 @@ fn a_page_asks_for_nothing() {
         samples::lens(3, samples::sentence()),
         samples::layers_by_heads(3, 2),
         samples::bars(Axis::numbers("layer", 0..3), samples::sentence()),
+        samples::graph(),
     ] {
         let page = page(&report);
         let asked = page.replace("http-equiv", "");

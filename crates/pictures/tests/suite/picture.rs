@@ -181,3 +181,52 @@ fn values_that_are_not_finite_are_drawn_as_none() {
     assert_eq!(cells(&tags, 1), 2);
     assert_eq!(fills(&tags, "#0c306e"), 1);
 }
+
+#[test]
+fn a_graph_goes_upwards() {
+    let report = samples::graph();
+    let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
+    for label in ["input", "a0.h0", "a0.h2", "m0", "logits"] {
+        assert_eq!(texts.iter().filter(|text| *text == label).count(), 1, "{label}");
+    }
+    let attribute = |tag: &str, name: &str| {
+        let (_, rest) = tag.split_once(&format!(" {name}=\"")).unwrap();
+        rest.split('"').next().unwrap().to_owned()
+    };
+    let heights: Vec<f64> = tags
+        .iter()
+        .filter(|tag| tag.starts_with("text") && attribute(tag, "text-anchor") == "middle")
+        .map(|tag| attribute(tag, "y").parse().unwrap())
+        .collect();
+    // The nodes in their order: rows 0, 1, 1, 2 and 3.
+    assert!(heights[0] > heights[1] && heights[1] == heights[2] && heights[2] > heights[3] && heights[3] > heights[4]);
+    let paths: Vec<&String> = tags.iter().filter(|tag| tag.starts_with("path")).collect();
+    assert_eq!(paths.len(), 5);
+    let thickness: Vec<f64> = paths.iter().map(|tag| attribute(tag, "stroke-width").parse().unwrap()).collect();
+    assert!(thickness.is_sorted() && thickness[4] == 2.4, "the strongest is drawn last: {thickness:?}");
+    // Red above 0, blue below, and pale where a link is weak.
+    let colours: Vec<String> = paths.iter().map(|tag| attribute(tag, "stroke")).collect();
+    assert_eq!(colours, ["#e8846c", "#e8846c", "#62a3d6", "#0c306e", "#921226"]);
+    // Queries at the left, keys in the middle, values at the right.
+    let ends: Vec<f64> =
+        ["q", "k", "v"].iter().map(|port| end_of(&samples::graph_of_ports(port.chars().next()))).collect();
+    assert!(ends[0] < ends[1] && ends[1] < ends[2], "{ends:?}");
+    let mut large = report.clone();
+    let graph = large.graph.as_mut().unwrap();
+    graph.links = vec![graph.links[0].clone(); 4001];
+    assert_eq!(svg(&large, Width::TwoColumns), Err(PictureError::TooManyLinks { links: 4001, limit: 4000 }));
+    large.graph = Some(candle_gpt2_pictures::Graph::default());
+    assert_eq!(svg(&large, Width::TwoColumns), Err(PictureError::Nothing));
+    // The JSON of the report is that of its values.
+    let json = serde_json::to_value(&report).unwrap();
+    assert!(json.get("graph").is_none() && json["values"].is_array());
+    assert!(candle_gpt2_pictures::page(&report).contains(">a0.h2</text>"));
+}
+
+/// Where the one link of a report ends, from the left.
+fn end_of(report: &Report) -> f64 {
+    let picture = svg(report, Width::OneColumn).unwrap();
+    let (_, path) = picture.split_once(" d=\"").unwrap();
+    let numbers: Vec<&str> = path.split('"').next().unwrap().split([' ', 'M', 'C']).collect();
+    numbers[numbers.len() - 2].parse().unwrap()
+}

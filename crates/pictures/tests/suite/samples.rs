@@ -1,6 +1,6 @@
 //! Reports with values that a test can name.
 
-use candle_gpt2_pictures::{Axis, Metric, Report, Scale, Token};
+use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric, Report, Scale, Token};
 
 /// The tokens of a short sentence.
 pub(crate) fn sentence() -> Vec<Token> {
@@ -81,6 +81,7 @@ pub(crate) fn attention(layers: usize, heads: usize, tokens: Vec<Token>) -> Repo
         metric: None,
         notes: vec!["A head's shares add up to 1.".into()],
         scale: Scale::Share,
+        graph: None,
     }
 }
 
@@ -102,6 +103,7 @@ pub(crate) fn lens(layers: usize, tokens: Vec<Token>) -> Report {
         metric: None,
         notes: vec!["Each layer's residual stream, read as if it were the last.".into()],
         scale: Scale::Share,
+        graph: None,
     }
 }
 
@@ -120,6 +122,7 @@ pub(crate) fn layers_by_heads(layers: usize, heads: usize) -> Report {
         metric: Some(Metric { name: "logit difference".into(), before: 3.25, after: Some(-0.5) }),
         notes: Vec::new(),
         scale: Scale::Signed,
+        graph: None,
     }
 }
 
@@ -137,6 +140,7 @@ pub(crate) fn bars(axis: Axis, tokens: Vec<Token>) -> Report {
         metric: None,
         notes: Vec::new(),
         scale: Scale::Signed,
+        graph: None,
     }
 }
 
@@ -148,4 +152,32 @@ pub(crate) fn three_axes() -> Report {
     report.axes = vec![runs, Axis::new("layer", ["0", "0_mid", "1"]), Axis::tokens("token", &tokens)];
     report.tokens = tokens;
     report
+}
+
+fn node(label: &str, row: usize, column: f64) -> GraphNode {
+    GraphNode { label: label.to_owned(), row, column }
+}
+
+fn link(from: usize, to: usize, weight: f32) -> GraphLink {
+    GraphLink { from, to, port: None, weight }
+}
+
+/// A graph beside three values.
+pub(crate) fn graph() -> Report {
+    let nodes = vec![
+        node("input", 0, 0.5),
+        node("a0.h0", 1, 0.25),
+        node("a0.h2", 1, 0.75),
+        node("m0", 2, 0.5),
+        node("logits", 3, 0.5),
+    ];
+    let links =
+        vec![link(0, 1, 2.0), link(0, 2, 0.1), link(1, 3, -0.5), link(2, 3, 0.25), GraphLink { port: Some('v'), ..link(3, 4, -1.5) }];
+    Report { graph: Some(Graph { nodes, links }), ..bars(Axis::numbers("share", 0..3), sentence()) }
+}
+
+/// One link to this side of a node.
+pub(crate) fn graph_of_ports(port: Option<char>) -> Report {
+    let nodes = vec![node("input", 0, 0.5), node("a0.h0", 1, 0.5)];
+    Report { graph: Some(Graph { nodes, links: vec![GraphLink { port, ..link(0, 1, 1.0) }] }), ..graph() }
 }

@@ -1,5 +1,6 @@
 //! `gpt2 look`: what a model does inside. Each view has its options in the library; here are their examples.
 
+mod data;
 pub(crate) mod view;
 
 use std::process::ExitCode;
@@ -7,12 +8,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_gpt2_engine::HubOptions;
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, Estimate, Features, HeadKinds, Lens, Neurons, Patch, PathPatching, Saliency,
+    Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, HeadKinds, Lens, Neurons, Patch, PathPatching,
+    Saliency,
 };
 use clap::{Args, Subcommand};
 
 use crate::input::InputArguments;
-use view::{LookArguments, OptionalInput, TextsArguments};
+use data::DataArguments;
+use view::{LookArguments, NoInput, OptionalInput, TextsArguments};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -111,6 +114,29 @@ Examples:
 One gradient at the corrupted text, times the difference of both runs: an estimate of what `gpt2 look patch` measures with one run for \
 each part. It is known to be inaccurate where the model is far from linear: in the early residual stream and at the first MLP.")]
     Estimate(LookArguments<TextsArguments, Estimate>),
+    /// Which edges between heads and MLPs carry a task (circuit discovery)
+    #[command(after_help = "\
+Examples:
+  gpt2 look data ioi --count 100 --out ioi.jsonl
+  gpt2 look circuit --data ioi.jsonl --svg circuit.svg
+  gpt2 look circuit --data pairs.jsonl --model gpt2 --method eap-ig --edges 400 --json
+  gpt2 look circuit --data pairs.jsonl --pairs 10 --method acdc --threshold 0.05
+
+An edge is the output of one part (the token embeddings, a head, an MLP) as part of the input of another (queries, keys or values of a \
+head, an MLP, the logits). A circuit keeps some edges; all others carry what they carry in the corrupted prompt. Edges are scored by \
+gradients (eap, eap-ig, clean-corrupted, position-aware) or by runs (acdc). Values are the faithfulness of circuits of ten sizes: 0 as \
+in the corrupted prompts, 1 as in the model. A negative score of a difference, and a positive one of kl, is that of an edge that helps; \
+the picture shows those in red.")]
+    Circuit(LookArguments<NoInput, CircuitSearch>),
+    /// Make pairs of prompts for `circuit`: indirect objects, greater than, he or she
+    #[command(after_help = "\
+Examples:
+  gpt2 look data ioi --count 100 --seed 1 --out ioi.jsonl
+  gpt2 look data greater-than --model gpt2
+
+Each line is a pair: clean, corrupt, answer, against, and spans, the names of positions. Words are one token each of the model's \
+vocabulary; the weights are not read.")]
+    Data(DataArguments),
     /// How much each token of the text matters for a prediction, by gradients
     #[command(after_help = "\
 Examples:
@@ -149,6 +175,8 @@ pub(crate) fn run(arguments: &LookCommandArguments, hub: &HubOptions) -> Result<
         Look::Patch(arguments) => arguments.run(hub, |look, texts| look.texts = texts),
         Look::Path(arguments) => arguments.run(hub, |look, texts| look.texts = texts),
         Look::Estimate(arguments) => arguments.run(hub, |look, texts| look.texts = texts),
+        Look::Circuit(arguments) => arguments.run(hub, |_, ()| ()),
+        Look::Data(arguments) => arguments.run(hub),
         Look::Saliency(arguments) => arguments.run(hub, |look, text| look.text = text),
         Look::Neurons(arguments) => arguments.run(hub, |look, text| look.text = text),
         Look::Features(arguments) => arguments.run(hub, |look, text| look.text = text),

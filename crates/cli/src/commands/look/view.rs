@@ -152,6 +152,18 @@ impl Input for OptionalInput {
     }
 }
 
+/// No text: the look names its file itself.
+#[derive(Debug, Args)]
+pub(crate) struct NoInput {}
+
+impl Input for NoInput {
+    type Texts = ();
+
+    fn texts(&self, _: &Reader) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Two texts of as many tokens.
 #[derive(Debug, Args)]
 pub(crate) struct TextsArguments {

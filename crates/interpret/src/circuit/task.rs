@@ -1,0 +1,432 @@
+//! A task as pairs of prompts, and what its edges and circuits are worth.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Tensor, Var};
+use candle_gpt2::{Before, Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind, gradients};
+
+use super::graph::{Circuit, EdgeGraph};
+use super::inputs::{Partial, add_scores, into_heads, into_mlp, places_of_sources, written};
+use crate::error::Result;
+use crate::gradients::{Embeddings, Probes};
+use crate::run::{log_softmax, rounded};
+use crate::{Chain, InterpretError, Record, Run};
+
+/// Rows of a batch together have at most so many tokens: what 157 sources write takes 120 MB for them, in GPT-2's width.
+const BATCH_TOKENS: usize = 256;
+/// What [`CircuitTask::acdc`] may keep of the corrupted runs.
+const MOST_BYTES: usize = 2 << 30;
+
+/// Two prompts of as many tokens, and what may follow the clean one. [`CircuitTask`] takes them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PromptPair {
+    /// The prompt that the answers are right for.
+    pub clean: Vec<u32>,
+    /// A prompt of as many tokens.
+    pub corrupted: Vec<u32>,
+    /// The right answers.
+    pub correct: Vec<u32>,
+    /// Those that they are compared with.
+    pub incorrect: Vec<u32>,
+    /// The span that each token belongs to, counted from 0; empty where edges are not told apart by position.
+    pub spans: Vec<usize>,
+}
+
+/// What a prediction after the last token is measured by. [`CircuitTask::new`] takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CircuitMetric {
+    /// The mean logit of the right answers less that of the others.
+    #[default]
+    LogitDifference,
+    /// The sum of the right answers' probabilities less that of the others.
+    ProbabilityDifference,
+    /// The Kullback-Leibler divergence from the model's prediction, in nats, summed over the vocabulary: 0 for the whole model.
+    Divergence,
+}
+
+impl CircuitMetric {
+    /// What it is, in words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::LogitDifference => "logit difference",
+            Self::ProbabilityDifference => "probability difference",
+            Self::Divergence => "KL divergence from the model",
+        }
+    }
+}
+
+/// How edges are scored. [`CircuitTask::scores`] takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EdgeMethod {
+    /// Edge attribution patching: the gradient of the clean run (arXiv:2310.10348).
+    Eap,
+    /// The mean gradient of runs on the way from the corrupted input to the clean one, without the latter (arXiv:2403.17806).
+    EapIg {
+        /// Runs.
+        steps: usize,
+    },
+    /// The mean of the gradients of both runs.
+    CleanCorrupted,
+}
+
+/// A model on pairs of prompts: scores of edges, and values of circuits.
+///
+/// ```
+/// use candle_gpt2_interpret::{Circuit, CircuitMetric, CircuitTask, EdgeMethod, PromptPair, Selection};
+/// # use candle_gpt2_weights::{Checkpoint, GivenFiles, LoadOptions, OpenOptions};
+/// # let files = GivenFiles::new("stories")
+/// #     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+/// #     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// # let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// # let model = checkpoint.load(&LoadOptions::default(), &|_| ())?;
+///
+/// let (clean, corrupted) = (vec![10, 20, 30, 40], vec![10, 21, 30, 40]);
+/// let pair = PromptPair { clean, corrupted, correct: vec![60], incorrect: vec![70], ..PromptPair::default() };
+/// let pairs = [pair];
+/// let task = CircuitTask::new(&model, &pairs, CircuitMetric::LogitDifference)?;
+/// let scores = task.scores(EdgeMethod::EapIg { steps: 5 }, &|_| ())?;
+/// assert_eq!(scores.len(), task.graph().edge_count());
+/// let circuit = Circuit::selected(task.graph(), &scores, 70, Selection::Greedy)?;
+/// let whole = Circuit::whole(task.graph());
+/// let values = task.values(&[whole, circuit, Circuit::empty(task.graph())], &|_| ())?;
+/// assert!(values[0] != values[2], "of the clean prompt, and of the corrupted one");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct CircuitTask<'a> {
+    model: &'a Gpt2LMHeadModel,
+    pairs: &'a [PromptPair],
+    metric: CircuitMetric,
+    /// Pairs of as many tokens in the same spans.
+    batches: Vec<Vec<usize>>,
+    span_count: usize,
+}
+
+/// Some pairs of as many tokens.
+struct Batch {
+    /// `(B, T)`.
+    clean: Tensor,
+    corrupted: Tensor,
+    /// What a metric multiplies each token by, `(B, V)`.
+    weights: Tensor,
+    /// Of each span 1 at its positions, `(T, 1)`; one `None` without spans.
+    indicators: Vec<Option<Tensor>>,
+}
+
+/// A batch with what the sources write in its corrupted run, and the model's prediction after the clean prompts.
+struct Prepared {
+    batch: Batch,
+    corrupted: Tensor,
+    /// Logarithms of probabilities, `(B, V)`.
+    reference: Tensor,
+}
+
+impl<'a> CircuitTask<'a> {
+    /// A model on these pairs.
+    ///
+    /// # Errors
+    /// When there are none, one has prompts of different lengths or no right answer, some have spans and others none, or a token is outside
+    /// the vocabulary.
+    pub fn new(model: &'a Gpt2LMHeadModel, pairs: &'a [PromptPair], metric: CircuitMetric) -> Result<Self> {
+        if pairs.is_empty() {
+            return Err(InterpretError::Mismatch("a task needs at least one pair of prompts".into()));
+        }
+        let has_spans = !pairs[0].spans.is_empty();
+        for pair in pairs {
+            let (clean, corrupted) = (pair.clean.len(), pair.corrupted.len());
+            if clean != corrupted {
+                return Err(InterpretError::Lengths { clean, corrupted });
+            }
+            Run::new(model, &pair.clean)?;
+            Run::new(model, &pair.corrupted)?;
+            let vocab_size = model.config().vocab_size;
+            if let Some(id) = pair.correct.iter().chain(&pair.incorrect).find(|id| **id as usize >= vocab_size) {
+                return Err(InterpretError::UnknownToken { id: *id, vocab_size });
+            }
+            if pair.correct.is_empty() && metric != CircuitMetric::Divergence {
+                return Err(InterpretError::Mismatch("a pair of prompts has no right answer".into()));
+            }
+            let expected = if has_spans { clean } else { 0 };
+            if pair.spans.len() != expected {
+                return Err(InterpretError::Mismatch(format!(
+                    "expected {expected} spans of tokens, one for each or none in any pair; found {}",
+                    pair.spans.len()
+                )));
+            }
+        }
+        let span_count = pairs.iter().flat_map(|pair| &pair.spans).max().map_or(1, |last| last + 1);
+        let mut alike: BTreeMap<(usize, &[usize]), Vec<usize>> = BTreeMap::new();
+        for (place, pair) in pairs.iter().enumerate() {
+            alike.entry((pair.clean.len(), &pair.spans)).or_default().push(place);
+        }
+        let batches = alike.into_iter().flat_map(|((tokens, _), places)| {
+            places.chunks((BATCH_TOKENS / tokens).max(1)).map(<[usize]>::to_vec).collect::<Vec<_>>()
+        });
+        Ok(Self { model, pairs, metric, batches: batches.collect(), span_count })
+    }
+
+    /// The edges of the model.
+    pub fn graph(&self) -> EdgeGraph {
+        EdgeGraph::of(self.model.config())
+    }
+
+    /// Spans that edges are told apart by; 1 without any.
+    pub fn span_count(&self) -> usize {
+        self.span_count
+    }
+
+    /// What the metric of the corrupted run has more for each edge than that of the clean one, to first order: an edge that helps has a
+    /// negative score of a difference, and a positive one of a divergence. The mean over all pairs, in the order of [`Circuit::new`].
+    /// `done` is told how many pairs are done.
+    ///
+    /// # Errors
+    /// When there are no steps, or the method cannot score by the metric, and those of the model.
+    pub fn scores(&self, method: EdgeMethod, done: &dyn Fn(usize)) -> Result<Vec<f32>> {
+        let runs = match method {
+            EdgeMethod::EapIg { steps: 0 } => {
+                return Err(InterpretError::Mismatch("EAP-IG needs at least 1 step".into()));
+            }
+            EdgeMethod::Eap if self.metric == CircuitMetric::Divergence => {
+                return Err(InterpretError::Mismatch(
+                    "at the clean run the gradient of the divergence is zero; score by eap-ig or clean-corrupted, or by another metric"
+                        .into(),
+                ));
+            }
+            EdgeMethod::Eap => vec![1.0],
+            EdgeMethod::CleanCorrupted => vec![0.0, 1.0],
+            EdgeMethod::EapIg { steps } => (0..steps).map(|step| step as f64 / steps as f64).collect(),
+        };
+        let mut sums = vec![0.0; self.span_count * self.graph().edge_count()];
+        for places in &self.batches {
+            let prepared = self.prepared(places)?;
+            let mut record = Record::new(places_of_sources(self.model.config().n_layer));
+            self.logits(&prepared.batch.clean, &mut record)?;
+            let clean = written(self.model, &record)?;
+            let differences = (&prepared.corrupted - clean)?;
+            let embedded = record.get(Site::outside(SiteKind::Embed))?;
+            let corrupted = prepared.corrupted.get(0)?.to_dtype(embedded.dtype())?;
+            let on_the_way = (embedded - &corrupted)?;
+            for share in &runs {
+                let embeddings = (&corrupted + (&on_the_way * *share)?)?;
+                self.add_scores_of(&prepared, embeddings, &differences, &mut sums)?;
+            }
+            done(places.len());
+        }
+        let count = (self.pairs.len() * runs.len()) as f64;
+        Ok(sums.into_iter().map(|sum| rounded(sum / count)).collect())
+    }
+
+    /// The mean of the metric over all pairs if only the edges of a circuit are as in the clean run. `done` is told how many pairs are done.
+    ///
+    /// # Errors
+    /// When a circuit is of another model or has other spans, and those of the model.
+    pub fn values(&self, circuits: &[Circuit], done: &dyn Fn(usize)) -> Result<Vec<f32>> {
+        for circuit in circuits {
+            let spans = circuit.span_count();
+            if circuit.graph() != self.graph() || ![1, self.span_count].contains(&spans) {
+                return Err(InterpretError::Mismatch(format!(
+                    "the circuit has {} edges in {spans} spans, the model {} in {}",
+                    circuit.graph().edge_count(),
+                    self.graph().edge_count(),
+                    self.span_count
+                )));
+            }
+        }
+        let mut sums = vec![0.0; circuits.len()];
+        for places in &self.batches {
+            let prepared = self.prepared(places)?;
+            for (circuit, sum) in circuits.iter().zip(&mut sums) {
+                *sum += self.sum(&prepared, circuit, self.metric)?;
+            }
+            done(places.len());
+        }
+        Ok(sums.into_iter().map(|sum| rounded(sum / self.pairs.len() as f64)).collect())
+    }
+
+    /// Automatic circuit discovery: from the logits back each edge is left out if the divergence from the model's prediction, in nats,
+    /// rises by less than `threshold`. The circuit, and by how much the divergence rose for each edge when it was tried. `done` is called
+    /// after each edge.
+    ///
+    /// It makes one run for each edge and keeps what is written in all corrupted runs: it is for small models and few pairs.
+    ///
+    /// Source: "Towards Automated Circuit Discovery for Mechanistic Interpretability" (arXiv:2304.14997).
+    ///
+    /// # Errors
+    /// When the pairs have spans or are too many, and those of the model.
+    pub fn acdc(&self, threshold: f32, done: &dyn Fn()) -> Result<(Circuit, Vec<f32>)> {
+        let graph = self.graph();
+        let tokens: usize = self.pairs.iter().map(|pair| pair.clean.len()).sum();
+        let of_token = graph.source_count() * self.model.config().n_embd * size_of::<f32>();
+        if tokens.saturating_mul(of_token) > MOST_BYTES {
+            return Err(InterpretError::Mismatch(format!(
+                "ACDC keeps {of_token} bytes for each of the {tokens} tokens, and {MOST_BYTES} at most; use fewer pairs"
+            )));
+        }
+        if self.span_count > 1 {
+            return Err(InterpretError::Mismatch("ACDC does not tell edges apart by position".into()));
+        }
+        let prepared = self.batches.iter().map(|places| self.prepared(places)).collect::<Result<Vec<_>>>()?;
+        let divergence = |circuit: &Circuit| -> Result<f32> {
+            let sums = prepared.iter().map(|batch| self.sum(batch, circuit, CircuitMetric::Divergence));
+            Ok(rounded(sums.sum::<Result<f64>>()? / self.pairs.len() as f64))
+        };
+        let (mut circuit, mut rises) = (Circuit::whole(graph), vec![0.0; graph.edge_count()]);
+        let mut before = divergence(&circuit)?;
+        for row in graph.rows().iter().rev() {
+            let is_used = circuit.is_used(row.destination);
+            for edge in row.edges.clone().rev() {
+                circuit.set(edge, false);
+                if is_used {
+                    let after = divergence(&circuit)?;
+                    rises[edge] = after - before;
+                    if rises[edge] < threshold {
+                        before = after;
+                    } else {
+                        circuit.set(edge, true);
+                    }
+                }
+                done();
+            }
+        }
+        Ok((circuit.connected(), rises))
+    }
+
+    fn batch(&self, places: &[usize]) -> Result<Batch> {
+        let (device, vocab_size) = (self.model.device(), self.model.config().vocab_size);
+        let pairs: Vec<&PromptPair> = places.iter().map(|place| &self.pairs[*place]).collect();
+        let tokens = pairs.first().map_or(0, |pair| pair.clean.len());
+        let ids = |of: fn(&PromptPair) -> &[u32]| {
+            let ids: Vec<u32> = pairs.iter().flat_map(|pair| of(pair)).copied().collect();
+            Tensor::from_vec(ids, (pairs.len(), tokens), device)
+        };
+        let mut weights = vec![0f32; pairs.len() * vocab_size];
+        for (pair, weights) in pairs.iter().zip(weights.chunks_mut(vocab_size.max(1))) {
+            for (answers, sign) in [(&pair.correct, 1.0), (&pair.incorrect, -1.0)] {
+                let share = match self.metric {
+                    CircuitMetric::LogitDifference => sign / answers.len() as f32,
+                    _ => sign,
+                };
+                answers.iter().for_each(|id| weights[*id as usize] += share);
+            }
+        }
+        let spans = pairs.first().map_or(&[][..], |pair| &pair.spans);
+        let indicators = match spans.is_empty() {
+            true => vec![None],
+            false => (0..self.span_count)
+                .map(|span| {
+                    let is_there = spans.iter().map(|of| if *of == span { 1f32 } else { 0.0 }).collect();
+                    Ok(Some(Tensor::from_vec(is_there, (tokens, 1), device)?))
+                })
+                .collect::<Result<_>>()?,
+        };
+        Ok(Batch {
+            clean: ids(|pair| &pair.clean)?,
+            corrupted: ids(|pair| &pair.corrupted)?,
+            weights: Tensor::from_vec(weights, (pairs.len(), vocab_size), device)?,
+            indicators,
+        })
+    }
+
+    fn prepared(&self, places: &[usize]) -> Result<Prepared> {
+        let batch = self.batch(places)?;
+        let mut record = Record::new(places_of_sources(self.model.config().n_layer));
+        let pass = &mut Pass::inference().observed_by(&mut record);
+        self.model.transformer().forward_with(&batch.corrupted, None, pass)?;
+        let corrupted = written(self.model, &record)?;
+        let reference = log_softmax(&self.logits(&batch.clean, &mut Chain(Vec::new()))?)?;
+        Ok(Prepared { batch, corrupted, reference })
+    }
+
+    /// Logits after the last token, `(B, V)`.
+    fn logits(&self, ids: &Tensor, observer: &mut dyn Observer) -> candle_core::Result<Tensor> {
+        let pass = &mut Pass::inference().observed_by(observer);
+        self.model.forward_with(ids, LogitsFor::LastToken, None, pass)?.squeeze(1)?.to_dtype(DType::F32)
+    }
+
+    /// The metric's sum over a batch of such logits.
+    fn metric_of(
+        prepared: &Prepared,
+        logits: &Tensor,
+        metric: CircuitMetric,
+    ) -> candle_core::Result<Tensor> {
+        let Prepared { batch, reference, .. } = prepared;
+        match metric {
+            CircuitMetric::LogitDifference => (logits * &batch.weights)?.sum_all(),
+            CircuitMetric::ProbabilityDifference => (log_softmax(logits)?.exp()? * &batch.weights)?.sum_all(),
+            CircuitMetric::Divergence => (reference.exp()? * (reference - log_softmax(logits)?)?)?.sum_all(),
+        }
+    }
+
+    fn sum(&self, prepared: &Prepared, circuit: &Circuit, metric: CircuitMetric) -> Result<f64> {
+        let indicators = match circuit.span_count() {
+            1 => &[None][..],
+            _ => &prepared.batch.indicators,
+        };
+        let mut partial = Partial::new(self.model, circuit, indicators, &prepared.corrupted);
+        let logits = self.logits(&prepared.batch.clean, &mut partial)?;
+        Ok(f64::from(Self::metric_of(prepared, &logits, metric)?.to_scalar::<f32>()?))
+    }
+
+    /// Adds the products of the differences and of the gradients of a run with these token embeddings.
+    fn add_scores_of(
+        &self,
+        prepared: &Prepared,
+        embeddings: Tensor,
+        differences: &Tensor,
+        sums: &mut [f64],
+    ) -> Result<()> {
+        let (model, graph, batch) = (self.model, self.graph(), &prepared.batch);
+        let (rows, tokens) = batch.clean.dims2()?;
+        let config = model.config();
+        let mut probes = BTreeMap::new();
+        let mut probe = |site: Site, rest: &[usize]| -> Result<()> {
+            let zeros = Var::zeros([&[rows, tokens], rest].concat(), model.dtype(), model.device())?;
+            probes.insert(site, zeros);
+            Ok(())
+        };
+        for (layer, block) in model.transformer().blocks().iter().enumerate() {
+            for kind in [SiteKind::Q, SiteKind::K, SiteKind::V] {
+                probe(Site::in_block(layer, kind), &[block.attn().num_heads(), block.attn().head_dim()])?;
+            }
+            probe(Site::in_block(layer, SiteKind::MlpPre), &[block.mlp().expand().out_features()])?;
+        }
+        let end = config.n_layer.checked_sub(1).map(|last| Site::in_block(last, SiteKind::ResidPost));
+        if let Some(end) = end {
+            probe(end, &[config.n_embd])?;
+        }
+        let mut probes = Probes(probes);
+        let places: Vec<Site> = probes.0.keys().copied().collect();
+        let variables: Vec<Var> = probes.0.values().cloned().collect();
+        let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
+        let streams = (0..config.n_layer)
+            .flat_map(|layer| [SiteKind::ResidPre, SiteKind::ResidMid].map(|kind| Site::in_block(layer, kind)));
+        let mut record = Record::new(streams);
+        let mut embeddings = Embeddings(embeddings);
+        let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
+            let observers: Vec<&mut dyn Observer> = vec![&mut embeddings, &mut record, &mut probes];
+            let logits = self.logits(&batch.clean, &mut Chain(observers))?;
+            Self::metric_of(prepared, &logits, self.metric)
+        })?;
+        let mut found: BTreeMap<Site, Tensor> =
+            places.into_iter().zip(found).filter_map(|(site, gradient)| Some((site, gradient?))).collect();
+        // What the metric does not depend on has no gradient.
+        let mut take = |site: Site| found.remove(&site);
+        for layer in 0..config.n_layer {
+            let site = |kind| Site::in_block(layer, kind);
+            if let (Some(q), Some(k), Some(v)) =
+                (take(site(SiteKind::Q)), take(site(SiteKind::K)), take(site(SiteKind::V)))
+            {
+                let residual = record.get(site(SiteKind::ResidPre))?;
+                let inputs = into_heads(model, layer, residual, [&q, &k, &v])?;
+                add_scores(sums, &graph.rows_of_heads(layer), &inputs, differences, &batch.indicators)?;
+            }
+            if let Some(pre) = take(site(SiteKind::MlpPre)) {
+                let inputs = into_mlp(model, layer, record.get(site(SiteKind::ResidMid))?, &pre)?;
+                add_scores(sums, &[graph.row_of_mlp(layer)], &inputs, differences, &batch.indicators)?;
+            }
+        }
+        if let Some(inputs) = end.and_then(take) {
+            add_scores(sums, &[graph.row_of_logits()], &inputs.unsqueeze(0)?, differences, &batch.indicators)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,355 @@
+//! Graphs, scores of edges and values of circuits.
+
+use std::collections::BTreeSet;
+
+use candle_gpt2::RandomStream;
+use candle_gpt2_interpret::{
+    Circuit, CircuitMetric, CircuitTask, EDGE_SHARES, EdgeGraph, EdgeMethod, InterpretError, PromptPair, Selection,
+};
+use candle_gpt2_testing::{Fixture, values};
+use serde_json::Value;
+
+use crate::common::{CASES, Case, ids};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+const METRICS: [(&str, CircuitMetric); 3] = [
+    ("logit_difference", CircuitMetric::LogitDifference),
+    ("probability_difference", CircuitMetric::ProbabilityDifference),
+    ("divergence", CircuitMetric::Divergence),
+];
+const METHODS: [(&str, EdgeMethod); 3] = [
+    ("eap", EdgeMethod::Eap),
+    ("eap_ig", EdgeMethod::EapIg { steps: 5 }),
+    ("clean_corrupted", EdgeMethod::CleanCorrupted),
+];
+
+/// The pairs of a fixture of circuits.
+fn recorded_pairs(fixture: &Fixture) -> Vec<PromptPair> {
+    let pair = |pair: &Value| {
+        let [clean, corrupted, correct, incorrect] =
+            ["clean", "corrupted", "correct", "incorrect"].map(|name| ids(&pair[name]));
+        PromptPair { clean, corrupted, correct, incorrect, spans: Vec::new() }
+    };
+    fixture.recorded()["pairs"].as_array().unwrap().iter().map(pair).collect()
+}
+
+/// Every number within `tolerance` of the largest expected one.
+#[track_caller]
+fn assert_near(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let largest = expected.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+    for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let difference = (f64::from(*found) - expected).abs();
+        assert!(difference <= tolerance * largest, "{what}, {place}: {found} for {expected}, of {largest}");
+    }
+}
+
+#[test]
+fn a_graph_has_every_edge_once() {
+    for (layers, heads, expected) in [(12, 12, 32_491), (24, 16, 231_877), (1, 1, 8), (2, 3, 75), (6, 3, 703)] {
+        let graph = EdgeGraph::new(layers, heads);
+        // Every head reads three times what was written before its layer, an MLP what the heads of its layer wrote besides.
+        let before = |layer: usize| 1 + layer * (heads + 1);
+        let counted: usize = (0..layers).map(|layer| 3 * heads * before(layer) + before(layer) + heads).sum();
+        assert_eq!(graph.edge_count(), counted + before(layers));
+        assert_eq!(graph.edge_count(), expected);
+        let names: Vec<String> = graph.edges().map(|edge| edge.to_string()).collect();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), expected, "each has a name of its own");
+        assert_eq!((names.len(), graph.sources().count()), (expected, graph.source_count()));
+        assert_eq!(names[expected - 1], format!("m{}->logits", layers - 1));
+        for edge in graph.edges() {
+            let sources: Vec<_> = graph.sources().collect();
+            let place = |source| sources.iter().position(|other| *other == source).unwrap();
+            let end = edge.destination.source().map_or(sources.len(), place);
+            assert!(place(edge.source) < end, "{edge}");
+        }
+    }
+}
+
+#[test]
+fn scores_are_those_of_the_definition() -> Result<()> {
+    for name in CASES {
+        let (model, fixture) = (Case::open(name).model, Fixture::open(&format!("circuits/{name}")));
+        let pairs = recorded_pairs(&fixture);
+        for (metric_name, metric) in METRICS {
+            let task = CircuitTask::new(&model, &pairs, metric)?;
+            for (method_name, method) in METHODS {
+                let expected = values(&fixture.tensor(&format!("{metric_name}.{method_name}")));
+                let what = format!("{name}: {metric_name}, {method_name}");
+                match task.scores(method, &|_| ()) {
+                    Ok(found) => assert_near(&found, &expected, 1e-4, &what),
+                    Err(error) => {
+                        assert_eq!((metric_name, method_name), ("divergence", "eap"), "{error}");
+                        assert!(error.to_string().contains("the gradient of the divergence is zero"), "{error}");
+                        assert!(expected.iter().all(|score| score.abs() < 1e-9), "it is");
+                    }
+                }
+            }
+        }
+        // Position by position.
+        let mut pairs = pairs[..12].to_vec();
+        for pair in &mut pairs {
+            pair.spans = (0..pair.clean.len()).collect();
+        }
+        let task = CircuitTask::new(&model, &pairs, CircuitMetric::LogitDifference)?;
+        let expected = values(&fixture.tensor("by_position.eap"));
+        assert_near(&task.scores(EdgeMethod::Eap, &|_| ())?, &expected, 1e-4, &format!("{name}: by position"));
+    }
+    Ok(())
+}
+
+#[test]
+fn circuits_have_the_values_of_the_definition() -> Result<()> {
+    for name in CASES {
+        let (model, fixture) = (Case::open(name).model, Fixture::open(&format!("circuits/{name}")));
+        let pairs = recorded_pairs(&fixture);
+        for (metric_name, metric) in METRICS {
+            let task = CircuitTask::new(&model, &pairs, metric)?;
+            let masks = fixture.tensor("masks").to_vec2::<f32>()?;
+            let kept = masks.into_iter().map(|mask| mask.into_iter().map(|kept| kept == 1.0).collect());
+            let circuits = kept.map(|kept| Circuit::new(task.graph(), kept));
+            let found = task.values(&circuits.collect::<std::result::Result<Vec<_>, _>>()?, &|_| ())?;
+            let expected = values(&fixture.tensor(&format!("{metric_name}.values")));
+            assert_near(&found, &expected, 1e-4, &format!("{name}: {metric_name}"));
+        }
+    }
+    Ok(())
+}
+
+/// The pair of a case, after which the answer is compared with the wrong one.
+fn pair_of(case: &Case) -> PromptPair {
+    PromptPair {
+        clean: case.clean.clone(),
+        corrupted: case.corrupted.clone(),
+        correct: vec![case.id("answer")],
+        incorrect: vec![case.id("wrong")],
+        spans: Vec::new(),
+    }
+}
+
+#[test]
+fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
+    for case in Case::all() {
+        let mut pairs = [pair_of(&case)];
+        let of = |run| case.metric().of_run(&run, &mut candle_gpt2_interpret::Chain(Vec::new()));
+        let (clean, corrupted) = (of(case.clean())?, of(case.corrupted())?);
+        let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
+        let graph = task.graph();
+        let found = task.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
+        assert_near(&found, &[clean, corrupted].map(f64::from), 1e-4, case.name);
+        let divergence = CircuitTask::new(&case.model, &pairs, CircuitMetric::Divergence)?;
+        let found = divergence.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
+        assert!(found[0].abs() < 1e-5 && found[1] > 1e-3, "{}: {found:?}", case.name);
+        // In spans: those of all edges in every one, of none in any, and a span's edges alone.
+        // The last token is in the first span, and one of the two that differ.
+        let middle = case.clean.len() / 2;
+        pairs[0].spans = (0..case.clean.len()).map(|token| usize::from(token <= middle) + usize::from(token == 0)).collect();
+        let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
+        let edges = graph.edge_count();
+        let of_spans =
+            |spans: [bool; 3]| Circuit::new(graph, spans.into_iter().flat_map(|is| vec![is; edges]).collect());
+        let spans = [of_spans([true; 3])?, of_spans([false; 3])?, of_spans([true, false, false])?];
+        let found = task.values(&spans, &|_| ())?;
+        assert_near(&found[..2], &[clean, corrupted].map(f64::from), 1e-4, case.name);
+        assert!(found[2] != found[0] && found[2] != found[1], "{}: {found:?}", case.name);
+    }
+    Ok(())
+}
+
+/// What flows in through the input is everything, so that the scores of its edges add up to the difference of both runs.
+#[test]
+fn the_edges_of_the_input_make_the_whole_difference() -> Result<()> {
+    for case in Case::all() {
+        let pairs = [pair_of(&case)];
+        for metric in [CircuitMetric::LogitDifference, CircuitMetric::ProbabilityDifference, CircuitMetric::Divergence] {
+            let task = CircuitTask::new(&case.model, &pairs, metric)?;
+            let graph = task.graph();
+            let sum = |method| -> Result<f32> {
+                let scores = task.scores(method, &|_| ())?;
+                let of_input = graph.edges().zip(&scores).filter(|(edge, _)| edge.source.to_string() == "input");
+                Ok(of_input.map(|(_, score)| *score).sum())
+            };
+            let values = task.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
+            // EAP-IG adds up the left ends of its steps; with both ends of the way by halves it is the trapezoidal rule.
+            let (steps, start) = (40, sum(EdgeMethod::EapIg { steps: 1 })?);
+            let ends = sum(EdgeMethod::CleanCorrupted)? - start;
+            let (found, expected) = (sum(EdgeMethod::EapIg { steps })? + ends / steps as f32, values[1] - values[0]);
+            let scale = expected.abs().max(0.2);
+            assert!((found - expected).abs() < 0.02 * scale, "{}: {metric:?}: {found} for {expected}", case.name);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn spans_and_batches_divide_the_scores() -> Result<()> {
+    let case = Case::open("gelu");
+    let mut random = RandomStream::new(7);
+    let mut draw = |tokens: usize| -> Vec<u32> { (0..tokens).map(|_| u32::try_from(random.below(53)).unwrap()).collect() };
+    // Of three lengths, and more than a batch holds.
+    let pairs: Vec<PromptPair> = (0..60)
+        .map(|place| PromptPair {
+            clean: draw(5 + place % 3),
+            corrupted: draw(5 + place % 3),
+            correct: draw(1),
+            incorrect: draw(1),
+            spans: Vec::new(),
+        })
+        .collect();
+    let scores = |pairs: &[PromptPair], method| -> Result<Vec<f32>> {
+        Ok(CircuitTask::new(&case.model, pairs, CircuitMetric::LogitDifference)?.scores(method, &|_| ())?)
+    };
+    let whole = scores(&pairs, EdgeMethod::EapIg { steps: 3 })?;
+    let mut mean = vec![0.0; whole.len()];
+    for pair in &pairs {
+        let alone = scores(std::slice::from_ref(pair), EdgeMethod::EapIg { steps: 3 })?;
+        mean.iter_mut().zip(alone).for_each(|(sum, score)| *sum += f64::from(score) / pairs.len() as f64);
+    }
+    assert_near(&whole, &mean, 1e-5, "one by one");
+    let mut spanned = pairs.clone();
+    for pair in &mut spanned {
+        pair.spans = (0..pair.clean.len()).map(|token| usize::from(token > 2)).collect();
+    }
+    let divided = scores(&spanned, EdgeMethod::EapIg { steps: 3 })?;
+    let (first, second) = divided.split_at(whole.len());
+    let sums: Vec<f32> = first.iter().zip(second).map(|(first, second)| first + second).collect();
+    assert_near(&sums, &whole.iter().copied().map(f64::from).collect::<Vec<_>>(), 1e-5, "in two spans");
+    assert!(first.iter().any(|score| score.abs() > 1e-3) && second.iter().any(|score| score.abs() > 1e-3));
+    Ok(())
+}
+
+/// The edges that are kept, by their names.
+fn kept(circuit: &Circuit) -> Vec<String> {
+    circuit.edges().map(|edge| edge.to_string()).collect()
+}
+
+#[test]
+fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
+    let graph = EdgeGraph::new(2, 1);
+    let names: Vec<String> = graph.edges().map(|edge| edge.to_string()).collect();
+    let scores_of = |scores: &[(&str, f32)]| {
+        let mut all = vec![0.0; names.len()];
+        scores.iter().for_each(|(name, score)| all[names.iter().position(|other| other == name).unwrap()] = *score);
+        all
+    };
+    let scores = scores_of(&[
+        ("input->a0.h0<q>", 9.0), // of a head that nothing strong reads
+        ("input->m0", 3.0),
+        ("m0->a1.h0<k>", -5.0),
+        ("a1.h0->m1", 0.1),
+        ("a1.h0->logits", -2.0),
+        ("m1->logits", 1.0),
+    ]);
+    let of = |count, selection| Circuit::selected(graph, &scores, count, selection).map(|circuit| kept(&circuit));
+    assert_eq!(of(3, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
+    // Among the four strongest, the one into a head without a reader is dropped.
+    assert_eq!(of(4, Selection::Strongest)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
+    assert_eq!(of(2, Selection::Greedy)?, [""; 0], "nothing reaches the logits");
+    assert_eq!(of(4, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
+    assert_eq!(of(usize::MAX, Selection::Greedy)?.len(), names.len());
+    assert_eq!(of(0, Selection::Strongest)?, [""; 0]);
+    // Spans are edges of their own, and connect together.
+    let spans = [scores_of(&[("a0.h0->logits", 3.0)]), scores_of(&[("input->a0.h0<v>", 2.0), ("input->m0", 1.0)])].concat();
+    let circuit = Circuit::selected(graph, &spans, 2, Selection::Greedy)?;
+    assert_eq!((kept(&circuit).len(), circuit.edge_count(), circuit.span_count()), (2, 2, 2));
+    assert!(Circuit::selected(graph, &scores[1..], 2, Selection::Greedy).is_err());
+    Ok(())
+}
+
+/// The definition, word by word: every edge from the logits back, one run for each.
+#[test]
+fn acdc_leaves_out_what_the_prediction_does_not_miss() -> Result<()> {
+    for (name, threshold) in [("plain", 0.02), ("untied", 0.003)] {
+        let case = Case::open(name);
+        let pairs = [pair_of(&case)];
+        let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
+        let divergences = CircuitTask::new(&case.model, &pairs, CircuitMetric::Divergence)?;
+        let graph = task.graph();
+        let divergence = |kept: &[bool]| -> Result<f32> {
+            Ok(divergences.values(&[Circuit::new(graph, kept.to_vec())?], &|_| ())?[0])
+        };
+        let edges: Vec<_> = graph.edges().collect();
+        let (circuit, rises) = task.acdc(threshold, &|| ())?;
+        let mut kept = vec![true; edges.len()];
+        let mut before = divergence(&kept)?;
+        for edge in (0..edges.len()).rev() {
+            let node = edges[edge].destination.source();
+            let is_used =
+                node.is_none() || edges.iter().zip(&kept).any(|(other, kept)| *kept && Some(other.source) == node);
+            kept[edge] = false;
+            if !is_used {
+                continue;
+            }
+            let after = divergence(&kept)?;
+            let rise = after - before;
+            assert!((rise - rises[edge]).abs() < 1e-4, "{name}: {}: {rise} for {}", edges[edge], rises[edge]);
+            // A rise as near to the threshold as rounding would be decided by it.
+            assert!((rise - threshold).abs() > 1e-5, "{name}: {}: {rise}", edges[edge]);
+            match rise < threshold {
+                true => before = after,
+                false => kept[edge] = true,
+            }
+        }
+        assert_eq!(circuit, Circuit::new(graph, kept)?.connected(), "{name}");
+        let count = circuit.edge_count();
+        assert!(count > 1 && count < graph.edge_count() / 2, "{name}: {count} edges");
+        assert_eq!(task.acdc(f32::INFINITY, &|| ())?.0, Circuit::empty(graph));
+        assert_eq!(task.acdc(f32::NEG_INFINITY, &|| ())?.0, Circuit::whole(graph));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_curve_ends_at_the_model() -> Result<()> {
+    let case = Case::open("relu_inner");
+    let pairs = [pair_of(&case)];
+    let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
+    let scores = task.scores(EdgeMethod::EapIg { steps: 5 }, &|_| ())?;
+    let curve = task.curve(&scores, Selection::Greedy, &|_| ())?;
+    assert_eq!(curve.points.iter().map(|point| point.share).collect::<Vec<_>>(), EDGE_SHARES);
+    let last = curve.points.last().unwrap();
+    assert_eq!((last.chosen, last.edges, last.faithfulness), (scores.len(), scores.len(), 1.0));
+    for point in &curve.points {
+        let circuit = Circuit::selected(task.graph(), &scores, point.chosen, Selection::Greedy)?;
+        assert_eq!(circuit.edge_count(), point.edges);
+        assert_eq!(task.values(&[circuit], &|_| ())?, [point.value]);
+    }
+    let area: f32 = curve
+        .points
+        .windows(2)
+        .map(|pair| (pair[1].share - pair[0].share) as f32 * (pair[0].faithfulness + pair[1].faithfulness) / 2.0)
+        .sum();
+    assert!((curve.cpr() - area).abs() < 1e-5, "{} for {area}", curve.cpr());
+    Ok(())
+}
+
+#[test]
+fn tasks_that_are_none_are_refused() -> Result<()> {
+    let case = Case::open("plain");
+    let pair = pair_of(&case);
+    let refused = |pairs: &[PromptPair], told: &str| {
+        let error = CircuitTask::new(&case.model, pairs, CircuitMetric::LogitDifference).err().unwrap();
+        assert!(error.is_usage() && error.to_string().contains(told), "{error}");
+    };
+    refused(&[], "at least one pair of prompts");
+    refused(&[PromptPair { corrupted: vec![1], ..pair.clone() }], "the texts have 8 and 1 tokens");
+    refused(&[PromptPair { clean: vec![], corrupted: vec![], ..pair.clone() }], "the text has 0 tokens");
+    refused(&[PromptPair { incorrect: vec![61], ..pair.clone() }], "token 61 is outside the vocabulary of 61");
+    refused(&[PromptPair { correct: vec![], ..pair.clone() }], "has no right answer");
+    refused(&[pair.clone(), PromptPair { spans: vec![0; 8], ..pair.clone() }], "expected 0 spans of tokens");
+    let same = [PromptPair { corrupted: pair.clean.clone(), ..pair.clone() }];
+    let task = CircuitTask::new(&case.model, &same, CircuitMetric::LogitDifference)?;
+    let scores = task.scores(EdgeMethod::Eap, &|_| ())?;
+    assert!(scores.iter().all(|score| *score == 0.0), "nothing differs");
+    let error = task.curve(&scores, Selection::Greedy, &|_| ()).unwrap_err();
+    assert!(matches!(error, InterpretError::NoDifference { .. }), "{error}");
+    assert!(task.scores(EdgeMethod::EapIg { steps: 0 }, &|_| ()).is_err());
+    let other = Circuit::whole(EdgeGraph::new(1, 3));
+    let told = task.values(&[other], &|_| ()).unwrap_err().to_string();
+    assert!(told.contains("the circuit has 18 edges in 1 spans, the model 75 in 1"), "{told}");
+    let spanned = [PromptPair { spans: vec![0, 0, 0, 0, 1, 1, 1, 1], ..pair }];
+    let task = CircuitTask::new(&case.model, &spanned, CircuitMetric::LogitDifference)?;
+    assert!(task.acdc(0.1, &|| ()).unwrap_err().to_string().contains("by position"));
+    Ok(())
+}

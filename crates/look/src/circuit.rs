@@ -1,0 +1,416 @@
+//! The circuit of a task: which edges of a model carry what it does on pairs of prompts.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Formatter};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_interpret::{
+    Circuit, CircuitMetric, CircuitTask, EdgeDestination, EdgeMethod, EdgeSource, FaithfulnessCurve, Selection,
+};
+use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric as Shown};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::error::{Result, wrong};
+#[cfg(feature = "clap")]
+use crate::named::choices;
+use crate::named::choice;
+use crate::pairs::{ReadPairs, read_pairs};
+use crate::{CircuitMethod, Found, Look, LookSubject, Reader};
+
+/// Most steps of integrated gradients.
+const MOST_STEPS: usize = 1000;
+/// So many edges are named in a table.
+const NAMED_EDGES: usize = 10;
+
+/// How many edges a circuit may have.
+///
+/// ```
+/// use candle_gpt2_look::EdgeAmount;
+///
+/// assert_eq!("5%".parse::<EdgeAmount>()?.of(703), 35);
+/// assert_eq!("200".parse::<EdgeAmount>()?.of(703), 200);
+/// assert!("many".parse::<EdgeAmount>().is_err());
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(try_from = "WrittenAmount")]
+pub enum EdgeAmount {
+    /// This many.
+    Count(usize),
+    /// This share of all, from 0 to 1.
+    Share(f64),
+}
+
+/// A number, or a text such as `5%`.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "invalid type: expected a number of edges, or a share such as \"5%\"")]
+enum WrittenAmount {
+    Count(usize),
+    Text(String),
+}
+
+impl TryFrom<WrittenAmount> for EdgeAmount {
+    type Error = String;
+
+    fn try_from(written: WrittenAmount) -> std::result::Result<Self, String> {
+        match written {
+            WrittenAmount::Count(count) => Ok(Self::Count(count)),
+            WrittenAmount::Text(text) => text.parse(),
+        }
+    }
+}
+
+impl FromStr for EdgeAmount {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let other = || format!("`{text}` is neither a number of edges nor a share from 0% to 100%");
+        match text.strip_suffix('%') {
+            None => text.parse().map(Self::Count).map_err(|_| other()),
+            Some(percent) => match percent.trim().parse::<f64>() {
+                Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Self::Share(percent / 100.0)),
+                _ => Err(other()),
+            },
+        }
+    }
+}
+
+impl Display for EdgeAmount {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Count(count) => write!(f, "{count}"),
+            Self::Share(share) => write!(f, "{}", percent(*share)),
+        }
+    }
+}
+
+impl EdgeAmount {
+    /// So many of all edges, rounded down.
+    #[expect(clippy::cast_possible_truncation, reason = "a share of a count fits into one")]
+    #[expect(clippy::cast_sign_loss, reason = "shares are positive")]
+    pub fn of(self, edges: usize) -> usize {
+        match self {
+            Self::Count(count) => count.min(edges),
+            Self::Share(share) => (share * edges as f64) as usize,
+        }
+    }
+}
+
+fn percent(share: f64) -> String {
+    // A share of a thousand, without the noise of its binary form.
+    format!("{}%", (share * 1e6).round() / 1e4)
+}
+
+/// The circuit of a task: edges are scored on pairs of prompts, the strongest make a circuit, and circuits of all sizes are run beside
+/// the model.
+///
+/// ```
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{CircuitSearch, DataTask, EdgeAmount, Look, LookSubject, Reader, TaskData};
+///
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
+/// # let folder = std::env::temp_dir().join(format!("candle-gpt2-look-circuit-{}", std::process::id()));
+/// # std::fs::create_dir_all(&folder)?;
+/// # let file = folder.join("pairs.jsonl");
+/// let pairs = TaskData { task: DataTask::Ioi, count: 4, seed: 0 }.pairs(&reader)?;
+/// let lines: Vec<String> = pairs.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+/// std::fs::write(&file, lines.join("\n"))?;
+/// let search = CircuitSearch { edges: Some(EdgeAmount::Share(0.1)), ..CircuitSearch::new(file) };
+/// let found = search.at(&subject, &Silent)?;
+/// assert_eq!(found.report.values.len(), 10, "the faithfulness of circuits of ten sizes");
+/// assert!(found.details.to_json()["edges"]["input->m0"]["score"].is_number());
+/// # std::fs::remove_dir_all(&folder)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+pub struct CircuitSearch {
+    /// Pairs of prompts, one JSON object per line: clean, corrupt, answer, against; `gpt2 look data` writes some
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
+    pub data: PathBuf,
+    /// How edges are scored
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "eap-ig", value_parser = choices::<CircuitMethod>()))]
+    pub method: CircuitMethod,
+    /// What a prediction is measured by
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "METRIC", default_value = "logit-diff", value_parser = choices::<CircuitMetric>()))]
+    pub metric: CircuitMetric,
+    /// Size of the circuit: a number of edges, or a share such as 5% [default: 5%; with --method acdc, what its threshold leaves]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    pub edges: Option<EdgeAmount>,
+    /// How edges are chosen by their scores
+    #[serde(deserialize_with = "choice")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "HOW", default_value = "greedy", value_parser = choices::<Selection>()))]
+    pub select: Selection,
+    /// Steps of --method eap-ig
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = CircuitSearch::default().steps))]
+    pub steps: usize,
+    /// With --method acdc: an edge is left out if the KL divergence rises by less than this, in nats
+    #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = CircuitSearch::default().threshold))]
+    pub threshold: f64,
+    /// Use only the first N pairs [default: all]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
+    pub pairs: Option<usize>,
+}
+
+impl Default for CircuitSearch {
+    fn default() -> Self {
+        Self {
+            data: PathBuf::new(),
+            method: CircuitMethod::default(),
+            metric: CircuitMetric::default(),
+            edges: None,
+            select: Selection::default(),
+            steps: 5,
+            threshold: 0.01,
+            pairs: None,
+        }
+    }
+}
+
+impl CircuitSearch {
+    /// Of the pairs in a file, by EAP-IG.
+    pub fn new(data: PathBuf) -> Self {
+        Self { data, ..Self::default() }
+    }
+}
+
+/// The pairs as they were read.
+///
+/// Given by [`CircuitSearch`]'s `check`.
+#[derive(Debug)]
+pub struct CheckedCircuit(ReadPairs);
+
+impl Look for CircuitSearch {
+    type Checked = CheckedCircuit;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedCircuit> {
+        if !(1..=MOST_STEPS).contains(&self.steps) {
+            return Err(wrong(format!("`steps`: expected from 1 to {MOST_STEPS}, found {}", self.steps)));
+        }
+        if self.pairs == Some(0) {
+            return Err(wrong("`pairs`: expected at least 1"));
+        }
+        let is_acdc = self.method == CircuitMethod::Acdc;
+        if is_acdc && self.edges.is_some() {
+            return Err(wrong("`edges`: the size of a circuit of acdc follows from `threshold`"));
+        }
+        if is_acdc && !(self.threshold >= 0.0 && self.threshold.is_finite()) {
+            return Err(wrong(format!("`threshold`: expected at least 0, found {}", self.threshold)));
+        }
+        let is_local = matches!(self.method, CircuitMethod::Eap | CircuitMethod::PositionAware);
+        if is_local && self.metric == CircuitMetric::Divergence {
+            return Err(wrong(
+                "`metric` kl: its gradient at the clean prompt is zero; take `method` eap-ig, clean-corrupted or acdc",
+            ));
+        }
+        let mut read = read_pairs(&self.data, reader, self.method == CircuitMethod::PositionAware)?;
+        read.pairs.truncate(self.pairs.unwrap_or(usize::MAX));
+        Ok(CheckedCircuit(read))
+    }
+
+    fn look(&self, checked: CheckedCircuit, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+        let CheckedCircuit(ReadPairs { pairs, spans }) = checked;
+        let task = CircuitTask::new(subject.model(), &pairs, self.metric)?;
+        let graph = task.graph();
+        let over_pairs = |what: &str| reporter.start(what, pairs.len() as u64, Unit::Items("pairs"));
+        let (scores, found) = match self.edge_method() {
+            None => {
+                let bar = reporter.start("leaving out", graph.edge_count() as u64, Unit::Items("edges"));
+                #[expect(clippy::cast_possible_truncation, reason = "rounding is what is wanted")]
+                let (circuit, rises) = task.acdc(self.threshold as f32, &|| bar.advance(1))?;
+                (rises, Some(circuit))
+            }
+            Some(method) => {
+                let bar = over_pairs("scoring edges");
+                (task.scores(method, &|done| bar.advance(done as u64))?, None)
+            }
+        };
+        let circuit = match found {
+            Some(circuit) => circuit,
+            None => {
+                let count = self.edges.unwrap_or(EdgeAmount::Share(0.05)).of(scores.len());
+                Circuit::selected(graph, &scores, count, self.select)?
+            }
+        };
+        let bar = over_pairs("running circuits");
+        let curve = task.curve(&scores, self.select, &|done| bar.advance(done as u64))?;
+        drop(bar);
+        let value = task.values(std::slice::from_ref(&circuit), &|_| ())?[0];
+
+        let metric = self.metric.title();
+        let in_words = |count: usize| if spans.is_empty() { format!("{count} edges") } else { format!("{count} edges in spans") };
+        let title = format!("circuit of {}: {metric}", in_words(circuit.edge_count()));
+        let mut report = subject.report("circuit", title, &[]);
+        report.axes = vec![Axis::new("share of edges", curve.points.iter().map(|point| percent(point.share)))];
+        report.values = curve.points.iter().map(|point| Some(point.faithfulness)).collect();
+        report.metric = Some(Shown {
+            name: format!("{metric}, mean of {} pairs, {}", pairs.len(), subject.in_front()),
+            before: f64::from(curve.model),
+            after: Some(f64::from(value)),
+        });
+        report.notes = vec![
+            "metric: of the model, then of the circuit".into(),
+            format!("values: faithfulness; 0 = the corrupted prompts ({:.4}), 1 = the model", curve.empty),
+            format!(
+                "the circuit keeps {} of {}: faithfulness {:.4}",
+                circuit.edge_count(),
+                in_words(scores.len()),
+                curve.faithfulness(value)
+            ),
+            format!("CPR (area under the curve, perfect 0.999) {:.4}; CMD (distance from 1, perfect 0) {:.4}", curve.cpr(), curve.cmd()),
+            strongest(&circuit, &scores),
+        ];
+        let graph_of_circuit = picture(&circuit, &scores, self.metric);
+        report.graph = (!graph_of_circuit.nodes.is_empty()).then_some(graph_of_circuit);
+        let details = self.details(subject, &circuit, &scores, &spans, &curve);
+        Ok(Found::new(report, details))
+    }
+}
+
+impl CircuitSearch {
+    /// How the edges are scored by gradients; ACDC does it by runs.
+    fn edge_method(&self) -> Option<EdgeMethod> {
+        match self.method {
+            CircuitMethod::Eap | CircuitMethod::PositionAware => Some(EdgeMethod::Eap),
+            CircuitMethod::EapIg => Some(EdgeMethod::EapIg { steps: self.steps }),
+            CircuitMethod::CleanCorrupted => Some(EdgeMethod::CleanCorrupted),
+            CircuitMethod::Acdc => None,
+        }
+    }
+
+    /// The circuit in the form of the Mechanistic Interpretability Benchmark, and the curve.
+    fn details(
+        &self,
+        subject: &LookSubject,
+        circuit: &Circuit,
+        scores: &[f32],
+        spans: &[String],
+        curve: &FaithfulnessCurve,
+    ) -> Value {
+        let (graph, config) = (circuit.graph(), subject.config());
+        let edges = graph.edge_count();
+        let mut nodes: Map<String, Value> =
+            graph.sources().map(|source| (source.to_string(), json!({ "in_graph": false }))).collect();
+        for edge in circuit.edges() {
+            nodes.insert(edge.source.to_string(), json!({ "in_graph": true }));
+            nodes.insert(edge.destination.node(), json!({ "in_graph": true }));
+        }
+        nodes.entry("logits").or_insert_with(|| json!({ "in_graph": false }));
+        let edge = |(place, edge): (usize, candle_gpt2_interpret::Edge)| {
+            let mut entry = json!({ "score": total(scores, place, edges), "in_graph": circuit.keeps(place) });
+            if !spans.is_empty() {
+                let of_spans = spans.iter().enumerate().map(|(span, name)| {
+                    let place = span * edges + place;
+                    (name.clone(), json!({ "score": scores[place], "in_graph": circuit.kept()[place] }))
+                });
+                entry["spans"] = Value::Object(of_spans.collect());
+            }
+            (edge.to_string(), entry)
+        };
+        let point = |point: &candle_gpt2_interpret::CurvePoint| {
+            json!({
+                "share": point.share, "chosen": point.chosen, "edges": point.edges, "metric": point.value,
+                "faithfulness": point.faithfulness,
+            })
+        };
+        json!({
+            "cfg": { "n_layers": config.n_layer, "n_heads": config.n_head, "d_model": config.n_embd, "parallel_attn_mlp": false },
+            "nodes": nodes,
+            "edges": graph.edges().enumerate().map(edge).collect::<Map<_, _>>(),
+            "clean": curve.model,
+            "corrupted": curve.empty,
+            "curve": curve.points.iter().map(point).collect::<Vec<_>>(),
+            "cpr": curve.cpr(),
+            "cmd": curve.cmd(),
+        })
+    }
+}
+
+/// The score of an edge in all spans.
+fn total(scores: &[f32], edge: usize, edges: usize) -> f32 {
+    scores[edge..].iter().step_by(edges).sum()
+}
+
+/// The edges of a circuit, the strongest first.
+fn ranked(circuit: &Circuit, scores: &[f32]) -> Vec<(candle_gpt2_interpret::Edge, f32)> {
+    let edges = circuit.graph().edge_count();
+    let kept = circuit.graph().edges().enumerate().filter(|(place, _)| circuit.keeps(*place));
+    let mut found: Vec<_> = kept.map(|(place, edge)| (edge, total(scores, place, edges))).collect();
+    found.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
+    found
+}
+
+fn strongest(circuit: &Circuit, scores: &[f32]) -> String {
+    let named = ranked(circuit, scores).into_iter().take(NAMED_EDGES);
+    let named: Vec<String> = named.map(|(edge, score)| format!("{edge} {score:.4}")).collect();
+    match named.is_empty() {
+        true => "no path of the chosen edges leads from the input to the logits; choose more `edges`".into(),
+        false => format!("strongest: {}", named.join(", ")),
+    }
+}
+
+/// The circuit with the input at the bottom and the logits at the top; red edges help the task.
+fn picture(circuit: &Circuit, scores: &[f32], metric: CircuitMetric) -> Graph {
+    // An edge that helps has a negative score of a difference: the corrupted one lowers it.
+    let sign = if metric == CircuitMetric::Divergence { 1.0 } else { -1.0 };
+    let heads = circuit.edges().flat_map(|edge| [Some(edge.source), edge.destination.source()]);
+    let width = heads.flatten().fold(0, |width, source| match source {
+        EdgeSource::Head(head) => width.max(head.head + 1),
+        _ => width,
+    });
+    // Rows before those that are empty are left out: two of each layer, heads and MLP.
+    let row_of = |source: Option<EdgeSource>| match source {
+        Some(EdgeSource::Input) => 0,
+        Some(EdgeSource::Head(head)) => 1 + 2 * head.layer,
+        Some(EdgeSource::Mlp(layer)) => 2 + 2 * layer,
+        None => usize::MAX,
+    };
+    let mut nodes: BTreeMap<(usize, usize), (String, usize)> = BTreeMap::new();
+    for edge in circuit.edges() {
+        for source in [Some(edge.source), edge.destination.source()] {
+            let head = if let Some(EdgeSource::Head(head)) = source { head.head } else { 0 };
+            let label = source.map_or_else(|| edge.destination.node(), |source| source.to_string());
+            nodes.insert((row_of(source), head), (label, 0));
+        }
+    }
+    let mut rows: Vec<usize> = nodes.keys().map(|(row, _)| *row).collect();
+    rows.dedup();
+    for (place, (_, index)) in nodes.values_mut().enumerate() {
+        *index = place;
+    }
+    // Heads side by side, MLPs at their right; the ends in the middle.
+    let column = |row: usize, head: usize| match row {
+        0 | usize::MAX => 0.5,
+        _ if row % 2 == 1 => (head as f64 + 0.5) / (width + 1) as f64,
+        _ => (width as f64 + 0.5) / (width + 1) as f64,
+    };
+    let node = |((row, head), (label, _)): (&(usize, usize), &(String, usize))| GraphNode {
+        label: label.clone(),
+        row: rows.binary_search(row).unwrap_or_default(),
+        column: column(*row, *head),
+    };
+    let index = |source: Option<EdgeSource>| {
+        let head = if let Some(EdgeSource::Head(head)) = source { head.head } else { 0 };
+        nodes.get(&(row_of(source), head)).map_or(0, |(_, index)| *index)
+    };
+    let links = ranked(circuit, scores).into_iter().map(|(edge, score)| GraphLink {
+        from: index(Some(edge.source)),
+        to: index(edge.destination.source()),
+        port: match edge.destination {
+            EdgeDestination::Query(_) => Some('q'),
+            EdgeDestination::Key(_) => Some('k'),
+            EdgeDestination::Value(_) => Some('v'),
+            EdgeDestination::Mlp(_) | EdgeDestination::Logits => None,
+        },
+        weight: sign * score,
+    });
+    Graph { links: links.collect(), nodes: nodes.iter().map(node).collect() }
+}

@@ -1,0 +1,161 @@
+//! Pairs of prompts in a file, one in a line: what a task is made of.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_gpt2_interpret::PromptPair;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::error::{Result, wrong};
+use crate::files::read_text;
+use crate::{ComparedTexts, LookError, Reader, TokenChoice};
+
+/// A line of a file of pairs, in the fields that patching has for one pair; where several tokens are right or wrong, they are a list.
+///
+/// ```
+/// use candle_gpt2_look::{ComparedTexts, Text, WrittenPair};
+///
+/// let line = r#"{"clean":"When Mia and Tom met, Tom saw","corrupt":"When Mia and Tom met, Ben saw","answer":[" Mia"],"against":[" Tom"]}"#;
+/// let pair: WrittenPair = serde_json::from_str(line)?;
+/// assert_eq!(pair.answer, [" Mia".into()]);
+/// assert_eq!(serde_json::to_string(&pair)?, line);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "WrittenLine")]
+pub struct WrittenPair {
+    /// Both prompts (`clean`, `corrupt`), of as many tokens.
+    #[serde(flatten)]
+    pub texts: ComparedTexts,
+    /// The tokens that are right after the clean one (`answer`).
+    pub answer: Vec<TokenChoice>,
+    /// Those that they are compared with (`against`).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub against: Vec<TokenChoice>,
+    /// Names of positions of both prompts (`spans`), which are counted from 0 without a BOS token.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub spans: BTreeMap<String, Vec<usize>>,
+}
+
+/// A line as it is read: nothing but its fields.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenLine {
+    clean: crate::Text,
+    corrupt: crate::Text,
+    #[serde(deserialize_with = "one_or_more")]
+    answer: Vec<TokenChoice>,
+    #[serde(default, deserialize_with = "one_or_more")]
+    against: Vec<TokenChoice>,
+    #[serde(default)]
+    spans: BTreeMap<String, Vec<usize>>,
+}
+
+impl From<WrittenLine> for WrittenPair {
+    fn from(line: WrittenLine) -> Self {
+        let WrittenLine { clean, corrupt, answer, against, spans } = line;
+        Self { texts: ComparedTexts { clean, corrupt }, answer, against, spans }
+    }
+}
+
+fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<TokenChoice>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "invalid type: expected a text of one token, a token id, or a list of them")]
+    enum Tokens {
+        One(TokenChoice),
+        Several(Vec<TokenChoice>),
+    }
+    Ok(match Tokens::deserialize(deserializer)? {
+        Tokens::One(token) => vec![token],
+        Tokens::Several(tokens) => tokens,
+    })
+}
+
+/// Pairs as their tokens, and the names of the spans that these are in.
+#[derive(Debug)]
+pub(crate) struct ReadPairs {
+    pub(crate) pairs: Vec<PromptPair>,
+    /// Empty where edges are not told apart by position.
+    pub(crate) spans: Vec<String>,
+}
+
+/// What a token is in that no span names.
+const OTHER: &str = "other";
+
+/// Reads a file of pairs. With `by_position` every token is in a span: those that the lines name, or else each position is one.
+pub(crate) fn read_pairs(path: &Path, reader: &Reader, by_position: bool) -> Result<ReadPairs> {
+    let text = read_text(path)?;
+    let in_line = |number: usize, error: LookError| LookError::In {
+        origin: format!("{}, line {}", path.display(), number + 1),
+        error: Box::new(error),
+    };
+    let mut written: Vec<(usize, WrittenPair)> = Vec::new();
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let pair = serde_json::from_str(line).map_err(|error| {
+            let form = r#"expected {"clean": "…", "corrupt": "…", "answer": " …", "against": " …"}"#;
+            in_line(number, wrong(format!("{form}: {error}")))
+        })?;
+        written.push((number, pair));
+    }
+    if written.is_empty() {
+        let error = wrong("no pairs; `gpt2 look data` writes some");
+        return Err(LookError::In { origin: path.display().to_string(), error: Box::new(error) });
+    }
+    let mut pairs = Vec::new();
+    for (number, pair) in &written {
+        pairs.push(pair.read(reader).map_err(|error| in_line(*number, error))?);
+    }
+    let mut names: Vec<String> = written.iter().flat_map(|(_, pair)| pair.spans.keys().cloned()).collect();
+    names.sort();
+    names.dedup();
+    if !by_position {
+        return Ok(ReadPairs { pairs, spans: Vec::new() });
+    }
+    if names.is_empty() {
+        let tokens = pairs.first().map_or(0, |pair| pair.clean.len());
+        if let Some((place, pair)) = pairs.iter().enumerate().find(|(_, pair)| pair.clean.len() != tokens) {
+            let error = wrong(format!(
+                "the prompts have {} tokens and those of the first line {tokens}; by position all must have the same length, or give \
+                 `spans`, such as {{\"subject\": [3], \"end\": [13]}}",
+                pair.clean.len()
+            ));
+            return Err(in_line(written[place].0, error));
+        }
+        pairs.iter_mut().for_each(|pair| pair.spans = (0..tokens).collect());
+        return Ok(ReadPairs { pairs, spans: (0..tokens).map(|position| position.to_string()).collect() });
+    }
+    let other = names.len();
+    let in_front = usize::from(reader.bos().is_some());
+    for (pair, (number, written)) in pairs.iter_mut().zip(&written) {
+        pair.spans = vec![other; pair.clean.len()];
+        for (name, positions) in &written.spans {
+            for position in positions {
+                let tokens = pair.clean.len() - in_front;
+                let Some(span) = pair.spans.get_mut(position.saturating_add(in_front)) else {
+                    let error = wrong(format!("`spans` {name} {position}: the prompts have {tokens} tokens, counted from 0"));
+                    return Err(in_line(*number, error));
+                };
+                *span = names.binary_search(name).unwrap_or(other);
+            }
+        }
+    }
+    if pairs.iter().any(|pair| pair.spans.contains(&other)) {
+        names.push(OTHER.to_owned());
+    }
+    Ok(ReadPairs { pairs, spans: names })
+}
+
+impl WrittenPair {
+    /// Its tokens, without spans.
+    fn read(&self, reader: &Reader) -> Result<PromptPair> {
+        let (clean, corrupted) = self.texts.ids(reader)?;
+        let tokens = |option: &str, tokens: &[TokenChoice]| {
+            tokens.iter().map(|token| reader.token(option, token)).collect::<Result<Vec<u32>>>()
+        };
+        let (correct, incorrect) = (tokens("answer", &self.answer)?, tokens("against", &self.against)?);
+        if correct.is_empty() {
+            return Err(wrong("`answer`: expected at least one token"));
+        }
+        Ok(PromptPair { clean, corrupted, correct, incorrect, spans: Vec::new() })
+    }
+}
