@@ -6,7 +6,10 @@
 
 mod control_vector;
 mod dictionary;
+mod dictionary_config;
+mod encoder;
 mod error;
+mod file_tensors;
 mod gradients;
 mod heads;
 mod lens;
@@ -19,14 +22,16 @@ mod recording;
 mod residual;
 mod run;
 mod steering;
+mod transcoders;
 mod tuned_lens;
 
 pub use control_vector::ControlVector;
-pub use dictionary::{
-    Dictionary, DictionaryConfig, DictionaryFormat, Explained, FileError, LatentActivation, TrainedOn,
-    openai_site,
+pub use dictionary::{Dictionary, Explained};
+pub use dictionary_config::{
+    DictionaryConfig, DictionaryFormat, LatentActivation, TrainedOn, TranscoderOutput, openai_site,
 };
 pub use error::InterpretError;
+pub use file_tensors::FileError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
 pub use lens::{
@@ -44,4 +49,5 @@ pub use residual::{
 };
 pub use run::{Measure, Metric, Run, residual_sites};
 pub use steering::Steering;
+pub use transcoders::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
 pub use tuned_lens::TunedLens;

@@ -24,6 +24,7 @@ mod path;
 mod reader;
 mod saliency;
 mod steer;
+mod transcoders;
 
 pub use ablate::{Ablate, CheckedAblate, Instead};
 pub use attending::{CheckedHeadKinds, HeadKinds};
@@ -47,3 +48,4 @@ pub use path::{CheckedPath, PathPatching};
 pub use reader::{Heads, Neuron, Ranges, Reader, Text, TokenChoice};
 pub use saliency::Saliency;
 pub use steer::{CheckedSteer, Steer, Towards};
+pub use transcoders::read_transcoders;
