@@ -74,6 +74,16 @@ impl Encoder {
         self.bias.elem_count()
     }
 
+    /// `(C, F)`.
+    pub(crate) fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// `(F)`.
+    pub(crate) fn bias(&self) -> &Tensor {
+        &self.bias
+    }
+
     /// Each of its tensors changed.
     pub(crate) fn mapped(&self, change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {

@@ -11,6 +11,7 @@ mod encoder;
 mod error;
 mod file_tensors;
 mod gradients;
+mod graph;
 mod heads;
 mod lens;
 mod names;
@@ -19,6 +20,7 @@ mod patching;
 mod patterns;
 mod processing;
 mod recording;
+mod replacement;
 mod residual;
 mod run;
 mod steering;
@@ -33,6 +35,7 @@ pub use dictionary_config::{
 pub use error::InterpretError;
 pub use file_tensors::FileError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
+pub use graph::{AttributionGraph, Edge, PrunedGraph};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
 pub use lens::{
     LensCell, LensLayer, LensOptions, LensValue, lens_cells, lens_label, lens_logits, lens_logits_at,
@@ -44,6 +47,7 @@ pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablati
 pub use patterns::Patterns;
 pub use processing::{Processing, centred};
 pub use recording::Recording;
+pub use replacement::{Edges, FeatureChange, GraphNode, GraphOptions, ReplacementModel};
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 mod common;
 mod dictionary;
+mod graphs;
 mod laws;
 mod published;
 mod recording;
