@@ -58,6 +58,8 @@ pub struct AttributionGraph {
     values: Vec<f32>,
     /// Of each node the row of its edges.
     rows: Vec<Option<usize>>,
+    /// Of each row what biases add, and what active features without a node do.
+    rests: Vec<(f64, f64)>,
     influence: Vec<f64>,
 }
 
@@ -94,8 +96,8 @@ impl AttributionGraph {
         let wanted = features.min(replacement.options().max_feature_nodes);
         let logits: Vec<usize> = replacement.logits().collect();
         let total = logits.len() + wanted;
-        let mut traced =
-            Traced { nodes, targets: Vec::new(), values: Vec::with_capacity(total * nodes.len()) };
+        let values = Vec::with_capacity(total * nodes.len());
+        let mut traced = Traced { nodes, targets: Vec::new(), values, biases: Vec::new() };
         traced.add(replacement, &logits)?;
         let mut is_visited = vec![false; features];
         let mut visited = 0;
@@ -124,6 +126,11 @@ impl AttributionGraph {
     /// What one node adds to another; 0 for targets that depend on nothing.
     pub fn edge(&self, target: usize, source: usize) -> f32 {
         self.rows[target].map_or(0.0, |row| self.values[row * self.nodes.len() + source])
+    }
+
+    /// What biases add to a target, and what active features without a node add; with its edges they are its whole value.
+    pub fn rest(&self, target: usize) -> (f64, f64) {
+        self.rows[target].map_or((0.0, 0.0), |row| self.rests[row])
     }
 
     /// Of each node how much of the logits goes through it.
@@ -251,12 +258,14 @@ struct Traced<'a> {
     nodes: &'a [GraphNode],
     targets: Vec<usize>,
     values: Vec<f32>,
+    biases: Vec<f64>,
 }
 
 impl Traced<'_> {
     fn add(&mut self, replacement: &ReplacementModel, targets: &[usize]) -> Result<()> {
         let edges = replacement.edges(targets)?;
         self.targets.extend(targets);
+        self.biases.extend(edges.biases);
         self.values.extend(edges.rows.iter().flatten().map(|value| rounded(*value)));
         Ok(())
     }
@@ -275,14 +284,16 @@ impl Traced<'_> {
         let nodes: Vec<GraphNode> = origins.iter().map(|node| self.nodes[*node]).collect();
         let mut order: Vec<usize> = (0..self.targets.len()).collect();
         order.sort_by_key(|row| (Reverse(height(&self.nodes[self.targets[*row]])), self.targets[*row]));
-        let (mut targets, mut values) = (Vec::new(), Vec::new());
+        let (mut targets, mut values, mut rests) = (Vec::new(), Vec::new(), Vec::new());
         let mut rows = vec![None; nodes.len()];
         for row in order {
             let target = places[self.targets[row]];
             rows[target] = Some(targets.len());
             targets.push(target);
-            let start = row * self.nodes.len();
-            values.extend(origins.iter().map(|node| self.values[start + node]));
+            let row_values = &self.values[row * self.nodes.len()..][..self.nodes.len()];
+            values.extend(origins.iter().map(|node| row_values[*node]));
+            let left_out = is_visited.iter().zip(row_values).filter(|(is_visited, _)| !**is_visited);
+            rests.push((self.biases[row], left_out.map(|(_, value)| f64::from(*value)).sum()));
         }
         let all: Vec<&[f32]> = values.chunks(nodes.len()).collect();
         let influence = influence(&nodes, &targets, &all);
@@ -293,6 +304,7 @@ impl Traced<'_> {
             targets,
             values,
             rows,
+            rests,
             influence,
         }
     }

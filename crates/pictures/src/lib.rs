@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod error;
+mod graph;
 mod packed;
 mod page;
 mod report;
@@ -9,6 +10,7 @@ mod table;
 
 pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 pub use error::PictureError;
+pub use graph::{Graph, GraphLine, GraphPoint, PointKind, graph_page, graph_svg};
 pub use page::{data, learned_page, page};
 pub use report::{Axis, Metric, Report, Scale, Token, shown};
 pub use svg::{Width, svg};

@@ -371,6 +371,10 @@ fn a_graph_of_few_features_has_the_edges_of_the_whole() {
         let features = few.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count();
         assert_eq!(features, 20, "{name}");
         for target in (0..few.nodes.len()).filter(|node| few.nodes[*node].is_target()) {
+            let (biases, left_out) = few.rest(target);
+            let sum: f64 = (0..few.nodes.len()).map(|source| f64::from(few.edge(target, source))).sum();
+            let value = replacement.value(few.origins[target]);
+            assert!((sum + biases + left_out - value).abs() < 1e-3, "{name}: {sum} and the rest for {value}");
             for source in 0..few.nodes.len() {
                 let [here, there] =
                     [few.edge(target, source), whole.edge(few.origins[target], few.origins[source])];
