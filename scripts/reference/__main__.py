@@ -13,7 +13,7 @@ import pathlib
 
 from reference import common
 
-SUITES = ("layers", "heads", "gradients", "training", "generation", "sampling", "formats", "inside", "circuits", "hooked", "dictionaries", "evaluation", "few_shot")
+SUITES = ("layers", "heads", "gradients", "training", "generation", "sampling", "formats", "inside", "circuits", "hooked", "dictionaries", "evaluation", "few_shot", "graphs")
 
 
 def main():

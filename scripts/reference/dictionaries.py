@@ -8,7 +8,8 @@
   repeated.pt            one tensor under many names
   expected.safetensors   inputs, latents and outputs of all of them
 
-The formulas are written out here once more, in 64-bit floats: latents = act((x - b_dec) W_enc + b_enc), x' = latents W_dec + b_dec.
+The formulas are written out here once more, in 64-bit floats: latents = act((x - b_dec) W_enc + b_enc), x' = latents W_dec + b_dec;
+of gated ones latents = 1[x W_enc + b_gate > 0] relu(x (W_enc exp(r_mag)) + b_mag); transcoders do not subtract b_dec, and some add x W_skip^T.
 A second run changes nothing but the keys of openai-relu.pt, which are addresses in memory.
 """
 
@@ -20,6 +21,8 @@ from safetensors.torch import save_file
 from reference import common
 
 WIDTH, LATENTS, KEPT, LAYERS = 6, 10, 3, 2
+# Width of what transcoders give.
+OUTPUT = 7
 SHAPE = (2, 5, WIDTH)
 
 # The keys that decide, by folder. `plain` has those of the first files (gpt2-small-res-jb), `topk` those before SAELens 6.
@@ -60,6 +63,34 @@ CONFIGS = {
         "reshape_activations": "hook_z",
         "dtype": "float32",
         "metadata": {"hook_name": "blocks.0.attn.hook_z", "sae_lens_version": "6.12.1"},
+    },
+}
+
+
+# Those that came later: a gate, and transcoders.
+LATER = {
+    "gated": {
+        "architecture": "gated",
+        "apply_b_dec_to_input": True,
+        "metadata": {"hook_name": "blocks.1.hook_resid_pre", "sae_lens_version": "6.12.1"},
+    },
+    "transcoder": {
+        "architecture": "transcoder",
+        "apply_b_dec_to_input": False,
+        "metadata": {
+            "hook_name": "blocks.1.ln2.hook_normalized",
+            "hook_name_out": "blocks.1.hook_mlp_out",
+            "sae_lens_version": "6.12.1",
+        },
+    },
+    "jumprelu-skip-transcoder": {
+        "architecture": "jumprelu_skip_transcoder",
+        "apply_b_dec_to_input": False,
+        "metadata": {
+            "hook_name": "blocks.0.hook_resid_mid",
+            "hook_name_out": "blocks.0.hook_mlp_out",
+            "sae_lens_version": "6.12.1",
+        },
     },
 }
 
@@ -109,6 +140,35 @@ def saelens(expected):
         save_file({key: value.float().contiguous() for key, value in tensors.items()}, folder / "sae_weights.safetensors")
         text = json.dumps({"d_in": WIDTH, "d_sae": LATENTS, **config}, indent=1)
         (folder / "cfg.json").write_text(text + "\n")
+        expected |= {f"{name}.input": x, f"{name}.latents": latents, f"{name}.output": output}
+
+
+def later(expected):
+    for name, config in LATER.items():
+        folder = placed(f"saelens-{name}")
+        folder.mkdir(parents=True, exist_ok=True)
+        width = WIDTH if name == "gated" else OUTPUT
+        tensors = {"W_enc": randoms(WIDTH, LATENTS), "W_dec": randoms(LATENTS, width), "b_dec": randoms(width)}
+        x = 3 * randoms(*SHAPE) + 1
+        if name == "gated":
+            tensors |= {key: randoms(LATENTS) for key in ("b_gate", "b_mag", "r_mag")}
+            gate = (x - tensors["b_dec"]) @ tensors["W_enc"] + tensors["b_gate"]
+            magnitude = (x - tensors["b_dec"]) @ (tensors["W_enc"] * tensors["r_mag"].exp()) + tensors["b_mag"]
+            latents = (gate > 0) * magnitude.relu()
+        else:
+            tensors["b_enc"] = randoms(LATENTS)
+            before = x @ tensors["W_enc"] + tensors["b_enc"]
+            latents = before.relu()
+        if "jumprelu" in name:
+            tensors["threshold"] = randoms(LATENTS).abs()
+            latents = latents * (before > tensors["threshold"])
+        output = latents @ tensors["W_dec"] + tensors["b_dec"]
+        if "skip" in name:
+            tensors["W_skip"] = randoms(width, WIDTH)
+            output = output + x @ tensors["W_skip"].T
+        save_file({key: value.float().contiguous() for key, value in tensors.items()}, folder / "sae_weights.safetensors")
+        sizes = {"d_in": WIDTH, "d_sae": LATENTS} | ({} if name == "gated" else {"d_out": width})
+        (folder / "cfg.json").write_text(json.dumps({**sizes, "dtype": "float32", **config}, indent=1) + "\n")
         expected |= {f"{name}.input": x, f"{name}.latents": latents, f"{name}.output": output}
 
 
@@ -174,5 +234,6 @@ def export(_):
     openai(expected)
     tuned_lens(expected)
     hostile()
+    later(expected)
     tensors = {name: value.float().contiguous() for name, value in sorted(expected.items())}
     save_file(tensors, placed("expected.safetensors"), {"torch": common.VERSIONS["torch"]})

@@ -24,6 +24,14 @@ pub static LEARNED_CSS: &str = include_str!("../parts/learned.css");
 /// Their script, after [`PARTS_JS`].
 pub static LEARNED_JS: &str = include_str!("../parts/learned.js");
 
+/// Elements that `parts.graph` of [`GRAPH_JS`] draws into, in place of [`REPORT_HTML`]: an attribution graph, its chosen node, and the
+/// pinned ones.
+pub static GRAPH_HTML: &str = include_str!("../parts/graph.html");
+/// Their style, after [`PARTS_CSS`].
+pub static GRAPH_CSS: &str = include_str!("../parts/graph.css");
+/// Their script, after [`PARTS_JS`].
+pub static GRAPH_JS: &str = include_str!("../parts/graph.js");
+
 /// The page of one report, drawn by [`PARTS_JS`], with `title`, `style`, `report`, `data` and `script` between pairs of `@@`.
 pub static REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
 /// Its style, after [`PARTS_CSS`].
@@ -33,3 +41,6 @@ pub static REPORT_PAGE_JS: &str = include_str!("../parts/report-page.js");
 /// The script of a page of how one model learned, in place of [`REPORT_PAGE_JS`] and after [`PARTS_JS`] and
 /// [`LEARNED_JS`]; [`LEARNED_HTML`] is its report.
 pub static LEARNED_PAGE_JS: &str = include_str!("../parts/learned-page.js");
+/// The script of a page of one attribution graph, in place of [`REPORT_PAGE_JS`] and after [`PARTS_JS`] and [`GRAPH_JS`]; [`GRAPH_HTML`]
+/// is its report.
+pub static GRAPH_PAGE_JS: &str = include_str!("../parts/graph-page.js");

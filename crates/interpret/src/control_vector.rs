@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Observer, Site, SiteKind};
 
 use crate::FileError;
-use crate::dictionary::Shape;
+use crate::file_tensors::Shape;
 
 /// Directions, each added to the output of one block at every position of every text, those of new tokens too.
 ///

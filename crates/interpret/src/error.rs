@@ -78,6 +78,24 @@ pub enum InterpretError {
         /// Why, and what can.
         reason: &'static str,
     },
+    /// No feature of the transcoders is active.
+    #[error(
+        "no feature of the transcoders is active in this text; check that they are of this model, and read what they were trained on"
+    )]
+    NothingActive,
+    /// An attribution graph would take too much memory.
+    #[error(
+        "the graph of {features} active features takes about {needed} MiB, more than the {limit} MiB that it may; \
+         lower the number of feature nodes (max_feature_nodes), or give a shorter text"
+    )]
+    GraphMemory {
+        /// Features that are active.
+        features: usize,
+        /// What the graph takes, in MiB.
+        needed: u64,
+        /// What it may take, in MiB.
+        limit: u64,
+    },
     /// What was given does not fit together otherwise.
     #[error("{0}")]
     Mismatch(String),

@@ -7,8 +7,12 @@
 mod circuit;
 mod control_vector;
 mod dictionary;
+mod dictionary_config;
+mod encoder;
 mod error;
+mod file_tensors;
 mod gradients;
+mod graph;
 mod heads;
 mod inspection;
 mod lens;
@@ -18,9 +22,11 @@ mod patching;
 mod patterns;
 mod processing;
 mod recording;
+mod replacement;
 mod residual;
 mod run;
 mod steering;
+mod transcoders;
 mod tuned_lens;
 mod widths;
 
@@ -29,12 +35,14 @@ pub use circuit::{
     EdgeSource, FaithfulnessCurve, PromptPair, Selection,
 };
 pub use control_vector::ControlVector;
-pub use dictionary::{
-    Dictionary, DictionaryConfig, DictionaryFormat, Explained, FileError, LatentActivation, TrainedOn,
-    openai_site,
+pub use dictionary::{Dictionary, Explained};
+pub use dictionary_config::{
+    DictionaryConfig, DictionaryFormat, LatentActivation, TrainedOn, TranscoderOutput, openai_site,
 };
 pub use error::InterpretError;
+pub use file_tensors::FileError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
+pub use graph::{AttributionGraph, Edge, PrunedGraph};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
 pub use inspection::{Inspection, Positions, token_shape};
 pub use lens::{
@@ -47,10 +55,12 @@ pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablati
 pub use patterns::Patterns;
 pub use processing::{Processing, centred};
 pub use recording::Recording;
+pub use replacement::{Edges, FeatureChange, GraphNode, GraphOptions, ReplacementModel};
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };
 pub use run::{Measure, Metric, Run, record_rows, residual_sites, stop_after};
 pub use steering::Steering;
+pub use transcoders::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
 pub use tuned_lens::TunedLens;
 pub use widths::{site_width, token_rows};

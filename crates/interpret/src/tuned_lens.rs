@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use candle_core::{DType, Device, Tensor, bail};
 use serde_json::Value;
 
-use crate::dictionary::{FileError, tensor};
+use crate::FileError;
+use crate::file_tensors::tensor;
 
 /// The only kind of lens that is known.
 const LENS_TYPE: &str = "linear_tuned_lens";

@@ -76,7 +76,10 @@ impl LookError {
             Self::Interpret(error) => error.is_usage(),
             Self::Engine(error) => error.is_usage(),
             Self::File { error, .. } => {
-                matches!(error, FileError::OtherModel { .. } | FileError::Hook { .. })
+                matches!(
+                    error,
+                    FileError::OtherModel { .. } | FileError::OtherDepth { .. } | FileError::Hook { .. }
+                )
             }
             Self::In { error, .. } => error.is_usage(),
             Self::Weights(_) | Self::Read { .. } | Self::Compute(_) => false,

@@ -36,7 +36,7 @@ pub struct Features {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// The sparse autoencoder: a folder with cfg.json and sae_weights.safetensors, or a .pt file
+    /// The sparse autoencoder or transcoder: a folder with cfg.json and sae_weights.safetensors, or a .pt file
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub sae: PathBuf,
     /// Hook point that it was trained on, if its file does not say
@@ -132,10 +132,13 @@ impl Look for Features {
         let model = subject.model();
         let dictionary = dictionary.to_device(model.device())?;
         let site = dictionary.config().site;
-        let record = subject.run(&ids)?.record([site])?;
-        let input = dictionary.input(record.get(site)?, &Processing::new(model)?)?;
+        let explained_site = dictionary.explained_site();
+        let record = subject.run(&ids)?.record([site, explained_site])?;
+        let processing = Processing::new(model)?;
+        let input = dictionary.input(record.get(site)?, &processing)?;
+        let target = dictionary.target(record.get(explained_site)?, &processing)?;
         let latents = dictionary.encode(&input)?.flatten_to(1)?; // (T, F)
-        let explained = dictionary.explained(&input)?;
+        let explained = dictionary.explained_target(&input, &target)?;
         let rows = latents.to_vec2::<f32>()?;
         let largest: Vec<f32> = latents.max(0)?.to_vec1()?;
         let mut order: Vec<usize> = (0..largest.len()).filter(|feature| largest[*feature] > 0.0).collect();
@@ -155,7 +158,11 @@ impl Look for Features {
             explained.mean_l0
         ));
         if let Some(share) = explained.variance_explained {
-            report.notes.push(format!("they explain {share:.3} of the variance"));
+            let of = match explained_site == site {
+                true => String::new(),
+                false => format!(" of {explained_site}"),
+            };
+            report.notes.push(format!("they explain {share:.3} of the variance{of}"));
         }
         if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
             report.notes.push(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_interpret::{LensCell, LensLayer, LensValue};
-use candle_gpt2_pictures::{Report, shown};
+use candle_gpt2_pictures::{Graph, PictureError, Report, Width, graph_page, graph_svg, page, shown, svg};
 use serde::Serialize;
 use serde::ser::Serializer;
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ pub struct Found {
     pub report: Report,
     /// What else there is.
     pub details: Details,
+    /// The nodes and edges of an attribution graph, which are drawn instead of the values.
+    pub graph: Option<Graph>,
 }
 
 /// What a look found besides the values of its report.
@@ -43,7 +45,26 @@ impl Details {
 
 impl Found {
     pub(crate) fn new(report: Report, details: Value) -> Self {
-        Self { report, details: Details::Json(details) }
+        Self { report, details: Details::Json(details), graph: None }
+    }
+
+    /// One HTML file, which works without a network.
+    pub fn page(&self) -> String {
+        match &self.graph {
+            Some(graph) => graph_page(&self.report, graph),
+            None => page(&self.report),
+        }
+    }
+
+    /// A picture for a paper.
+    ///
+    /// # Errors
+    /// When there is nothing to draw, or too much for one picture.
+    pub fn svg(&self, width: Width) -> Result<String, PictureError> {
+        match &self.graph {
+            Some(graph) => graph_svg(&self.report, graph, width),
+            None => svg(&self.report, width),
+        }
     }
 }
 

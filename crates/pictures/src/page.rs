@@ -77,7 +77,7 @@ pub fn learned_page(title: &str, history: &str) -> String {
 }
 
 /// The page of one thing, with these elements, style, script and data.
-fn filled(title: &str, elements: &str, style: &str, script: &str, data: &str) -> String {
+pub(crate) fn filled(title: &str, elements: &str, style: &str, script: &str, data: &str) -> String {
     let data = data.replace('<', "\\u003c");
     // Between pairs of `@@` stand the names of what goes there.
     REPORT_PAGE_HTML

@@ -29,7 +29,7 @@ pub enum Width {
 }
 
 impl Width {
-    fn points(self) -> f64 {
+    pub(crate) fn points(self) -> f64 {
         match self {
             Self::OneColumn => 3.3 * POINTS_PER_INCH,
             Self::TwoColumns => 6.8 * POINTS_PER_INCH,
@@ -47,13 +47,13 @@ const MAX_BARS: usize = 60;
 const MAX_LABELLED_PANELS: usize = 4;
 const MAX_LABEL: usize = 18;
 
-const FONT: f64 = 7.0;
+pub(crate) const FONT: f64 = 7.0;
 const SMALLEST_FONT: f64 = 4.5;
 /// The width of a letter as a part of the font's size; a little generous, since the font is the reader's.
 const LETTER: f64 = 0.57;
 const NARROW_LETTER: f64 = 0.3;
 const WIDE_LETTER: f64 = 0.9;
-const MARGIN: f64 = 4.0;
+pub(crate) const MARGIN: f64 = 4.0;
 /// Between a label and what it belongs to, on both sides together.
 const LABEL_GAP: f64 = 5.0;
 /// Room on the right for the colour bar and its numbers.
@@ -62,7 +62,7 @@ const MAX_HEIGHT: f64 = 620.0;
 const BARS_HEIGHT: f64 = 110.0;
 
 const NONE: &str = "#dcdee3";
-const INK: &str = "#1a1d23";
+pub(crate) const INK: &str = "#1a1d23";
 const ZERO: [f64; 3] = [255.0, 255.0, 255.0];
 const BLUE: [[f64; 3]; 2] = [[98.0, 163.0, 214.0], [12.0, 48.0, 110.0]];
 const RED: [[f64; 3]; 2] = [[232.0, 132.0, 108.0], [146.0, 18.0, 38.0]];
@@ -78,19 +78,24 @@ pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
         Some(graph) => draw_graph(&mut drawing, report, graph, width.points())?,
         None => draw_values(&mut drawing, report, width.points())?,
     };
+    Ok(document(report, width, height, &drawing))
+}
+
+/// The whole picture of what was drawn.
+pub(crate) fn document(report: &Report, width: Width, height: f64, drawing: &Drawing) -> String {
     let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
     let front = report.bos_in_words();
     // What is of no model is of no text either.
     let of = if report.model.is_empty() { String::new() } else { format!(", {}, {front}", report.model) };
     let title = escaped(&format!("{}{of}", report.title));
-    Ok(format!(
+    format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{inches}in\" height=\"{high_inches}in\" viewBox=\"0 0 {wide} {high}\" \
          font-family=\"Helvetica, Arial, sans-serif\" fill=\"{INK}\">\n<title>{title}</title>\n\
          <rect width=\"{wide}\" height=\"{high}\" fill=\"#fff\"/>\n{body}</svg>\n",
         wide = number(width.points()),
         high = number(height),
         body = drawing.body
-    ))
+    )
 }
 
 /// Draws the values and gives the height of the picture.
@@ -167,7 +172,7 @@ fn draw_graph(drawing: &mut Drawing, report: &Report, graph: &Graph, width: f64)
 
 /// Where a text stands: its anchor, and whether it is turned to read upwards.
 #[derive(Clone, Copy)]
-enum Align {
+pub(crate) enum Align {
     Start,
     Middle,
     End,
@@ -177,7 +182,7 @@ enum Align {
 
 /// The elements drawn so far.
 #[derive(Default)]
-struct Drawing {
+pub(crate) struct Drawing {
     body: String,
 }
 
@@ -189,7 +194,7 @@ impl Drawing {
         ));
     }
 
-    fn line(&mut self, points: &[[f64; 2]], stroke: &str) {
+    pub(crate) fn line(&mut self, points: &[[f64; 2]], stroke: &str) {
         let points: Vec<String> =
             points.iter().map(|[x, y]| format!("{},{}", number(*x), number(*y))).collect();
         self.push(format_args!(
@@ -198,8 +203,22 @@ impl Drawing {
         ));
     }
 
+    pub(crate) fn stroke(&mut self, from: [f64; 2], to: [f64; 2], colour: &str, width: f64) {
+        let [x1, y1, x2, y2, width] = [from[0], from[1], to[0], to[1], width].map(number);
+        self.push(format_args!(
+            "<line x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\" stroke=\"{colour}\" stroke-width=\"{width}\"/>"
+        ));
+    }
+
+    pub(crate) fn circle(&mut self, [x, y]: [f64; 2], radius: f64, fill: &str) {
+        let [x, y, radius] = [x, y, radius].map(number);
+        self.push(format_args!(
+            "<circle cx=\"{x}\" cy=\"{y}\" r=\"{radius}\" fill=\"{fill}\" stroke=\"#fff\" stroke-width=\"0.5\"/>"
+        ));
+    }
+
     /// A text whose middle line is at `y`.
-    fn text(&mut self, [x, y]: [f64; 2], align: Align, font: f64, fill: &str, text: &str) {
+    pub(crate) fn text(&mut self, [x, y]: [f64; 2], align: Align, font: f64, fill: &str, text: &str) {
         let (anchor, turn) = match align {
             Align::Start => ("start", false),
             Align::Middle => ("middle", false),
@@ -566,6 +585,11 @@ fn text_width(text: &str, font: f64) -> f64 {
     text.chars().map(|character| font * width(character)).sum()
 }
 
+/// Red above 0, blue below, the stronger the nearer to `top`.
+pub(crate) fn signed_colour(value: f32, top: f32) -> [f64; 3] {
+    colour(value, Scale::Signed, top)
+}
+
 fn colour(value: f32, scale: Scale, top: f32) -> [f64; 3] {
     let ends = if scale == Scale::Signed && value > 0.0 { RED } else { BLUE };
     let magnitude = if scale == Scale::Signed { value.abs() } else { value };
@@ -574,7 +598,7 @@ fn colour(value: f32, scale: Scale, top: f32) -> [f64; 3] {
     std::array::from_fn(|channel| from[channel] + (to[channel] - from[channel]) * part)
 }
 
-fn hexadecimal(colour: [f64; 3]) -> String {
+pub(crate) fn hexadecimal(colour: [f64; 3]) -> String {
     format!("#{}", colour.map(|channel| format!("{:02x}", byte(channel))).concat())
 }
 

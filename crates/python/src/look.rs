@@ -1,8 +1,8 @@
 //! Looks inside a model: pictures that a notebook shows by itself. The looks and their options are those of `gpt2 look`.
 
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, Estimate, Features, HeadKinds, Lens, Look, LookSubject, Neurons, Patch,
-    PathPatching, Reader, Saliency, Text,
+    Ablate, Attention, Attribute, Estimate, Features, Graph, HeadKinds, Lens, Look, LookSubject, Neurons,
+    Patch, PathPatching, Reader, Saliency, Text,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

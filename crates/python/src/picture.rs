@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use candle_gpt2_interpret::LensCell;
 use candle_gpt2_look::{Details, Found, LensDetails};
-use candle_gpt2_pictures::{Token, Width, page, svg, table};
+use candle_gpt2_pictures::{Token, Width, table};
 use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -143,7 +143,7 @@ impl Picture {
 
     /// One HTML file.
     fn html(&self) -> String {
-        page(&self.found.report)
+        self.found.page()
     }
 
     /// A picture for a paper, one column wide or two.
@@ -154,7 +154,7 @@ impl Picture {
             2 => Width::TwoColumns,
             _ => return Err(wrong_value(format!("columns: expected 1 or 2, found {columns}"))),
         };
-        Ok(svg(&self.found.report, width)?)
+        Ok(self.found.svg(width)?)
     }
 
     /// Writes a file: a page (.html) or a picture for a paper (.svg).
@@ -175,7 +175,7 @@ impl Picture {
 
     /// The page in a frame, whose style and script touch nothing else of the notebook.
     fn _repr_html_(&self) -> String {
-        let page = page(&self.found.report).replace('&', "&amp;").replace('"', "&quot;");
+        let page = self.found.page().replace('&', "&amp;").replace('"', "&quot;");
         format!(
             "<iframe srcdoc=\"{page}\" style=\"width: 100%; height: {FRAME_HEIGHT}px; border: 0\" loading=\"lazy\"></iframe>"
         )

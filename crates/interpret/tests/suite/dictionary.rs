@@ -47,6 +47,7 @@ fn small_tensors() -> Tensors {
 fn small_config(activation: LatentActivation) -> DictionaryConfig {
     DictionaryConfig {
         site: Site::in_block(1, SiteKind::ResidPre),
+        output: None,
         format: DictionaryFormat::SaeLens,
         d_in: Some(2),
         d_sae: Some(3),
@@ -146,6 +147,7 @@ impl Slow<'_> {
                 LatentActivation::TopK { k } => before.iter().filter(|other| **other > *value).count() < k,
                 LatentActivation::JumpRelu => *value > self.get("threshold")[latent],
                 LatentActivation::Relu => true,
+                LatentActivation::Gated => unreachable!("a gate has tensors of its own"),
             };
             *value = if is_active { value.max(0.0) } else { 0.0 };
         }
@@ -240,14 +242,37 @@ fn dictionaries_of_saelens_give_its_numbers() {
         ("plain", site(1, SiteKind::ResidPre), LatentActivation::Relu, true),
         ("topk", site(0, SiteKind::MlpOut), LatentActivation::TopK { k: 3 }, false),
         ("jumprelu", site(1, SiteKind::ResidPost), LatentActivation::JumpRelu, true),
+        ("gated", site(1, SiteKind::ResidPre), LatentActivation::Gated, true),
+        ("transcoder", site(1, SiteKind::Ln2Normalized), LatentActivation::Relu, true),
+        ("jumprelu-skip-transcoder", site(0, SiteKind::ResidMid), LatentActivation::JumpRelu, true),
     ] {
         let dictionary = saelens(name);
         assert_expected(&dictionary, name);
         let config = dictionary.config();
         assert_eq!((config.site, config.activation), (site, activation), "{name}");
         assert_eq!(config.prepends_bos, Some(prepends_bos), "{name}");
-        assert_eq!(config.needs_centring(), name != "topk", "{name}: {}", config.trained_on_because);
+        let is_centred = ["plain", "jumprelu"].contains(&name);
+        assert_eq!(config.needs_centring(), is_centred, "{name}: {}", config.trained_on_because);
     }
+}
+
+#[test]
+fn a_transcoder_explains_another_place_than_it_reads() {
+    let dictionary = saelens("jumprelu-skip-transcoder");
+    assert_eq!((dictionary.width(), dictionary.output_width()), (6, 7));
+    assert_eq!(dictionary.explained_site(), Site::in_block(0, SiteKind::MlpOut));
+    assert!(dictionary.config().output.unwrap().skips && !dictionary.config().subtracts_bias);
+    let expected = Fixture::open("dictionaries/expected");
+    let of = |part: &str| expected.tensor(&format!("jumprelu-skip-transcoder.{part}"));
+    let shifted = (of("output") + 0.5).unwrap();
+    let explained = dictionary.explained_target(&of("input"), &shifted).unwrap();
+    assert!((explained.mse - 0.25).abs() < 1e-4, "{explained:?}");
+
+    let model = Gpt2Config { n_embd: 6, n_layer: 1, n_head: 1, ..Gpt2Config::gpt2() };
+    let message = dictionary.check_model(&model).unwrap_err().to_string();
+    assert!(message.contains("width 7, and the model has 6 at blocks.0.hook_mlp_out"), "{message}");
+    let message = saelens("transcoder").check_model(&model).unwrap_err().to_string();
+    assert!(message.contains("there is no block 1"), "{message}");
 }
 
 /// Latents that count by the length of their directions are those of directions of length 1: SAELens folds the lengths, so that the
@@ -402,7 +427,8 @@ fn what_is_not_supported_is_refused_by_name() {
 {"d_in": 0} | `d_in`: expected a whole number from 1; found 0
 {"d_sae": 1e30} | `d_sae`: expected a whole number
 {"d_sae": "many"} | `d_sae`: expected a whole number from 1; found "many"
-{"architecture": "gated"} | `architecture`: expected "standard", "topk" or "jumprelu"
+{"architecture": "temporal"} | `architecture`: expected "standard", "topk", "gated", "jumprelu"
+{"architecture": "gated", "activation_fn": "topk"} | `activation_fn`: expected "relu" or "topk"; found "topk"
 {"activation_fn": "tanh-relu"} | `activation_fn`: expected "relu" or "topk"; found "tanh-relu"
 {"activation_fn_str": "topk"} | `k`: expected a whole number from 1; found nothing
 {"architecture": "topk", "k": 0} | `k`: expected a whole number from 1; found 0
@@ -411,7 +437,12 @@ fn what_is_not_supported_is_refused_by_name() {
 {"normalize_activations": "constant_norm_rescale"} | found "constant_norm_rescale"
 {"apply_b_dec_to_input": "no"} | `apply_b_dec_to_input`: expected true or false; found "no"
 {"hook_head_index": 3} | dictionaries of a single head are not supported; found 3
-{"hook_name_out": "blocks.8.hook_mlp_out"} | transcoders
+{"hook_name_out": "blocks.8.hook_mlp_out"} | only transcoders (`architecture`) have an output at another place
+{"architecture": "transcoder"} | `hook_name_out`: expected the place of the model that the transcoder explains
+{"architecture": "transcoder", "hook_name_out": "blocks.8.mlp"} | unknown hook point `blocks.8.mlp`
+{"architecture": "transcoder", "hook_name_out": "blocks.8.hook_mlp_out", "d_out": 0} | `d_out`: expected a whole number from 1
+{"architecture": "skip_transcoder", "hook_name_out": "mlp_out8", "apply_b_dec_to_input": true} | `apply_b_dec_to_input`: expected false
+{"architecture": "skip_transcoder", "hook_name_out": "mlp_out8", "activation_fn": "tanh"} | `activation_fn`: expected "relu" or "topk"
 "#,
     ) {
         let message = config(serde_json::from_str(changes).unwrap()).unwrap_err();
@@ -473,6 +504,10 @@ fn tensors_that_do_not_fit_are_named() {
         (
             refused(&with("W_enc", pattern(&[1, 3], 1., 0)), &jump),
             "tensor `W_enc`: expected (width, latents), found (1, 3)",
+        ),
+        (
+            refused(&with("W_dec", rows(&[&[1., 0.], &[0., f32::NAN], &[2., -1.]])), &jump),
+            "tensor `W_dec`: element 3 is NaN; the file is damaged",
         ),
         (refused(&with("scaling_factor", vector(&[1., 1., 2.])), &jump), "`scaling_factor`: expected ones"),
         (

@@ -5,6 +5,7 @@ mod circuits;
 mod common;
 mod dictionary;
 mod inspection;
+mod graphs;
 mod laws;
 mod published;
 mod recording;

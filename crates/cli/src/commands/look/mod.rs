@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_gpt2_engine::HubOptions;
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, HeadKinds, Lens, Neurons, Patch, PathPatching,
+    Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, Graph, HeadKinds, Lens, Neurons, Patch, PathPatching,
     Saliency,
 };
 use clap::{Args, Subcommand};
@@ -163,6 +163,18 @@ Examples:
 
 --sae takes a SAELens folder (cfg.json and sae_weights.safetensors) or one of OpenAI's files (with --site).")]
     Features(LookArguments<InputArguments, Features>),
+    /// Which features of the MLPs carry a prediction, and how they act on each other (attribution graph)
+    #[command(after_help = "\
+Examples:
+  gpt2 look graph \"The capital of France is\" --model gpt2 --transcoders transcoders --bos --html graph.html
+  gpt2 look graph \"The capital of France is\" --model gpt2 --transcoders transcoders --bos --json > graph.json
+  gpt2 look graph \"The capital of France is\" --model gpt2 --transcoders transcoders --set 3_1201_4=0
+
+Features of the transcoders stand for the MLPs; attention patterns and norms are those of the run. Nodes are active features \
+(LAYER_FEATURE_POSITION), the errors of the transcoders, the embeddings of tokens and of positions, and the most probable logits. \
+An edge is what a node adds to a feature's pre-activation, or to a logit minus the mean of all. The JSON opens in the public \
+attribution graph frontend. With --bos the first token has no features.")]
+    Graph(LookArguments<InputArguments, Graph>),
 }
 
 pub(crate) fn run(arguments: &LookCommandArguments, hub: &HubOptions) -> Result<ExitCode> {
@@ -180,6 +192,7 @@ pub(crate) fn run(arguments: &LookCommandArguments, hub: &HubOptions) -> Result<
         Look::Saliency(arguments) => arguments.run(hub, |look, text| look.text = text),
         Look::Neurons(arguments) => arguments.run(hub, |look, text| look.text = text),
         Look::Features(arguments) => arguments.run(hub, |look, text| look.text = text),
+        Look::Graph(arguments) => arguments.run(hub, |look, text| look.text = text),
     }?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use candle_gpt2_engine::{HubOptions, LoadedModel};
 use candle_gpt2_look::{ComparedTexts, Found, Look, LookSubject, Reader, Text};
-use candle_gpt2_pictures::{PictureError, Width, page, svg, table};
+use candle_gpt2_pictures::{PictureError, Width, table};
 use candle_gpt2_weights::expect_free;
 use clap::Args;
 
@@ -65,10 +65,10 @@ impl ViewArguments {
         report.check().context("internal error, please report it")?;
         // What cannot be drawn leaves no page behind.
         let width = if self.columns == 1 { Width::OneColumn } else { Width::TwoColumns };
-        let picture = self.svg.as_ref().map(|path| Ok((path, svg(report, width)?)));
+        let picture = self.svg.as_ref().map(|path| Ok((path, found.svg(width)?)));
         let picture = picture.transpose().map_err(|error: PictureError| UsageError(error.to_string()))?;
         if let Some(path) = &self.html {
-            output::write_file(path, &page(report))?;
+            output::write_file(path, &found.page())?;
         }
         if let Some((path, picture)) = picture {
             output::write_file(path, &picture)?;

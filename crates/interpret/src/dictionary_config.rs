@@ -1,0 +1,377 @@
+//! What is known of a dictionary besides its tensors: SAELens' `cfg.json`, and what stands beside OpenAI's tensors.
+//!
+//! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, and for older files `handle_pre_6_0_config` in
+//! `sae_lens/loading/pretrained_sae_loaders.py` at 10537c1); OpenAI (openai/sparse_autoencoder, `sparse_autoencoder/paths.py` at
+//! 764586a).
+
+use std::collections::BTreeMap;
+
+use candle_gpt2::{Site, SiteKind};
+use serde_json::Value;
+
+use crate::{FileError, named_site};
+
+/// Largest sizes that a configuration may name.
+const MAX_SIZE: u64 = 1 << 32;
+/// SAELens' architectures that explain another place than the one that they read.
+const TRANSCODERS: [&str; 4] =
+    ["transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"];
+
+/// What makes a latent of a number. Part of a [`DictionaryConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LatentActivation {
+    /// The number itself where it is positive.
+    Relu,
+    /// The same of the `k` largest alone; of equals the first.
+    TopK {
+        /// How many.
+        k: usize,
+    },
+    /// The number itself where it is positive and above the threshold of its latent.
+    JumpRelu,
+    /// A magnitude where it and a gate are positive; both read the value by the same weights.
+    Gated,
+}
+
+/// Whose names the tensors have. Part of a [`DictionaryConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DictionaryFormat {
+    /// `W_enc` `(C, F)`, `b_enc`, `W_dec` `(F, C)`, `b_dec`, `threshold`.
+    SaeLens,
+    /// `encoder.weight` `(F, C)`, `latent_bias`, `decoder.weight` `(C, F)`, `pre_bias`.
+    OpenAi,
+}
+
+/// Whose values of a place a dictionary was trained on. Part of a [`DictionaryConfig`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TrainedOn {
+    /// Those of the checkpoint as it is.
+    Checkpoint,
+    /// Those that TransformerLens makes of them, see [`Processing`].
+    TransformerLens,
+}
+
+/// What a transcoder explains: another place than the one that it reads. Part of a [`DictionaryConfig`].
+///
+/// ```
+/// use candle_gpt2_interpret::{DictionaryConfig, named_site};
+///
+/// let config = DictionaryConfig::from_json(
+///     r#"{"architecture": "skip_transcoder", "d_in": 768, "d_sae": 24576, "d_out": 768,
+///         "metadata": {"hook_name": "blocks.8.ln2.hook_normalized", "hook_name_out": "blocks.8.hook_mlp_out"}}"#,
+/// )?;
+/// let output = config.output.ok_or("it is a transcoder")?;
+/// assert_eq!((output.site, output.skips), (named_site("mlp_out8")?, true));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TranscoderOutput {
+    /// The place (`hook_name_out`).
+    pub site: Site,
+    /// Width of the output, `C_out` (`d_out`); that of the tensors if not known.
+    pub d_out: Option<usize>,
+    /// Whether a matrix leads past the latents (`W_skip`).
+    pub skips: bool,
+}
+
+/// What is known of a dictionary besides its tensors.
+///
+/// ```
+/// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation, named_site};
+///
+/// let config = DictionaryConfig::from_json(
+///     r#"{"hook_name": "blocks.8.hook_resid_pre", "architecture": "standard", "d_in": 768, "d_sae": 24576,
+///         "activation_fn": "relu", "apply_b_dec_to_input": true}"#,
+/// )?;
+/// assert_eq!(config.activation, LatentActivation::Relu);
+/// assert_eq!(config.site, named_site("resid_pre8")?);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DictionaryConfig {
+    /// The place that it reads, and explains if it is no transcoder.
+    pub site: Site,
+    /// What a transcoder explains.
+    pub output: Option<TranscoderOutput>,
+    /// Names of its tensors.
+    pub format: DictionaryFormat,
+    /// Width of its input, `C` (`d_in`); that of the tensors if not known.
+    pub d_in: Option<usize>,
+    /// Number of latents, `F` (`d_sae`); that of the tensors if not known.
+    pub d_sae: Option<usize>,
+    /// What makes the latents.
+    pub activation: LatentActivation,
+    /// Whether the output's bias is subtracted from the input (`apply_b_dec_to_input`).
+    pub subtracts_bias: bool,
+    /// Whether the input is normalized (`normalize_activations` is `layer_norm`).
+    pub normalizes_input: bool,
+    /// Whether latents count by the length of their directions (`rescale_acts_by_decoder_norm`).
+    pub scales_by_direction: bool,
+    /// Whether the texts of its training started with `<|endoftext|>` (`prepend_bos`), where it is known.
+    pub prepends_bos: Option<bool>,
+    /// Whose values it was trained on.
+    pub trained_on: TrainedOn,
+    /// What says so.
+    pub trained_on_because: &'static str,
+}
+
+impl DictionaryConfig {
+    /// Reads the text of SAELens' `cfg.json`, of any version. A key that changes the numbers is honoured or refused.
+    ///
+    /// # Errors
+    /// When it is not JSON, lacks a key, or asks for what is not supported.
+    pub fn from_json(text: &str) -> Result<Self, FileError> {
+        let not_json = |error: String| FileError::NotJson { error };
+        let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
+            .map_err(|error| not_json(error.to_string()))?;
+        if !value.is_object() {
+            return Err(not_json("its outermost value is no object".into()));
+        }
+        let keys = Keys(&value);
+        keys.refuse_what_is_not_supported()?;
+        let (key, hook) =
+            keys.text(&["hook_name", "hook_point", "act_name"])?.ok_or_else(|| FileError::Key {
+                key: "hook_name".into(),
+                expected: "the place of the model, such as \"blocks.8.hook_resid_pre\"".into(),
+                found: "nothing".into(),
+            })?;
+        let site = named_site(hook).map_err(|error| FileError::Hook { key, error })?;
+        let (trained_on, trained_on_because) = keys.trained_on(site.kind);
+        let output = keys.output()?;
+        Ok(Self {
+            site,
+            output,
+            format: DictionaryFormat::SaeLens,
+            d_in: Some(keys.size(&["d_in", "act_size"])?),
+            d_sae: Some(keys.size(&["d_sae", "dict_size"])?),
+            activation: keys.activation()?,
+            subtracts_bias: keys.flag("apply_b_dec_to_input")?.unwrap_or(output.is_none()),
+            normalizes_input: keys.normalizes_input()?,
+            scales_by_direction: keys.flag("rescale_acts_by_decoder_norm")?.unwrap_or(false),
+            prepends_bos: Some(keys.flag("prepend_bos")?.unwrap_or(true)),
+            trained_on,
+            trained_on_because,
+        })
+    }
+
+    /// The configuration of one of OpenAI's files, by the texts and numbers that stand beside its tensors (`activation`,
+    /// `activation_state_dict.k`). Which place it explains stands in the name of its folder, see [`openai_site`].
+    ///
+    /// # Errors
+    /// When the activation is not supported.
+    pub fn openai(entries: &BTreeMap<String, String>, site: Site) -> Result<Self, FileError> {
+        let entry = |key: &str| entries.get(key).map(String::as_str);
+        let unsupported = |key: &str, found: &str| FileError::Key {
+            key: key.into(),
+            expected: "ReLU, or TopK with ReLU after it".into(),
+            found: found.into(),
+        };
+        let activation = match entry("activation") {
+            // Files of the first versions say nothing.
+            None | Some("ReLU") => LatentActivation::Relu,
+            Some("TopK") => {
+                if let Some(after) = entry("activation_state_dict.postact_fn").filter(|name| *name != "ReLU")
+                {
+                    return Err(unsupported("activation_state_dict.postact_fn", after));
+                }
+                let key = "activation_state_dict.k";
+                let k = entry(key).and_then(|k| k.parse().ok()).filter(|k| *k > 0);
+                LatentActivation::TopK {
+                    k: k.ok_or_else(|| FileError::Key {
+                        key: key.into(),
+                        expected: "how many latents are kept, a whole number from 1".into(),
+                        found: entry(key).unwrap_or("nothing").into(),
+                    })?,
+                }
+            }
+            Some(other) => return Err(unsupported("activation", other)),
+        };
+        Ok(Self {
+            site,
+            output: None,
+            format: DictionaryFormat::OpenAi,
+            d_in: None,
+            d_sae: None,
+            activation,
+            subtracts_bias: true,
+            // OpenAI's own reader tells the versions apart by it.
+            normalizes_input: matches!(activation, LatentActivation::TopK { .. }),
+            scales_by_direction: false,
+            prepends_bos: None,
+            trained_on: TrainedOn::Checkpoint,
+            trained_on_because: "OpenAI uses its dictionaries with weights that are not centred",
+        })
+    }
+
+    /// Whether what the model has at the place is to be made less its mean over the width, as TransformerLens shows it.
+    pub fn needs_centring(&self) -> bool {
+        self.trained_on == TrainedOn::TransformerLens && self.site.kind.is_residual()
+    }
+}
+
+/// The place that a dictionary of OpenAI explains, by the folder that it comes from (`resid_post_mlp_v5_32k`) and its layer; `None`
+/// for a name that is none of theirs.
+///
+/// ```
+/// use candle_gpt2_interpret::{named_site, openai_site};
+///
+/// assert_eq!(openai_site("resid_post_mlp_v5_32k", 7), named_site("resid_post7").ok());
+/// assert_eq!(openai_site("another_folder", 7), None);
+/// ```
+pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {
+    let location = folder.split_once("_v").map_or(folder, |(location, _)| location);
+    let kind = match location {
+        "mlp_post_act" => SiteKind::MlpPost,
+        "resid_delta_attn" => SiteKind::AttnOut,
+        "resid_post_attn" => SiteKind::ResidMid,
+        "resid_delta_mlp" => SiteKind::MlpOut,
+        "resid_post_mlp" => SiteKind::ResidPost,
+        _ => return None,
+    };
+    Some(Site::in_block(layer, kind))
+}
+
+/// The keys of a `cfg.json`; since SAELens 6 those about the model stand below `metadata`.
+pub(crate) struct Keys<'a>(pub(crate) &'a Value);
+
+impl Keys<'_> {
+    /// The value under the first of these names that has one, with that name.
+    pub(crate) fn find(&self, names: &[&str]) -> Option<(String, &Value)> {
+        names.iter().find_map(|name| {
+            let places = [self.0.get(name), self.0.get("metadata").and_then(|metadata| metadata.get(name))];
+            let value = places.into_iter().flatten().find(|value| !value.is_null())?;
+            Some(((*name).to_owned(), value))
+        })
+    }
+
+    pub(crate) fn text(&self, names: &[&str]) -> Result<Option<(String, &str)>, FileError> {
+        let Some((key, value)) = self.find(names) else { return Ok(None) };
+        match value.as_str() {
+            Some(text) => Ok(Some((key, text))),
+            None => Err(unexpected(key, "a text", value)),
+        }
+    }
+
+    fn flag(&self, name: &str) -> Result<Option<bool>, FileError> {
+        let Some((key, value)) = self.find(&[name]) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| unexpected(key, "true or false", value))
+    }
+
+    pub(crate) fn size(&self, names: &[&str]) -> Result<usize, FileError> {
+        let expected = "a whole number from 1";
+        let missing = || unexpected(names.join("` or `"), expected, &Value::Null);
+        let (key, value) = self.find(names).ok_or_else(missing)?;
+        let size = value.as_u64().filter(|size| (1..=MAX_SIZE).contains(size));
+        size.and_then(|size| usize::try_from(size).ok()).ok_or_else(|| unexpected(key, expected, value))
+    }
+
+    fn activation(&self) -> Result<LatentActivation, FileError> {
+        let (architecture_key, architecture) =
+            self.text(&["architecture"])?.unwrap_or(("architecture".into(), "standard"));
+        let (function_key, function) =
+            self.text(&["activation_fn", "activation_fn_str"])?.unwrap_or(("activation_fn".into(), ""));
+        match (architecture, function) {
+            ("standard" | "topk" | "transcoder" | "skip_transcoder", "topk") | ("topk", "") => {
+                let arguments = self.find(&["activation_fn_kwargs"]).map_or(&Value::Null, |(_, found)| found);
+                let holder = if self.find(&["k"]).is_some() { self.0 } else { arguments };
+                let k = Keys(holder).size(&["k"])?;
+                Ok(LatentActivation::TopK { k })
+            }
+            ("standard" | "transcoder" | "skip_transcoder", "relu" | "") => Ok(LatentActivation::Relu),
+            ("jumprelu" | "jumprelu_transcoder" | "jumprelu_skip_transcoder", "relu" | "") => {
+                Ok(LatentActivation::JumpRelu)
+            }
+            ("gated", "relu" | "") => Ok(LatentActivation::Gated),
+            ("standard" | "topk" | "jumprelu" | "gated", other) => {
+                Err(unexpected(function_key, "\"relu\" or \"topk\"", &other.into()))
+            }
+            (other, _) if TRANSCODERS.contains(&other) => {
+                Err(unexpected(function_key, "\"relu\" or \"topk\"", &function.into()))
+            }
+            (other, _) => {
+                let expected = "\"standard\", \"topk\", \"gated\", \"jumprelu\" (SAELens saves what it trained as \"batchtopk\" so), \
+                                \"transcoder\" or \"skip_transcoder\", the last two also with \"jumprelu_\" in front";
+                Err(unexpected(architecture_key, expected, &other.into()))
+            }
+        }
+    }
+
+    /// What a transcoder explains.
+    fn output(&self) -> Result<Option<TranscoderOutput>, FileError> {
+        let architecture = self.text(&["architecture"])?.map_or("standard", |(_, architecture)| architecture);
+        if !TRANSCODERS.contains(&architecture) {
+            return match self.find(&["hook_name_out", "d_out"]) {
+                Some((key, value)) => {
+                    let expected = "none: only transcoders (`architecture`) have an output at another place";
+                    Err(unexpected(key, expected, value))
+                }
+                None => Ok(None),
+            };
+        }
+        let place = "the place of the model that the transcoder explains, such as \"blocks.8.hook_mlp_out\"";
+        let (key, hook) =
+            self.text(&["hook_name_out"])?.ok_or_else(|| unexpected("hook_name_out", place, &Value::Null))?;
+        if self.flag("apply_b_dec_to_input")? == Some(true) {
+            let expected = "false: the output's bias of a transcoder is none of its input";
+            return Err(unexpected("apply_b_dec_to_input", expected, &true.into()));
+        }
+        Ok(Some(TranscoderOutput {
+            site: named_site(hook).map_err(|error| FileError::Hook { key, error })?,
+            d_out: self.find(&["d_out"]).map(|_| self.size(&["d_out"])).transpose()?,
+            skips: architecture.ends_with("skip_transcoder"),
+        }))
+    }
+
+    fn normalizes_input(&self) -> Result<bool, FileError> {
+        let Some((key, value)) = self.find(&["normalize_activations"]) else { return Ok(false) };
+        match value {
+            Value::Bool(false) => Ok(false),
+            Value::String(name) if name == "none" => Ok(false),
+            Value::String(name) if name == "layer_norm" => Ok(true),
+            other => {
+                let expected = "\"none\" or \"layer_norm\"; have SAELens fold the scale of the input into the weights \
+                                (`fold_activation_norm_scaling_factor`) and save them again";
+                Err(unexpected(key, expected, other))
+            }
+        }
+    }
+
+    fn refuse_what_is_not_supported(&self) -> Result<(), FileError> {
+        if let Some((key, value)) = self.find(&["hook_head_index", "hook_point_head_index"]) {
+            return Err(unexpected(key, "none: dictionaries of a single head are not supported", value));
+        }
+        Ok(())
+    }
+
+    /// SAELens once trained on the models that TransformerLens makes by default. Later it asked for them as they are, and since
+    /// then keeps in its files what was asked for.
+    fn trained_on(&self, kind: SiteKind) -> (TrainedOn, &'static str) {
+        let option = match kind {
+            SiteKind::V | SiteKind::Z | SiteKind::Result => "fold_value_biases",
+            _ => "center_writing_weights",
+        };
+        match self.find(&["model_from_pretrained_kwargs"]) {
+            Some((_, options)) if options.get(option) == Some(&Value::Bool(true)) => (
+                TrainedOn::TransformerLens,
+                "`model_from_pretrained_kwargs` asks for TransformerLens' processing",
+            ),
+            Some(_) => (
+                TrainedOn::Checkpoint,
+                "`model_from_pretrained_kwargs` does not ask for TransformerLens' processing",
+            ),
+            None if self.0.get("metadata").is_some() => {
+                (TrainedOn::Checkpoint, "since SAELens 6 models are not processed unless the file says so")
+            }
+            None => (
+                TrainedOn::TransformerLens,
+                "there is no `model_from_pretrained_kwargs`: SAELens then trained on TransformerLens' processed models",
+            ),
+        }
+    }
+}
+
+pub(crate) fn unexpected(key: impl Into<String>, expected: &str, found: &Value) -> FileError {
+    let found =
+        if found.is_null() { "nothing".to_owned() } else { found.to_string().chars().take(80).collect() };
+    FileError::Key { key: key.into(), expected: expected.into(), found }
+}

@@ -1,0 +1,384 @@
+//! Attribution graphs: which nodes of a local replacement model matter for its prediction, and by which edges.
+//!
+//! Rows of a graph are targets, columns sources. With `Ā = |A|` over the sum of its row, and the logits' probabilities `w`, the influence
+//! of the nodes is `I = w·Ā + w·Ā² + …`. No edge leads to the same layer or back, so that one pass over the targets from the last to the
+//! first gives the whole sum. Source: decoderesearch/circuit-tracer, `circuit_tracer/graph.py` at 0968d11; position embeddings, which
+//! it has no nodes for, count as the token embeddings do.
+
+use std::cmp::Reverse;
+
+use crate::error::Result;
+use crate::replacement::BATCH;
+use crate::run::rounded;
+use crate::{FeatureChange, GraphNode, ReplacementModel};
+
+/// After so many batches features are ranked anew.
+const BATCHES_OF_A_RANKING: usize = 4;
+/// Least sum of a row that its values are divided by.
+const LEAST_SUM: f64 = 1e-10;
+
+/// The graph of a run: nodes, and what they add to each other.
+///
+/// ```
+/// use candle_gpt2_interpret::{AttributionGraph, GraphOptions, ReplacementModel, Run};
+/// # use std::collections::BTreeMap;
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # use candle_gpt2_interpret::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let random = |one: candle_gpt2::Parameter| Ok((one.name, Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
+/// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_gpt2::ByOutput(candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))?;
+/// # let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::ResidMid, k: None };
+/// # let random = |name: &str, shape: &[usize]| Ok((name.to_owned(), Tensor::randn(0f32, 1., shape, &Device::Cpu)?));
+/// # let tensors = [("W_enc", &[9, 6][..]), ("b_enc", &[9]), ("W_dec", &[9, 6]), ("b_dec", &[6])];
+/// # let tensors: BTreeMap<_, _> = tensors.into_iter().map(|(name, shape)| random(name, shape)).collect::<candle_core::Result<_>>()?;
+/// # let layer = TranscoderLayer::per_layer(&tensors, &config)?;
+/// # let transcoders = Transcoders::new(config.input, vec![layer.clone(), layer])?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
+/// let graph = AttributionGraph::trace(&replacement, &|_, _| ())?;
+/// let pruned = graph.pruned(0.8, 0.98);
+/// assert!(pruned.edges.iter().all(|edge| pruned.nodes[edge.source] && pruned.nodes[edge.target]));
+/// assert!((0.0..=1.0).contains(&graph.replacement_score()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct AttributionGraph {
+    /// Features that have edges into them, in the order of [`ReplacementModel::nodes`]; errors, embeddings and logits.
+    pub nodes: Vec<GraphNode>,
+    /// Where each node is in the replacement model.
+    pub origins: Vec<usize>,
+    /// Active features, those without a node too.
+    pub active_features: usize,
+    /// The targets, those that come last in the model first.
+    targets: Vec<usize>,
+    /// What each node adds to each target, row by row.
+    values: Vec<f32>,
+    /// Of each node the row of its edges.
+    rows: Vec<Option<usize>>,
+    /// Of each row what biases add, and what active features without a node do.
+    rests: Vec<(f64, f64)>,
+    influence: Vec<f64>,
+}
+
+/// What is left of a graph. [`AttributionGraph::pruned`] gives it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrunedGraph {
+    /// Whether each node is kept.
+    pub nodes: Vec<bool>,
+    /// The edges between nodes that are kept, by target and source.
+    pub edges: Vec<Edge>,
+    /// Of each node which share of all influence those nodes have that have as much or more.
+    pub shares: Vec<f64>,
+}
+
+/// What a node adds to another one. Part of a [`PrunedGraph`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Edge {
+    /// The node that adds it.
+    pub source: usize,
+    /// The node that it is added to.
+    pub target: usize,
+    /// How much: of a pre-activation, or of a logit.
+    pub weight: f32,
+}
+
+impl AttributionGraph {
+    /// Computes the edges of the logits, and of the features with the most influence on them, as many as the options allow.
+    /// `progress` hears how many of how many rows are there.
+    ///
+    /// # Errors
+    /// When the device has no memory left.
+    pub fn trace(replacement: &ReplacementModel, progress: &dyn Fn(usize, usize)) -> Result<Self> {
+        let (nodes, features) = (replacement.nodes(), replacement.features());
+        let wanted = features.min(replacement.options().max_feature_nodes);
+        let logits: Vec<usize> = replacement.logits().collect();
+        let total = logits.len() + wanted;
+        let values = Vec::with_capacity(total * nodes.len());
+        let mut traced = Traced { nodes, targets: Vec::new(), values, biases: Vec::new() };
+        traced.add(replacement, &logits)?;
+        let mut is_visited = vec![false; features];
+        let mut visited = 0;
+        while visited < wanted {
+            progress(traced.targets.len(), total);
+            let count = match wanted == features {
+                true => wanted,
+                false => (BATCH * BATCHES_OF_A_RANKING).min(wanted - visited),
+            };
+            let influence = traced.influence();
+            let mut next: Vec<usize> = (0..features).filter(|node| !is_visited[*node]).collect();
+            next.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
+            next.truncate(count);
+            // Rows of early positions are short, and those of a batch are as long as its longest.
+            next.sort_by_key(|node| position(&nodes[*node]));
+            for batch in next.chunks(BATCH) {
+                traced.add(replacement, batch)?;
+                progress(traced.targets.len(), total);
+            }
+            next.iter().for_each(|node| is_visited[*node] = true);
+            visited += next.len();
+        }
+        Ok(traced.graph(&is_visited))
+    }
+
+    /// What one node adds to another; 0 for targets that depend on nothing.
+    pub fn edge(&self, target: usize, source: usize) -> f32 {
+        self.rows[target].map_or(0.0, |row| self.values[row * self.nodes.len() + source])
+    }
+
+    /// What biases add to a target, and what active features without a node add; with its edges they are its whole value.
+    pub fn rest(&self, target: usize) -> (f64, f64) {
+        self.rows[target].map_or((0.0, 0.0), |row| self.rests[row])
+    }
+
+    /// Of each node how much of the logits goes through it.
+    pub fn influence(&self) -> &[f64] {
+        &self.influence
+    }
+
+    /// Keeps the nodes with the most influence until they have this share of all, with embeddings and logits; of the edges between
+    /// them those with the most influence until they have the other share; then, again and again, drops features and errors without an
+    /// edge to others, and features without an edge from others.
+    pub fn pruned(&self, node_share: f64, edge_share: f64) -> PrunedGraph {
+        let least = least_kept(self.influence.clone(), node_share);
+        let is_free = |node: usize| match self.nodes[node] {
+            GraphNode::Feature { .. } | GraphNode::Error { .. } => self.influence[node] >= least,
+            _ => true,
+        };
+        let mut nodes: Vec<bool> = (0..self.nodes.len()).map(is_free).collect();
+        let mut candidates: Vec<Edge> = Vec::new();
+        for target in self.targets.iter().copied().filter(|target| nodes[*target]) {
+            let sources = (0..self.nodes.len()).filter(|source| nodes[*source]);
+            candidates.extend(sources.filter_map(|source| {
+                let weight = self.edge(target, source);
+                (weight != 0.0).then_some(Edge { source, target, weight })
+            }));
+        }
+        let scores = edge_scores(&self.nodes, &candidates);
+        let least = least_kept(scores.clone(), edge_share);
+        let kept = candidates.into_iter().zip(scores).filter(|(_, score)| *score >= least);
+        let mut edges: Vec<Edge> = kept.map(|(edge, _)| edge).collect();
+        loop {
+            let mut has_out = vec![false; nodes.len()];
+            let mut has_in = vec![false; nodes.len()];
+            for edge in &edges {
+                has_out[edge.source] = true;
+                has_in[edge.target] = true;
+            }
+            let before = nodes.iter().filter(|kept| **kept).count();
+            for (node, kept) in nodes.iter_mut().enumerate() {
+                *kept &= match self.nodes[node] {
+                    GraphNode::Feature { .. } => has_out[node] && has_in[node],
+                    GraphNode::Error { .. } => has_out[node],
+                    _ => true,
+                };
+            }
+            edges.retain(|edge| nodes[edge.source] && nodes[edge.target]);
+            if nodes.iter().filter(|kept| **kept).count() == before {
+                break;
+            }
+        }
+        edges.sort_by_key(|edge| (edge.target, edge.source));
+        PrunedGraph { nodes, edges, shares: self.shares() }
+    }
+
+    /// Of each node which share of all influence those nodes have that have as much or more.
+    fn shares(&self) -> Vec<f64> {
+        let total: f64 = self.influence.iter().sum();
+        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
+        order.sort_by(|a, b| self.influence[*b].total_cmp(&self.influence[*a]).then(a.cmp(b)));
+        let (mut shares, mut sum) = (vec![0.0; self.nodes.len()], 0.0);
+        for node in order {
+            sum += self.influence[node];
+            shares[node] = (sum / total).min(1.0);
+        }
+        shares
+    }
+
+    /// Which part of what comes from embeddings and errors to the logits, through any nodes, comes from embeddings.
+    pub fn replacement_score(&self) -> f64 {
+        let sum = |is_error: bool| {
+            let nodes = self.nodes.iter().zip(&self.influence).filter(|(node, _)| match node {
+                GraphNode::Error { .. } => is_error,
+                GraphNode::Embedding { .. } | GraphNode::Position { .. } => !is_error,
+                _ => false,
+            });
+            nodes.map(|(_, influence)| influence).sum::<f64>()
+        };
+        let (embeddings, errors) = (sum(false), sum(true));
+        embeddings / (embeddings + errors)
+    }
+
+    /// Which part of the edges into nodes comes from no error, mean over the nodes by their influence.
+    pub fn completeness_score(&self) -> f64 {
+        let (mut complete, mut total) = (0.0, 0.0);
+        for target in &self.targets {
+            let weight = self.influence[*target] + probability(&self.nodes[*target]);
+            let (mut errors, mut all) = (0.0, 0.0);
+            for (source, node) in self.nodes.iter().enumerate() {
+                let edge = f64::from(self.edge(*target, source).abs());
+                all += edge;
+                if matches!(node, GraphNode::Error { .. }) {
+                    errors += edge;
+                }
+            }
+            complete += weight * (1.0 - errors / all.max(LEAST_SUM));
+            total += weight;
+        }
+        // What depends on nothing has no edges from errors.
+        let others = self.nodes.iter().zip(&self.influence).filter(|(node, _)| !node.is_target());
+        let others: f64 = others.map(|(_, influence)| influence).sum();
+        (complete + others) / (total + others)
+    }
+
+    /// How the values of all nodes change when some features are set to other values, by the edges: through every feature that has
+    /// edges and is not set itself. Each of them is taken to stay active.
+    pub fn predicted(&self, changes: &[FeatureChange]) -> Vec<f64> {
+        let mut moved = vec![0.0; self.nodes.len()];
+        // What each source is times as large, less one.
+        let mut grown = vec![0.0; self.nodes.len()];
+        for target in self.targets.iter().rev() {
+            let change =
+                (0..self.nodes.len()).map(|source| grown[source] * f64::from(self.edge(*target, source)));
+            moved[*target] = change.sum();
+            if let GraphNode::Feature { activation, .. } = self.nodes[*target] {
+                let set = changes.iter().find(|change| change.node == self.origins[*target]);
+                let added = set.map_or(moved[*target], |change| change.value - activation);
+                grown[*target] = added / activation;
+            }
+        }
+        moved
+    }
+}
+
+/// A graph in the making: rows of every node of the replacement model.
+struct Traced<'a> {
+    nodes: &'a [GraphNode],
+    targets: Vec<usize>,
+    values: Vec<f32>,
+    biases: Vec<f64>,
+}
+
+impl Traced<'_> {
+    fn add(&mut self, replacement: &ReplacementModel, targets: &[usize]) -> Result<()> {
+        let edges = replacement.edges(targets)?;
+        self.targets.extend(targets);
+        self.biases.extend(edges.biases);
+        self.values.extend(edges.rows.iter().flatten().map(|value| rounded(*value)));
+        Ok(())
+    }
+
+    fn influence(&self) -> Vec<f64> {
+        let rows: Vec<&[f32]> = self.values.chunks(self.nodes.len()).collect();
+        influence(self.nodes, &self.targets, &rows)
+    }
+
+    /// The graph of the features that have rows.
+    fn graph(self, is_visited: &[bool]) -> AttributionGraph {
+        let is_kept = |node: &usize| is_visited.get(*node).copied().unwrap_or(true);
+        let origins: Vec<usize> = (0..self.nodes.len()).filter(is_kept).collect();
+        let mut places = vec![0; self.nodes.len()];
+        origins.iter().enumerate().for_each(|(place, node)| places[*node] = place);
+        let nodes: Vec<GraphNode> = origins.iter().map(|node| self.nodes[*node]).collect();
+        let mut order: Vec<usize> = (0..self.targets.len()).collect();
+        order.sort_by_key(|row| (Reverse(height(&self.nodes[self.targets[*row]])), self.targets[*row]));
+        let (mut targets, mut values, mut rests) = (Vec::new(), Vec::new(), Vec::new());
+        let mut rows = vec![None; nodes.len()];
+        for row in order {
+            let target = places[self.targets[row]];
+            rows[target] = Some(targets.len());
+            targets.push(target);
+            let row_values = &self.values[row * self.nodes.len()..][..self.nodes.len()];
+            values.extend(origins.iter().map(|node| row_values[*node]));
+            let left_out = is_visited.iter().zip(row_values).filter(|(is_visited, _)| !**is_visited);
+            rests.push((self.biases[row], left_out.map(|(_, value)| f64::from(*value)).sum()));
+        }
+        let all: Vec<&[f32]> = values.chunks(nodes.len()).collect();
+        let influence = influence(&nodes, &targets, &all);
+        AttributionGraph {
+            active_features: is_visited.len(),
+            nodes,
+            origins,
+            targets,
+            values,
+            rows,
+            rests,
+            influence,
+        }
+    }
+}
+
+/// The influence of each node, by the rows of some targets.
+fn influence(nodes: &[GraphNode], targets: &[usize], rows: &[&[f32]]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..targets.len()).collect();
+    order.sort_by_key(|row| Reverse(height(&nodes[targets[*row]])));
+    let mut influence = vec![0.0; nodes.len()];
+    for row in order {
+        let weight = influence[targets[row]] + probability(&nodes[targets[row]]);
+        let sum: f64 = rows[row].iter().map(|value| f64::from(value.abs())).sum();
+        let share = weight / sum.max(LEAST_SUM);
+        for (influence, value) in influence.iter_mut().zip(rows[row]) {
+            *influence += share * f64::from(value.abs());
+        }
+    }
+    influence
+}
+
+/// How much each of some edges carries, when they are all that there is.
+fn edge_scores(nodes: &[GraphNode], edges: &[Edge]) -> Vec<f64> {
+    let mut order: Vec<usize> = (0..edges.len()).collect();
+    order.sort_by_key(|edge| (Reverse(height(&nodes[edges[*edge].target])), edges[*edge].target));
+    let mut influence = vec![0.0; nodes.len()];
+    let mut scores = vec![0.0; edges.len()];
+    for row in order.chunk_by(|a, b| edges[*a].target == edges[*b].target) {
+        let target = edges[row[0]].target;
+        let weight = influence[target] + probability(&nodes[target]);
+        let sum: f64 = row.iter().map(|edge| f64::from(edges[*edge].weight.abs())).sum();
+        for edge in row {
+            let score = weight * f64::from(edges[*edge].weight.abs()) / sum.max(LEAST_SUM);
+            scores[*edge] = score;
+            influence[edges[*edge].source] += score;
+        }
+    }
+    scores
+}
+
+/// The least of the largest numbers that together have a share of the sum of all; positive.
+fn least_kept(mut numbers: Vec<f64>, share: f64) -> f64 {
+    numbers.retain(|number| *number > 0.0);
+    numbers.sort_by(|a, b| b.total_cmp(a));
+    let total: f64 = numbers.iter().sum();
+    let mut sum = 0.0;
+    for number in &numbers {
+        sum += number;
+        if sum >= share * total {
+            return *number;
+        }
+    }
+    numbers.last().copied().unwrap_or(f64::MIN_POSITIVE)
+}
+
+/// How late a target is: no edge leads to the same height or further down.
+fn height(node: &GraphNode) -> usize {
+    match node {
+        GraphNode::Feature { layer, .. } => *layer,
+        _ => usize::MAX,
+    }
+}
+
+fn position(node: &GraphNode) -> usize {
+    match node {
+        GraphNode::Feature { position, .. } => *position,
+        _ => usize::MAX,
+    }
+}
+
+/// How much a node counts by itself.
+fn probability(node: &GraphNode) -> f64 {
+    match node {
+        GraphNode::Logit { probability, .. } => *probability,
+        _ => 0.0,
+    }
+}

@@ -1,0 +1,818 @@
+//! The local replacement model: a run of a model in which features of transcoders stand for the MLPs, and all that is not linear is
+//! frozen as the run has it.
+//!
+//! Frozen are the attention patterns, the scales of the layer norms and the outputs of the MLPs; the skip connection of a transcoder
+//! stays live. What a node adds to another one is then exact: `A[t ← s]` is what `s` writes to MLP outputs, multiplied with the
+//! gradient of `t` there. The way back is written out by hand. With `LNᵀ(g) = (w∘g − mean(w∘g)) / s`, a gradient `g` passes attention
+//! as `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`, and on its way down it meets the MLP output of every layer below its target.
+//!
+//! Sums close: a pre-activation, or a logit less the mean of all, is what features, errors, token embeddings, position embeddings and
+//! biases add to it. Source: decoderesearch/circuit-tracer, `circuit_tracer/attribution/attribute_transformerlens.py` at 6b76d08,
+//! which has no node for positions and leaves the errors of the first position out.
+
+use candle_core::{D, DType, Device, Tensor};
+use candle_gpt2::{Block, Gpt2LMHeadModel, LayerNorm, QkvProjection, Site, SiteKind};
+
+use crate::error::Result;
+use crate::{Add, Edit, InterpretError, Place, Record, Run, TranscoderInput, TranscoderLayer, Transcoders};
+
+/// Logits are nodes until they have this share of the probability.
+const LOGIT_SHARE: f64 = 0.95;
+/// More of them are none.
+const MAX_LOGITS: usize = 10;
+/// Rows that are computed at once.
+pub(crate) const BATCH: usize = 64;
+/// Tensors of a batch that are there at the same time, about.
+const BATCH_TENSORS: usize = 8;
+
+/// A node of an attribution graph. [`ReplacementModel::nodes`] lists them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum GraphNode {
+    /// An active feature of a transcoder.
+    Feature {
+        /// The layer that it reads.
+        layer: usize,
+        /// The token at which it is active.
+        position: usize,
+        /// Its number in the layer.
+        feature: usize,
+        /// How active it is.
+        activation: f64,
+    },
+    /// What the transcoders miss of an MLP's output.
+    Error {
+        /// The layer.
+        layer: usize,
+        /// The token.
+        position: usize,
+    },
+    /// The embedding of a token, without its position.
+    Embedding {
+        /// Its place in the text.
+        position: usize,
+        /// Its id.
+        token: u32,
+    },
+    /// The embedding of a position.
+    Position {
+        /// The position.
+        position: usize,
+    },
+    /// A logit after the last token, less the mean of all.
+    Logit {
+        /// The token that is predicted.
+        token: u32,
+        /// Its probability.
+        probability: f64,
+    },
+}
+
+impl GraphNode {
+    /// Whether it depends on other nodes.
+    pub fn is_target(&self) -> bool {
+        matches!(self, Self::Feature { .. } | Self::Logit { .. })
+    }
+}
+
+/// What a graph may take. [`ReplacementModel::new`] takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GraphOptions {
+    /// Features with edges into them: those with the most influence on the logits.
+    pub max_feature_nodes: usize,
+    /// Bytes that the graph may take besides the model and the transcoders.
+    pub max_bytes: u64,
+    /// Whether the first token has no features: its MLP outputs are all error. Transcoders are trained without it, as a rule.
+    pub skips_first: bool,
+}
+
+impl Default for GraphOptions {
+    /// 4,096 features, 4 GiB, and features at the first token.
+    fn default() -> Self {
+        Self { max_feature_nodes: 4096, max_bytes: 4 << 30, skips_first: false }
+    }
+}
+
+/// A feature that is set to another value. [`ReplacementModel::edits`] takes it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FeatureChange {
+    /// The node of the feature.
+    pub node: usize,
+    /// Its new activation.
+    pub value: f64,
+}
+
+/// What other nodes add to some targets. [`ReplacementModel::edges`] gives it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Edges {
+    /// For each target what each node adds, in the order of the nodes.
+    pub rows: Vec<Vec<f64>>,
+    /// For each target what biases add: of attention, of norms, of decoders, of its own encoder.
+    pub biases: Vec<f64>,
+}
+
+/// A layer norm whose scale is that of the run.
+struct FrozenNorm {
+    /// `(C)`; `None` for ones.
+    weight: Option<Tensor>,
+    /// `(C)`.
+    bias: Option<Tensor>,
+    /// `(T, 1)`.
+    scale: Tensor,
+}
+
+impl FrozenNorm {
+    /// The gradient at the input of that at the output, `(B, T, C)`.
+    fn back(&self, g: &Tensor) -> candle_core::Result<Tensor> {
+        let g = match &self.weight {
+            Some(weight) => g.broadcast_mul(weight)?,
+            None => g.clone(),
+        };
+        let scale = self.scale.narrow(0, 0, g.dim(1)?)?;
+        g.broadcast_sub(&g.mean_keepdim(D::Minus1)?)?.broadcast_div(&scale)
+    }
+}
+
+/// The attention of a layer with the pattern of the run.
+struct FrozenAttention {
+    norm: FrozenNorm,
+    /// Keys by queries, `(H, T, T)`.
+    pattern: Tensor,
+    /// `(H · D, C)`.
+    value: Tensor,
+    value_bias: Option<Tensor>,
+    /// `(C, H · D)`.
+    output: Tensor,
+    output_bias: Option<Tensor>,
+}
+
+impl FrozenAttention {
+    /// The gradient before attention of that behind it, `(B, T, C)`.
+    fn back(&self, g: &Tensor, biases: &mut Biases) -> candle_core::Result<Tensor> {
+        let (batch, tokens, width) = g.dims3()?;
+        let (heads, _, _) = self.pattern.dims3()?;
+        biases.add(g, self.output_bias.as_ref())?;
+        let z = rows(g)?.matmul(&self.output)?; // (B · T, H · D)
+        let head_dim = z.dim(1)? / heads;
+        let z = z.reshape((batch, tokens, heads, head_dim))?.permute((2, 1, 0, 3))?.contiguous()?;
+        let pattern = self.pattern.narrow(1, 0, tokens)?.narrow(2, 0, tokens)?.contiguous()?;
+        let v = pattern.matmul(&z.reshape((heads, tokens, batch * head_dim))?)?; // (H, T, B · D)
+        let v = v.reshape((heads, tokens, batch, head_dim))?.permute((2, 1, 0, 3))?.contiguous()?;
+        let v = v.reshape((batch, tokens, heads * head_dim))?;
+        biases.add(&v, self.value_bias.as_ref())?;
+        let x = rows(&v)?.matmul(&self.value)?.reshape((batch, tokens, width))?;
+        biases.add(&x, self.norm.bias.as_ref())?;
+        g + self.norm.back(&x)?
+    }
+}
+
+/// What nodes write to the MLP output of a layer at one position.
+struct Writing {
+    nodes: Vec<usize>,
+    /// `(C, N)`, a column each.
+    directions: Tensor,
+}
+
+impl Writing {
+    /// Adds it to the edges of targets, by their gradients there, `(B, 1, C)`.
+    fn read_out(&self, g: &Tensor, targets: &[Start], edges: &mut Edges) -> candle_core::Result<()> {
+        let added = g.squeeze(1)?.contiguous()?.matmul(&self.directions)?; // (B, N)
+        for (start, added) in targets.iter().zip(doubles(&added)?.to_vec2::<f64>()?) {
+            for (node, added) in self.nodes.iter().zip(added) {
+                edges.rows[start.row][*node] += added;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A layer of the local replacement model.
+struct FrozenLayer {
+    attention: FrozenAttention,
+    /// The norm in front of the encoder, where it reads behind it.
+    reading: Option<FrozenNorm>,
+    transcoder: TranscoderLayer,
+    /// Of each position.
+    writings: Vec<Writing>,
+}
+
+impl FrozenLayer {
+    /// The gradient at the residual stream of that at what the encoder reads, `(B, T, C)`.
+    fn read_back(&self, g: &Tensor, biases: &mut Biases) -> candle_core::Result<Tensor> {
+        match &self.reading {
+            None => Ok(g.clone()),
+            Some(norm) => {
+                biases.add(g, norm.bias.as_ref())?;
+                norm.back(g)
+            }
+        }
+    }
+}
+
+/// What biases add to the rows of a batch, `(B)`.
+struct Biases(Option<Tensor>);
+
+impl Biases {
+    /// Adds what a bias `(C)` adds at every token to rows of gradients `(B, T, C)`.
+    fn add(&mut self, g: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<()> {
+        if let Some(bias) = bias {
+            let rows = g.broadcast_mul(bias)?.sum(D::Minus1)?.sum(D::Minus1)?;
+            self.0 = Some(match &self.0 {
+                Some(sum) => (sum + rows)?,
+                None => rows,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes in further rows.
+    fn join(&mut self, others: Self) -> candle_core::Result<()> {
+        self.0 = joined(self.0.take(), others.0)?;
+        Ok(())
+    }
+}
+
+/// The local replacement model of a run.
+///
+/// ```
+/// use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run};
+/// # use std::collections::BTreeMap;
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # use candle_gpt2_interpret::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let random = |one: candle_gpt2::Parameter| Ok((one.name, Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
+/// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_gpt2::ByOutput(candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))?;
+/// # let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::ResidMid, k: None };
+/// # let random = |name: &str, shape: &[usize]| Ok((name.to_owned(), Tensor::randn(0f32, 1., shape, &Device::Cpu)?));
+/// # let tensors = [("W_enc", &[9, 6][..]), ("b_enc", &[9]), ("W_dec", &[9, 6]), ("b_dec", &[6])];
+/// # let tensors: BTreeMap<_, _> = tensors.into_iter().map(|(name, shape)| random(name, shape)).collect::<candle_core::Result<_>>()?;
+/// # let layer = TranscoderLayer::per_layer(&tensors, &config)?;
+/// # let transcoders = Transcoders::new(config.input, vec![layer.clone(), layer])?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
+/// let last = replacement.nodes().len() - 1; // a logit
+/// let edges = replacement.edges(&[last])?;
+/// let sum = edges.rows[0].iter().sum::<f64>() + edges.biases[0];
+/// assert!((sum - replacement.value(last)).abs() < 1e-3, "what the nodes and the biases add is all");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ReplacementModel {
+    layers: Vec<FrozenLayer>,
+    final_norm: FrozenNorm,
+    /// What the output head reads the logits of the nodes by, `(N, C)`.
+    head: Tensor,
+    /// What the embeddings add at each position, `(T, C)`.
+    tokens: Tensor,
+    positions: Tensor,
+    nodes: Vec<GraphNode>,
+    /// Pre-activations and logits of the nodes that are targets, in the order of the nodes.
+    values: Vec<f64>,
+    /// Nodes before the errors: the features.
+    features: usize,
+    options: GraphOptions,
+}
+
+impl ReplacementModel {
+    /// That of a run, with features of these transcoders.
+    ///
+    /// # Errors
+    /// When the transcoders are of another model, no feature is active, the graph would take more memory than it may, and those of the
+    /// model.
+    pub fn new(run: &Run, transcoders: &Transcoders, options: &GraphOptions) -> Result<Self> {
+        let model = run.model;
+        let fits = transcoders.check_model(model.config());
+        fits.map_err(|error| InterpretError::Mismatch(error.to_string()))?;
+        // Of a model in doubles everything is in doubles; half precision would close no sum.
+        let dtype = if model.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let transcoders = transcoders.cast(dtype, model.device())?;
+        let (n_layer, tokens) = (model.config().n_layer, run.ids.len());
+        let seen = Seen { record: run.record(sites(n_layer))?, dtype };
+        let read = read_layers(&seen, model, &transcoders, options.skips_first)?;
+        let features: usize = read.iter().map(|layer| layer.active.len()).sum();
+        if features == 0 {
+            return Err(InterpretError::NothingActive);
+        }
+        let written = read.iter().zip(transcoders.layers());
+        let written = written.map(|(read, transcoder)| read.active.len() * transcoder.decoders.len()).sum();
+        let width = model.config().n_embd;
+        Sizes { features, written, layers: n_layer, tokens, width }.check(options, dtype)?;
+
+        let (mut nodes, mut values) = (Vec::new(), Vec::new());
+        for (layer, read) in read.iter().enumerate() {
+            for Active { position, feature, before, activation } in read.active.iter().copied() {
+                nodes.push(GraphNode::Feature { layer, position, feature, activation });
+                values.push(before);
+            }
+        }
+        let errors = (0..n_layer).flat_map(|layer| (0..tokens).map(move |position| (layer, position)));
+        nodes.extend(errors.map(|(layer, position)| GraphNode::Error { layer, position }));
+        let embedded = run.ids.iter().enumerate();
+        nodes.extend(embedded.map(|(position, token)| GraphNode::Embedding { position, token: *token }));
+        nodes.extend((0..tokens).map(|position| GraphNode::Position { position }));
+
+        let mut layers = Vec::new();
+        for (layer, block) in model.transformer().blocks().iter().enumerate() {
+            let output = seen.rows(layer, SiteKind::MlpOut)?;
+            let writings = writings(layer, &output, &read, &transcoders, features + layer * tokens)?;
+            layers.push((attention(&seen, layer, block)?, writings));
+        }
+        let layers = layers.into_iter().zip(read).zip(transcoders.layers());
+        let layers = layers.map(|(((attention, writings), read), transcoder)| FrozenLayer {
+            attention,
+            reading: read.norm,
+            transcoder: transcoder.clone(),
+            writings,
+        });
+        let layers = layers.collect();
+
+        let (logits, head) = logits(model, &seen)?;
+        for (node, value) in logits {
+            nodes.push(node);
+            values.push(value);
+        }
+        Ok(Self {
+            layers,
+            final_norm: frozen(&seen, model.transformer().ln_f(), Site::outside(SiteKind::LnFinalScale))?,
+            head,
+            tokens: seen.outside(SiteKind::Embed)?,
+            positions: seen.outside(SiteKind::PosEmbed)?,
+            nodes,
+            values,
+            features,
+            options: *options,
+        })
+    }
+
+    /// All nodes: features by layer, position and number; errors by layer and position; token embeddings; position embeddings; logits,
+    /// the most probable first.
+    pub fn nodes(&self) -> &[GraphNode] {
+        &self.nodes
+    }
+
+    /// Number of features among the nodes; they are the first.
+    pub fn features(&self) -> usize {
+        self.features
+    }
+
+    /// The nodes of the logits.
+    pub fn logits(&self) -> std::ops::Range<usize> {
+        let count = self.values.len() - self.features;
+        self.nodes.len() - count..self.nodes.len()
+    }
+
+    /// What it was made with.
+    pub(crate) fn options(&self) -> &GraphOptions {
+        &self.options
+    }
+
+    /// Number of layers.
+    pub fn n_layer(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// The pre-activation of a feature, or a logit less the mean of all; 0 of nodes that depend on nothing.
+    pub fn value(&self, node: usize) -> f64 {
+        let first_logit = self.logits().start;
+        match node {
+            node if node < self.features => self.values[node],
+            node if node >= first_logit => {
+                self.values.get(self.features + node - first_logit).copied().unwrap_or(0.0)
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// What every node adds to these targets, which are features and logits.
+    ///
+    /// # Errors
+    /// When a node is no target, or the device has no memory left.
+    pub fn edges(&self, targets: &[usize]) -> Result<Edges> {
+        let mut edges = Edges { rows: Vec::new(), biases: Vec::new() };
+        for batch in targets.chunks(BATCH) {
+            let found = self.batch(batch)?;
+            edges.rows.extend(found.rows);
+            edges.biases.extend(found.biases);
+        }
+        Ok(edges)
+    }
+
+    /// [`Self::edges`] of a few targets, all at once.
+    fn batch(&self, targets: &[usize]) -> Result<Edges> {
+        let mut starts = Vec::new();
+        for (row, node) in targets.iter().enumerate() {
+            starts.push(match self.nodes.get(*node) {
+                Some(GraphNode::Feature { layer, position, feature, .. }) => {
+                    Start { row, layer: *layer, position: *position, reads: *feature }
+                }
+                Some(GraphNode::Logit { .. }) => Start {
+                    row,
+                    layer: self.layers.len(),
+                    position: self.tokens.dim(0)? - 1,
+                    reads: node - self.logits().start,
+                },
+                _ => {
+                    return Err(InterpretError::Mismatch(format!("node {node} is no feature and no logit")));
+                }
+            });
+        }
+        let tokens = starts.iter().map(|start| start.position + 1).max().unwrap_or(1);
+        // Those whose way is the longest are there first.
+        starts.sort_by_key(|start| std::cmp::Reverse(start.layer));
+        let mut edges = Edges {
+            rows: vec![vec![0.0; self.nodes.len()]; targets.len()],
+            biases: vec![0.0; targets.len()],
+        };
+        let (mut begun, mut biases) = (0, Biases(None));
+        let mut g = None;
+        let of_layer = |layer: usize| starts.iter().filter(move |start| start.layer == layer);
+        let of_logits: Vec<&Start> = of_layer(self.layers.len()).collect();
+        if !of_logits.is_empty() {
+            let read = self.head.index_select(&indices(&of_logits, self.head.device())?, 0)?;
+            let start = scattered(&read, &of_logits, tokens)?;
+            biases.add(&start, self.final_norm.bias.as_ref())?;
+            g = Some(self.final_norm.back(&start)?);
+            begun = of_logits.len();
+        }
+        for (layer, frozen) in self.layers.iter().enumerate().rev() {
+            if let Some(here) = &mut g {
+                for (position, writing) in frozen.writings.iter().enumerate().take(tokens) {
+                    writing.read_out(&here.narrow(1, position, 1)?, &starts[..begun], &mut edges)?;
+                }
+                biases.add(here, Some(&frozen.transcoder.decoder_bias))?;
+                if let Some(skip) = &frozen.transcoder.skip {
+                    let read = rows(here)?.matmul(&skip.t()?)?.reshape(here.dims())?;
+                    *here = (&*here + frozen.read_back(&read, &mut biases)?)?;
+                }
+            }
+            let of_features: Vec<&Start> = of_layer(layer).collect();
+            if !of_features.is_empty() {
+                let encoder = &frozen.transcoder.encoder;
+                let reads = indices(&of_features, self.head.device())?;
+                let mut own = Biases(Some(encoder.bias().index_select(&reads, 0)?));
+                let read = encoder.weight().index_select(&reads, 1)?.t()?; // (B, C)
+                let start = frozen.read_back(&scattered(&read, &of_features, tokens)?, &mut own)?;
+                biases.join(own)?;
+                g = joined(g, Some(start))?;
+                begun += of_features.len();
+            }
+            if let Some(here) = &mut g {
+                *here = frozen.attention.back(here, &mut biases)?;
+            }
+        }
+        let Some(g) = g else { return Ok(edges) };
+        let first = self.features + self.layers.len() * self.tokens.dim(0)?;
+        for (embeddings, first) in [(&self.tokens, first), (&self.positions, first + self.tokens.dim(0)?)] {
+            let added = g.broadcast_mul(&embeddings.narrow(0, 0, tokens)?)?.sum(D::Minus1)?; // (B, T)
+            for (start, added) in starts.iter().zip(doubles(&added)?.to_vec2::<f64>()?) {
+                edges.rows[start.row][first..first + tokens].copy_from_slice(&added);
+            }
+        }
+        if let Biases(Some(biases)) = biases {
+            for (start, bias) in starts.iter().zip(doubles(&biases)?.to_vec1::<f64>()?) {
+                edges.biases[start.row] = bias;
+            }
+        }
+        Ok(edges)
+    }
+
+    /// What features that are set to other values add to the outputs of the MLPs: edits that a run of the model takes.
+    ///
+    /// # Errors
+    /// When a node is no feature, or the device has no memory left.
+    pub fn edits(&self, changes: &[FeatureChange]) -> Result<Vec<Edit>> {
+        let mut edits = Vec::new();
+        for FeatureChange { node, value } in changes {
+            let Some(GraphNode::Feature { layer, position, feature, activation }) = self.nodes.get(*node)
+            else {
+                return Err(InterpretError::Mismatch(format!("node {node} is no feature")));
+            };
+            for (step, decoder) in self.layers[*layer].transcoder.decoders.iter().enumerate() {
+                let added = (decoder.get(*feature)? * (value - activation))?;
+                let site = Site::in_block(layer + step, SiteKind::MlpOut);
+                edits.push(Add::new(site, added).at(Place::position(*position)));
+            }
+        }
+        Ok(edits)
+    }
+}
+
+/// Where the way back of a target begins.
+struct Start {
+    /// Its row in the batch.
+    row: usize,
+    /// The layer that a feature reads; of a logit the number of layers.
+    layer: usize,
+    position: usize,
+    /// Which feature of the layer, or which of the logits.
+    reads: usize,
+}
+
+/// What a graph takes.
+struct Sizes {
+    features: usize,
+    /// Directions that features write, one for each layer that they write to.
+    written: usize,
+    layers: usize,
+    tokens: usize,
+    width: usize,
+}
+
+impl Sizes {
+    /// Bytes of the rows of the graph, of what nodes write, and of a batch on its way.
+    fn bytes(&self, options: &GraphOptions, dtype: DType) -> u64 {
+        let sizes = [self.features, self.written, self.layers, self.tokens, self.width];
+        let [features, written, layers, tokens, width] = sizes.map(|size| size as u64);
+        let columns = features + (layers + 2) * tokens;
+        let rows = features.min(options.max_feature_nodes as u64) + MAX_LOGITS as u64;
+        let batch = BATCH as u64
+            * (columns * 8 + BATCH_TENSORS as u64 * tokens * width * dtype.size_in_bytes() as u64);
+        rows * columns * 4 + (written + layers * tokens) * width * dtype.size_in_bytes() as u64 + batch
+    }
+
+    fn check(&self, options: &GraphOptions, dtype: DType) -> Result<()> {
+        let needed = self.bytes(options, dtype);
+        if needed > options.max_bytes {
+            let (features, limit) = (self.features, options.max_bytes);
+            return Err(InterpretError::GraphMemory {
+                features,
+                needed: mebibytes(needed),
+                limit: mebibytes(limit),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn mebibytes(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 20)
+}
+
+/// What the run was seen to have, in one type and without the axis of the batch.
+struct Seen {
+    record: Record,
+    dtype: DType,
+}
+
+impl Seen {
+    fn get(&self, site: Site) -> candle_core::Result<Tensor> {
+        self.record.get(site)?.squeeze(0)?.to_dtype(self.dtype)
+    }
+
+    /// `(T, …)` of a block.
+    fn rows(&self, layer: usize, kind: SiteKind) -> candle_core::Result<Tensor> {
+        self.get(Site::in_block(layer, kind))
+    }
+
+    fn outside(&self, kind: SiteKind) -> candle_core::Result<Tensor> {
+        self.get(Site::outside(kind))
+    }
+
+    fn cast(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
+        tensor.to_dtype(self.dtype)
+    }
+}
+
+/// Everything that is frozen or read.
+fn sites(n_layer: usize) -> Vec<Site> {
+    const KINDS: [SiteKind; 5] =
+        [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::ResidMid, SiteKind::Ln2Scale, SiteKind::MlpOut];
+    const OUTSIDE: [SiteKind; 4] =
+        [SiteKind::Embed, SiteKind::PosEmbed, SiteKind::LnFinalScale, SiteKind::FinalNorm];
+    let inside = (0..n_layer).flat_map(|layer| KINDS.map(|kind| Site::in_block(layer, kind)));
+    inside.chain(OUTSIDE.map(Site::outside)).collect()
+}
+
+fn frozen(seen: &Seen, norm: &LayerNorm, scale: Site) -> candle_core::Result<FrozenNorm> {
+    Ok(FrozenNorm {
+        weight: Some(seen.cast(norm.weight())?),
+        bias: norm.bias().map(|bias| seen.cast(bias)).transpose()?,
+        scale: seen.get(scale)?,
+    })
+}
+
+/// What the encoder of a layer reads, and what it finds there.
+struct ReadLayer {
+    /// The norm between the residual stream and the encoder.
+    norm: Option<FrozenNorm>,
+    /// `(T, C)`.
+    x: Tensor,
+    active: Vec<Active>,
+    /// The node of the first active feature.
+    first_node: usize,
+}
+
+fn read_layers(
+    seen: &Seen,
+    model: &Gpt2LMHeadModel,
+    transcoders: &Transcoders,
+    skips_first: bool,
+) -> candle_core::Result<Vec<ReadLayer>> {
+    let mut read = Vec::new();
+    let mut first_node = 0;
+    for (layer, block) in model.transformer().blocks().iter().enumerate() {
+        let encoder = &transcoders.layers()[layer].encoder;
+        let norm = reading(seen, layer, block, transcoders.input())?;
+        let x = read_values(seen, layer, norm.as_ref())?;
+        let before = encoder.pre_activations(&x)?;
+        let active = active(&before, &encoder.activate(&before)?, skips_first)?;
+        let count = active.len();
+        read.push(ReadLayer { norm, x, active, first_node });
+        first_node += count;
+    }
+    Ok(read)
+}
+
+/// What nodes write to the MLP output of a layer, `output` `(T, C)`, at each position: features of this layer, those of earlier ones
+/// that write here too, and what is left, which the error writes.
+fn writings(
+    layer: usize,
+    output: &Tensor,
+    read: &[ReadLayer],
+    transcoders: &Transcoders,
+    first_error: usize,
+) -> candle_core::Result<Vec<Writing>> {
+    let rest = (output - constant(&transcoders.layers()[layer], &read[layer].x)?)?;
+    let mut parts = vec![(Vec::new(), Vec::new()); output.dim(0)?];
+    for (source, read) in read.iter().enumerate().take(layer + 1) {
+        let Some(decoder) = transcoders.layers()[source].decoders.get(layer - source) else { continue };
+        if read.active.is_empty() {
+            continue;
+        }
+        let written = written(decoder, &read.active)?; // (N, C)
+        let mut first = 0;
+        for here in read.active.chunk_by(|a, b| a.position == b.position) {
+            let (nodes, directions): &mut (Vec<usize>, Vec<Tensor>) = &mut parts[here[0].position];
+            nodes.extend((first..first + here.len()).map(|index| read.first_node + index));
+            directions.push(written.narrow(0, first, here.len())?);
+            first += here.len();
+        }
+    }
+    let writing = |(position, (mut nodes, mut directions)): (usize, (Vec<usize>, Vec<Tensor>))| {
+        let mut error = rest.narrow(0, position, 1)?;
+        for written in &directions {
+            error = (error - written.sum_keepdim(0)?)?;
+        }
+        nodes.push(first_error + position);
+        directions.push(error);
+        Ok(Writing { nodes, directions: Tensor::cat(&directions, 0)?.t()?.contiguous()? })
+    };
+    parts.into_iter().enumerate().map(writing).collect()
+}
+
+/// The norm between the residual stream and what the encoder reads.
+fn reading(
+    seen: &Seen,
+    layer: usize,
+    block: &Block,
+    input: TranscoderInput,
+) -> candle_core::Result<Option<FrozenNorm>> {
+    let scale = Site::in_block(layer, SiteKind::Ln2Scale);
+    Ok(match input {
+        TranscoderInput::ResidMid => None,
+        TranscoderInput::Ln2Normalized => {
+            Some(FrozenNorm { weight: None, bias: None, scale: seen.get(scale)? })
+        }
+        TranscoderInput::MlpIn => Some(frozen(seen, block.ln_2(), scale)?),
+    })
+}
+
+/// What the encoder of a layer reads, `(T, C)`.
+fn read_values(seen: &Seen, layer: usize, norm: Option<&FrozenNorm>) -> candle_core::Result<Tensor> {
+    let x = seen.rows(layer, SiteKind::ResidMid)?;
+    let Some(norm) = norm else { return Ok(x) };
+    let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?.broadcast_div(&norm.scale)?;
+    let x = norm.weight.as_ref().map_or(Ok(x.clone()), |weight| x.broadcast_mul(weight))?;
+    norm.bias.as_ref().map_or(Ok(x.clone()), |bias| x.broadcast_add(bias))
+}
+
+/// The part of a reconstruction that no feature writes, `(T, C)`.
+fn constant(transcoder: &TranscoderLayer, x: &Tensor) -> candle_core::Result<Tensor> {
+    let bias = transcoder.decoder_bias.broadcast_as(x.shape())?;
+    match &transcoder.skip {
+        Some(skip) => x.matmul(skip)? + bias,
+        None => Ok(bias),
+    }
+}
+
+/// A feature that is active at a position.
+#[derive(Clone, Copy)]
+struct Active {
+    position: usize,
+    feature: usize,
+    before: f64,
+    activation: f64,
+}
+
+/// The features of a layer that are active, position by position.
+fn active(before: &Tensor, latents: &Tensor, skips_first: bool) -> candle_core::Result<Vec<Active>> {
+    let [before, latents] = [before, latents].map(|rows| doubles(rows)?.to_vec2::<f64>());
+    let mut active = Vec::new();
+    for (position, (before, latents)) in before?.iter().zip(latents?).enumerate() {
+        if position == 0 && skips_first {
+            continue;
+        }
+        let here = latents.iter().zip(before).enumerate().filter(|(_, (latent, _))| **latent != 0.0);
+        active.extend(here.map(|(feature, (activation, before))| Active {
+            position,
+            feature,
+            before: *before,
+            activation: *activation,
+        }));
+    }
+    Ok(active)
+}
+
+/// What active features write by a decoder `(F, C)`: `(N, C)`.
+fn written(decoder: &Tensor, active: &[Active]) -> candle_core::Result<Tensor> {
+    let device = decoder.device();
+    let activations: Vec<f64> = active.iter().map(|one| one.activation).collect();
+    let activations = Tensor::from_vec(activations, (active.len(), 1), &Device::Cpu)?;
+    let features: Vec<i64> = active.iter().map(|one| one.feature as i64).collect();
+    let features = Tensor::from_vec(features, active.len(), device)?;
+    let activations = activations.to_dtype(decoder.dtype())?.to_device(device)?;
+    decoder.index_select(&features, 0)?.broadcast_mul(&activations)
+}
+
+fn attention(seen: &Seen, layer: usize, block: &Block) -> candle_core::Result<FrozenAttention> {
+    let attn = block.attn();
+    let width = attn.num_heads() * attn.head_dim();
+    let (of_values, first) = match attn.projection() {
+        QkvProjection::Fused(layer) => (layer, 2 * width),
+        QkvProjection::Separate { value, .. } => (value, 0),
+        QkvProjection::FusedMemory { key_value, .. } => (key_value, width),
+    };
+    let value_bias = of_values.bias().map(|bias| seen.cast(&bias.narrow(0, first, width)?));
+    let pattern = seen.rows(layer, SiteKind::Pattern)?;
+    Ok(FrozenAttention {
+        norm: frozen(seen, block.ln_1(), Site::in_block(layer, SiteKind::Ln1Scale))?,
+        pattern: pattern.transpose(1, 2)?.contiguous()?,
+        value: seen.cast(&of_values.weight().to_tensor()?.narrow(0, first, width)?)?.contiguous()?,
+        value_bias: value_bias.transpose()?,
+        output: seen.cast(&attn.out_proj().weight().to_tensor()?)?.contiguous()?,
+        output_bias: attn.out_proj().bias().map(|bias| seen.cast(bias)).transpose()?,
+    })
+}
+
+/// The nodes of the logits with their values, and what they are read by, `(N, C)`.
+fn logits(model: &Gpt2LMHeadModel, seen: &Seen) -> candle_core::Result<(Vec<(GraphNode, f64)>, Tensor)> {
+    let weight = seen.cast(&model.lm_head().weight().to_tensor()?)?; // (V, C)
+    let hidden = seen.outside(SiteKind::FinalNorm)?;
+    let last = hidden.narrow(0, hidden.dim(0)? - 1, 1)?; // (1, C)
+    let logits = doubles(&last.matmul(&weight.t()?)?)?.squeeze(0)?.to_vec1::<f64>()?;
+    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+    let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total: f64 = logits.iter().map(|logit| libm::exp(logit - most)).sum();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+    let (mut nodes, mut share) = (Vec::new(), 0.0);
+    for id in order.into_iter().take(MAX_LOGITS) {
+        if share >= LOGIT_SHARE {
+            break;
+        }
+        let probability = libm::exp(logits[id] - most) / total;
+        share += probability;
+        let token = u32::try_from(id).map_err(candle_core::Error::wrap)?;
+        nodes.push((GraphNode::Logit { token, probability }, logits[id] - mean));
+    }
+    let tokens = nodes.iter().filter_map(|(node, _)| match node {
+        GraphNode::Logit { token, .. } => Some(*token),
+        _ => None,
+    });
+    let tokens = Tensor::from_vec(tokens.collect::<Vec<u32>>(), nodes.len(), weight.device())?;
+    let head = weight.index_select(&tokens, 0)?.broadcast_sub(&weight.mean_keepdim(0)?)?;
+    Ok((nodes, head))
+}
+
+/// Which feature or logit each start reads.
+fn indices(starts: &[&Start], device: &Device) -> candle_core::Result<Tensor> {
+    let reads: Vec<i64> = starts.iter().map(|start| start.reads as i64).collect();
+    Tensor::from_vec(reads, starts.len(), device)
+}
+
+/// Rows `(B, C)`, each at the position of its start and zeros elsewhere: `(B, T, C)`.
+fn scattered(read: &Tensor, starts: &[&Start], tokens: usize) -> candle_core::Result<Tensor> {
+    let device = read.device();
+    let mut places = vec![0f32; starts.len() * tokens];
+    starts.iter().enumerate().for_each(|(row, start)| places[row * tokens + start.position] = 1.0);
+    let places = Tensor::from_vec(places, (starts.len(), tokens, 1), device)?.to_dtype(read.dtype())?;
+    places.broadcast_mul(&read.unsqueeze(1)?)
+}
+
+/// Two batches, one after the other.
+fn joined(first: Option<Tensor>, second: Option<Tensor>) -> candle_core::Result<Option<Tensor>> {
+    match (first, second) {
+        (Some(first), Some(second)) => Tensor::cat(&[first, second], 0).map(Some),
+        (first, second) => Ok(first.or(second)),
+    }
+}
+
+/// `(B, T, C)` as `(B · T, C)`.
+fn rows(x: &Tensor) -> candle_core::Result<Tensor> {
+    x.contiguous()?.flatten(0, 1)
+}
+
+fn doubles(x: &Tensor) -> candle_core::Result<Tensor> {
+    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)
+}

@@ -1,0 +1,532 @@
+//! Attribution graphs: sums that close, edges that are what happens, and the numbers of PyTorch's autograd.
+
+use std::collections::BTreeMap;
+
+use candle_core::{DType, Device, Tensor};
+use candle_gpt2::{
+    Activation, ByOutput, Gpt2Config, Gpt2LMHeadModel, LogitsFor, Observer, Site, SiteKind,
+    expected_parameters,
+};
+use candle_gpt2_interpret::{
+    AttributionGraph, Chain, Dictionary, DictionaryConfig, Edit, FeatureChange, GraphNode, GraphOptions,
+    Record, Replace, ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig,
+};
+use candle_gpt2_testing::{Fixture, fixture_path, json_fixture, pattern, values, worst};
+use candle_gpt2_weights::TensorFile;
+use serde_json::Value;
+
+use crate::common::{Case, ids};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Tensors = BTreeMap<String, Tensor>;
+
+/// Sums of some hundred products, by the sum of their magnitudes.
+const SINGLE: f64 = 1e-4;
+const DOUBLE: f64 = 1e-12;
+/// Against autograd in doubles, by the largest edge.
+const AUTOGRAD: f64 = 2e-5;
+const IDS: [u32; 6] = [3, 1, 4, 1, 5, 9];
+
+/// A model of this configuration whose every parameter shows, of the same numbers in each type.
+fn seeded(config: &Gpt2Config, dtype: DType) -> Gpt2LMHeadModel {
+    let parameters = expected_parameters(config).into_iter().enumerate().map(|(index, one)| {
+        let is_norm = one.name.contains("ln_");
+        let scale = if is_norm { 0.8 } else { 1.2 };
+        let values = pattern(&one.shape, scale, 10_000 * index as u64);
+        let values = if is_norm && one.name.ends_with("weight") { (values + 1.0).unwrap() } else { values };
+        (one.name, values.to_dtype(dtype).unwrap())
+    });
+    let vb = candle_nn::VarBuilder::from_tensors(parameters.collect(), dtype, &Device::Cpu);
+    Gpt2LMHeadModel::load(config, ByOutput(vb)).unwrap()
+}
+
+fn small() -> Gpt2Config {
+    Gpt2Config { vocab_size: 23, n_positions: 9, n_embd: 12, n_layer: 3, n_head: 3, ..Gpt2Config::gpt2() }
+}
+
+/// What a graph must close on: the ways in which models of this shape differ.
+fn configurations() -> Vec<Gpt2Config> {
+    vec![
+        small(),
+        Gpt2Config { scale_attn_weights: false, activation_function: Activation::Gelu, ..small() },
+        Gpt2Config {
+            scale_attn_by_inverse_layer_idx: true,
+            activation_function: Activation::Relu,
+            ..small()
+        },
+        Gpt2Config { tie_word_embeddings: false, n_inner: Some(17), layer_norm_epsilon: 0.05, ..small() },
+    ]
+}
+
+/// Whose transcoders: each layer's own, with a skip connection, or across layers.
+const KINDS: [&str; 3] = ["set", "skip", "cross-layer"];
+const INPUTS: [TranscoderInput; 3] =
+    [TranscoderInput::ResidMid, TranscoderInput::Ln2Normalized, TranscoderInput::MlpIn];
+
+/// Random transcoders, in each layer of another number of latents.
+fn transcoders(kind: &str, input: TranscoderInput, n_layer: usize, width: usize) -> Transcoders {
+    let config = TranscodersConfig { is_cross_layer: kind == "cross-layer", input, k: None };
+    let layers = (0..n_layer).map(|layer| {
+        let latents = 5 + 2 * layer;
+        let random = |name: &str, shape: &[usize], scale: f64, offset: u64| {
+            let name = if config.is_cross_layer { format!("{name}_{layer}") } else { name.to_owned() };
+            (name, pattern(shape, scale, offset + 1000 * layer as u64))
+        };
+        let mut tensors = Tensors::from([
+            random("W_enc", &[latents, width], 1.5, 1),
+            random("b_enc", &[latents], 0.5, 2),
+            random("b_dec", &[width], 0.5, 3),
+        ]);
+        if config.is_cross_layer {
+            tensors.extend([
+                random("W_dec", &[latents, n_layer - layer, width], 1.0, 4),
+                random("threshold", &[latents], 0.5, 5),
+            ]);
+            return TranscoderLayer::cross_layer(&tensors, &config, layer, n_layer).unwrap();
+        }
+        tensors.extend([random("W_dec", &[latents, width], 1.0, 4)]);
+        if kind == "skip" {
+            tensors.extend([random("W_skip", &[width, width], 0.4, 6)]);
+        }
+        TranscoderLayer::per_layer(&tensors, &config).unwrap()
+    });
+    Transcoders::new(input, layers.collect()).unwrap()
+}
+
+fn targets(replacement: &ReplacementModel) -> Vec<usize> {
+    (0..replacement.features()).chain(replacement.logits()).collect()
+}
+
+/// The largest gap between what is added to a target and what it is, by the magnitudes that are added.
+fn gap(replacement: &ReplacementModel) -> f64 {
+    let targets = targets(replacement);
+    let edges = replacement.edges(&targets).unwrap();
+    worst(targets.iter().zip(edges.rows.iter().zip(&edges.biases)).map(|(target, (row, bias))| {
+        let sum = row.iter().sum::<f64>() + bias;
+        let size = row.iter().map(|value| value.abs()).sum::<f64>() + bias.abs();
+        (sum - replacement.value(*target)).abs() / size
+    }))
+}
+
+#[test]
+fn what_nodes_and_biases_add_is_all() {
+    let mut closed = 0;
+    for (index, config) in configurations().into_iter().enumerate() {
+        for (dtype, tolerance) in [(DType::F64, DOUBLE), (DType::F32, SINGLE)] {
+            let model = seeded(&config, dtype);
+            let run = Run::new(&model, &IDS).unwrap();
+            for kind in KINDS {
+                for input in INPUTS {
+                    let transcoders = transcoders(kind, input, config.n_layer, config.n_embd);
+                    let options = GraphOptions { skips_first: index % 2 == 1, ..GraphOptions::default() };
+                    let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
+                    let gap = gap(&replacement);
+                    assert!(gap < tolerance, "configuration {index}, {dtype:?}, {kind} {input:?}: {gap}");
+                    closed += targets(&replacement).len();
+                }
+            }
+        }
+    }
+    assert!(closed > 1000, "{closed} targets");
+}
+
+/// A run in which all that the local replacement model freezes stays as it was, whatever else changes.
+fn frozen_run(run: &Run, edits: &mut [Edit], sites: &[Site]) -> Result<(Record, Vec<f64>)> {
+    let n_layer = run.model.config().n_layer;
+    let inside = [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::Ln2Scale, SiteKind::MlpOut];
+    let frozen = (0..n_layer).flat_map(|layer| inside.map(|kind| Site::in_block(layer, kind)));
+    let record = run.record(frozen.chain([Site::outside(SiteKind::LnFinalScale)]))?;
+    let mut held: Vec<Edit> =
+        record.values.iter().map(|(site, value)| Replace::new(*site, value.clone())).collect();
+    let mut seen = Record::new(sites.iter().copied());
+    let mut observers: Vec<&mut dyn Observer> = Vec::new();
+    observers.extend(held.iter_mut().map(|edit| edit as &mut dyn Observer));
+    observers.extend(edits.iter_mut().map(|edit| edit as &mut dyn Observer));
+    observers.push(&mut seen);
+    let logits = values(&run.logits(LogitsFor::LastToken, &mut Chain(observers))?);
+    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+    Ok((seen, logits.iter().map(|logit| logit - mean).collect()))
+}
+
+/// A feature that is twice as active moves every target by its edge, when nothing else is computed anew.
+#[test]
+fn doubling_a_feature_moves_every_target_by_its_edge() -> Result<()> {
+    const MOVED: f64 = 5e-4;
+    for (index, config) in configurations().into_iter().enumerate() {
+        let model = seeded(&config, DType::F32);
+        let run = Run::new(&model, &IDS)?;
+        for kind in ["set", "cross-layer"] {
+            // A skip connection is live in the graph, and part of a frozen MLP output here.
+            let transcoders = transcoders(kind, TranscoderInput::ResidMid, config.n_layer, config.n_embd);
+            let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
+            let edges = replacement.edges(&targets(&replacement))?;
+            let largest = edges.rows.iter().flatten().fold(0.0f64, |most, edge| most.max(edge.abs()));
+            let mids: Vec<Site> =
+                (0..config.n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidMid)).collect();
+            let (before, logits_before) = frozen_run(&run, &mut [], &mids)?;
+            for source in (0..replacement.features()).step_by(7) {
+                let GraphNode::Feature { activation, .. } = replacement.nodes()[source] else {
+                    unreachable!()
+                };
+                let change = FeatureChange { node: source, value: 2.0 * activation };
+                let (after, logits_after) = frozen_run(&run, &mut replacement.edits(&[change])?, &mids)?;
+                for (target, row) in targets(&replacement).iter().zip(&edges.rows) {
+                    let moved = match replacement.nodes()[*target] {
+                        GraphNode::Logit { token, .. } => {
+                            logits_after[token as usize] - logits_before[token as usize]
+                        }
+                        GraphNode::Feature { layer, position, feature, .. } => {
+                            let read = |record: &Record| {
+                                let x = record.get(mids[layer]).unwrap().get(0).unwrap();
+                                encoded(layer, feature, &x.get(position).unwrap())
+                            };
+                            read(&after) - read(&before)
+                        }
+                        _ => unreachable!(),
+                    };
+                    let difference = (moved - row[source]).abs();
+                    assert!(
+                        difference < MOVED * largest,
+                        "configuration {index}, {kind}: {source} to {target} moved {moved} for {}",
+                        row[source]
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A pre-activation less its bias, by the numbers of [`transcoders`].
+fn encoded(layer: usize, feature: usize, x: &Tensor) -> f64 {
+    let width = x.elem_count();
+    let encoder = values(&pattern(&[5 + 2 * layer, width], 1.5, 1 + 1000 * layer as u64));
+    values(x).iter().zip(&encoder[feature * width..]).map(|(x, weight)| x * weight).sum()
+}
+
+/// The transcoders of a fixture.
+fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders {
+    let folder = fixture_path(&format!("graphs/{name}/transcoders"));
+    let read = |path: String| TensorFile::read(&folder.join(path)).unwrap().tensors;
+    let input = INPUTS.into_iter().find(|input| recorded["input"] == input.hook()).unwrap();
+    if recorded["kind"] == "saelens-skip" {
+        let layers = (0..n_layer).rev().map(|layer| {
+            let config = std::fs::read_to_string(folder.join(format!("layer_{layer}/cfg.json"))).unwrap();
+            let tensors = read(format!("layer_{layer}/sae_weights.safetensors"));
+            Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config).unwrap()).unwrap()
+        });
+        let transcoders = Transcoders::of_dictionaries(layers.collect()).unwrap();
+        assert_eq!(transcoders.input(), input);
+        return transcoders;
+    }
+    let is_cross_layer = recorded["kind"].as_str().unwrap().starts_with("clt");
+    let k = recorded["topk"].as_u64().map(|k| usize::try_from(k).unwrap());
+    let config = TranscodersConfig { is_cross_layer, input, k };
+    let layers = (0..n_layer).map(|layer| match is_cross_layer {
+        true => {
+            let mut tensors = read(format!("W_enc_{layer}.safetensors"));
+            tensors.extend(read(format!("W_dec_{layer}.safetensors")));
+            TranscoderLayer::cross_layer(&tensors, &config, layer, n_layer).unwrap()
+        }
+        false => TranscoderLayer::per_layer(&read(format!("layer_{layer}.safetensors")), &config).unwrap(),
+    });
+    Transcoders::new(input, layers.collect()).unwrap()
+}
+
+const GRAPHS: [&str; 6] =
+    ["set-relu", "cross-layer", "cross-layer-skip", "set-skip", "set-topk", "saelens-skip"];
+
+/// Runs a check on every graph of the fixtures.
+fn with_graphs(check: impl Fn(&str, &ReplacementModel, &Fixture, &Value)) {
+    for name in GRAPHS {
+        let recorded = json_fixture(&format!("graphs/{name}/expected"));
+        let case = recorded["checkpoint"].as_str().unwrap();
+        let case = Case::open(crate::common::CASES.into_iter().find(|known| *known == case).unwrap());
+        let text = ids(&recorded["ids"]);
+        let run = Run::new(&case.model, &text).unwrap();
+        let transcoders = read_transcoders(name, &recorded, case.layers());
+        let skips_first = recorded["skips_first"].as_bool().unwrap();
+        let options = GraphOptions { skips_first, ..GraphOptions::default() };
+        let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
+        check(name, &replacement, &Fixture::open(&format!("graphs/{name}/expected")), &recorded);
+    }
+}
+
+#[track_caller]
+fn assert_near(found: impl IntoIterator<Item = f64>, expected: &[f64], tolerance: f64, what: &str) {
+    let largest = expected.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+    let found: Vec<f64> = found.into_iter().collect();
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let difference = worst(found.iter().zip(expected).map(|(found, expected)| (found - expected).abs()));
+    assert!(difference <= tolerance * largest, "{what}: {difference} of {largest}");
+}
+
+#[test]
+fn nodes_and_edges_are_those_of_autograd() {
+    with_graphs(|name, replacement, expected, recorded| {
+        let features: Vec<Vec<u64>> = serde_json::from_value(recorded["features"].clone()).unwrap();
+        let activations: Vec<f64> = serde_json::from_value(recorded["activations"].clone()).unwrap();
+        let nodes = replacement.nodes();
+        assert_eq!(replacement.features(), features.len(), "{name}");
+        for (node, (at, expected)) in nodes.iter().zip(features.iter().zip(&activations)) {
+            let GraphNode::Feature { layer, position, feature, activation } = *node else { unreachable!() };
+            assert_eq!(&[layer as u64, position as u64, feature as u64], at.as_slice(), "{name}");
+            assert!((activation - expected).abs() < 1e-4, "{name}: {activation} for {expected}");
+        }
+        let probabilities: Vec<f64> = serde_json::from_value(recorded["probabilities"].clone()).unwrap();
+        let logits = &nodes[replacement.logits()];
+        assert_eq!(logits.len(), probabilities.len(), "{name}");
+        for (node, (id, expected)) in logits.iter().zip(ids(&recorded["tokens"]).iter().zip(&probabilities)) {
+            let GraphNode::Logit { token, probability } = node else { unreachable!() };
+            assert_eq!(token, id, "{name}");
+            assert!((probability - expected).abs() < 1e-5, "{name}: {probability} for {expected}");
+        }
+        let all = targets(replacement);
+        let inner = nodes.len() - logits.len();
+        let edges = replacement.edges(&all).unwrap();
+        let found = edges.rows.iter().flat_map(|row| row[..inner].iter().copied());
+        assert_near(found, &values(&expected.tensor("edges")), AUTOGRAD, &format!("{name}: edges"));
+        let found = all.iter().map(|target| replacement.value(*target));
+        assert_near(found, &values(&expected.tensor("values")), AUTOGRAD, &format!("{name}: values"));
+    });
+}
+
+#[test]
+fn influence_pruning_and_scores_are_those_of_plain_loops() {
+    with_graphs(|name, replacement, expected, recorded| {
+        let graph = AttributionGraph::trace(replacement, &|_, _| ()).unwrap();
+        assert_eq!(graph.nodes, replacement.nodes(), "{name}: every feature has a row");
+        let influence = values(&expected.tensor("influence"));
+        assert_near(graph.influence().iter().copied(), &influence, 1e-4, &format!("{name}: influence"));
+        for (found, key) in
+            [(graph.replacement_score(), "replacement"), (graph.completeness_score(), "completeness")]
+        {
+            let expected = recorded[key].as_f64().unwrap();
+            assert!((found - expected).abs() < 1e-4, "{name}: {key} {found} for {expected}");
+        }
+        let pruned = graph.pruned(0.8, 0.98);
+        let kept: Vec<f64> = pruned.nodes.iter().map(|kept| f64::from(u8::from(*kept))).collect();
+        assert_eq!(kept, values(&expected.tensor("nodes")), "{name}: nodes");
+        let edges: Vec<f64> =
+            pruned.edges.iter().flat_map(|edge| [edge.target as f64, edge.source as f64]).collect();
+        assert_eq!(edges, values(&expected.tensor("kept")), "{name}: edges");
+        assert!(pruned.shares.iter().all(|share| (0.0..=1.0).contains(share)));
+        let least = graph.influence().iter().zip(&pruned.shares).min_by(|a, b| a.0.total_cmp(b.0)).unwrap();
+        assert!((least.1 - 1.0).abs() < 1e-9, "{name}: the last node completes the sum");
+    });
+}
+
+/// A transcoder that gives what the MLP gives leaves no error: the scores are 1.
+#[test]
+fn without_errors_both_scores_are_one() -> Result<()> {
+    let config = Gpt2Config { activation_function: Activation::Relu, n_inner: Some(19), ..small() };
+    let model = seeded(&config, DType::F64);
+    // An MLP with ReLU is a transcoder itself.
+    let own = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::MlpIn, k: None };
+    let layers = model.transformer().blocks().iter().map(|block| {
+        let (expand, contract) = (block.mlp().expand(), block.mlp().contract());
+        let tensors = [
+            ("W_enc", expand.weight().to_tensor()?),
+            ("b_enc", expand.bias().ok_or("a bias")?.clone()),
+            ("W_dec", contract.weight().to_tensor()?.t()?.contiguous()?),
+            ("b_dec", contract.bias().ok_or("a bias")?.clone()),
+        ];
+        let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
+        Ok(TranscoderLayer::per_layer(&tensors, &own)?)
+    });
+    let transcoders = Transcoders::new(own.input, layers.collect::<Result<_>>()?)?;
+    let run = Run::new(&model, &IDS)?;
+    let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
+    let graph = AttributionGraph::trace(&replacement, &|_, _| ())?;
+    assert!((graph.replacement_score() - 1.0).abs() < 1e-6, "{}", graph.replacement_score());
+    assert!((graph.completeness_score() - 1.0).abs() < 1e-6, "{}", graph.completeness_score());
+    Ok(())
+}
+
+/// Of some features only, those with the most influence have rows, and these are the rows of the whole graph.
+#[test]
+fn a_graph_of_few_features_has_the_edges_of_the_whole() {
+    with_graphs(|name, replacement, _, _| {
+        let whole = AttributionGraph::trace(replacement, &|_, _| ()).unwrap();
+        let case = json_fixture(&format!("graphs/{name}/expected"));
+        let checkpoint = case["checkpoint"].as_str().unwrap();
+        let checkpoint =
+            Case::open(crate::common::CASES.into_iter().find(|known| *known == checkpoint).unwrap());
+        let text = ids(&case["ids"]);
+        let run = Run::new(&checkpoint.model, &text).unwrap();
+        let transcoders = read_transcoders(name, &case, checkpoint.layers());
+        let options = GraphOptions {
+            max_feature_nodes: 20,
+            skips_first: case["skips_first"].as_bool().unwrap(),
+            ..GraphOptions::default()
+        };
+        let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
+        let heard = std::cell::RefCell::new(Vec::new());
+        let few =
+            AttributionGraph::trace(&replacement, &|done, total| heard.borrow_mut().push((done, total)))
+                .unwrap();
+        let logits = replacement.logits().len();
+        assert_eq!(heard.borrow().last(), Some(&(20 + logits, 20 + logits)));
+        assert_eq!(few.active_features, replacement.features());
+        let features = few.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count();
+        assert_eq!(features, 20, "{name}");
+        for target in (0..few.nodes.len()).filter(|node| few.nodes[*node].is_target()) {
+            let (biases, left_out) = few.rest(target);
+            let sum: f64 = (0..few.nodes.len()).map(|source| f64::from(few.edge(target, source))).sum();
+            let value = replacement.value(few.origins[target]);
+            assert!((sum + biases + left_out - value).abs() < 1e-3, "{name}: {sum} and the rest for {value}");
+            for source in 0..few.nodes.len() {
+                let [here, there] =
+                    [few.edge(target, source), whole.edge(few.origins[target], few.origins[source])];
+                assert!((here - there).abs() <= 1e-5 * there.abs().max(1.0), "{name}: {here} for {there}");
+            }
+        }
+    });
+}
+
+/// What the edges say of a feature that is set to 0 is what happens in a model whose every part is linear where it moves.
+#[test]
+fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
+    let model = seeded(&small(), DType::F64);
+    let run = Run::new(&model, &IDS)?;
+    let transcoders = transcoders("cross-layer", TranscoderInput::ResidMid, 3, 12);
+    let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
+    let graph = AttributionGraph::trace(&replacement, &|_, _| ())?;
+    let GraphNode::Feature { activation, layer: 0, .. } = graph.nodes[0] else {
+        panic!("the first is of layer 0")
+    };
+    let moved = graph.predicted(&[FeatureChange { node: 0, value: 0.0 }]);
+    // By hand: over paths through features, each as its pre-activation moves.
+    let mut change = vec![0.0; graph.nodes.len()];
+    change[0] = -activation;
+    for target in 1..replacement.features() {
+        let GraphNode::Feature { .. } = graph.nodes[target] else { unreachable!() };
+        for source in 0..target {
+            let GraphNode::Feature { activation, .. } = graph.nodes[source] else { unreachable!() };
+            change[target] += f64::from(graph.edge(target, source)) / activation * change[source];
+        }
+    }
+    for logit in replacement.logits() {
+        let sum: f64 = (0..replacement.features())
+            .map(|source| {
+                let GraphNode::Feature { activation, .. } = graph.nodes[source] else { unreachable!() };
+                f64::from(graph.edge(logit, source)) / activation * change[source]
+            })
+            .sum();
+        assert!((moved[logit] - sum).abs() < 1e-6 * sum.abs().max(1.0), "{} for {sum}", moved[logit]);
+    }
+    let all: Vec<FeatureChange> =
+        (0..replacement.features()).map(|node| FeatureChange { node, value: 0.0 }).collect();
+    let moved = graph.predicted(&all);
+    for logit in replacement.logits() {
+        let direct: f64 =
+            (0..replacement.features()).map(|source| -f64::from(graph.edge(logit, source))).sum();
+        assert!((moved[logit] - direct).abs() < 1e-6, "all that are set leave direct edges only");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_a_graph_is_refused() {
+    let model = seeded(&small(), DType::F32);
+    let run = Run::new(&model, &IDS).unwrap();
+    let refused = |transcoders: &Transcoders, options: &GraphOptions| {
+        ReplacementModel::new(&run, transcoders, options).err().unwrap().to_string()
+    };
+    let usual = transcoders("set", TranscoderInput::ResidMid, 3, 12);
+    let options = GraphOptions::default();
+    let message = refused(&usual, &GraphOptions { max_bytes: 1 << 16, ..options });
+    assert!(message.contains("active features takes about 1 MiB, more than the 1 MiB"), "{message}");
+    let message = refused(&transcoders("set", TranscoderInput::ResidMid, 2, 12), &options);
+    assert!(message.contains("transcoders for 2 layers, and the model has 3"), "{message}");
+    let message = refused(&transcoders("set", TranscoderInput::ResidMid, 3, 10), &options);
+    assert!(message.contains("values of width 10, and the model has 12"), "{message}");
+
+    let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::MlpIn, k: None };
+    let tensor = |name: &str, shape: &[usize], value: f64| {
+        (name.to_owned(), Tensor::full(value, shape, &Device::Cpu).unwrap())
+    };
+    let silent = Tensors::from([
+        tensor("W_enc", &[4, 12], 0.0),
+        tensor("b_enc", &[4], -1.0),
+        tensor("W_dec", &[4, 12], 1.0),
+        tensor("b_dec", &[12], 0.0),
+    ]);
+    let layer = TranscoderLayer::per_layer(&silent, &config).unwrap();
+    let silent = Transcoders::new(config.input, vec![layer; 3]).unwrap();
+    assert!(refused(&silent, &options).contains("no feature of the transcoders is active"));
+
+    let replacement = ReplacementModel::new(&run, &usual, &options).unwrap();
+    let message = replacement.edges(&[replacement.features()]).unwrap_err().to_string();
+    assert!(message.contains("is no feature and no logit"), "{message}");
+}
+
+#[test]
+fn transcoders_that_do_not_fit_together_are_named() {
+    for (text, expected) in [
+        ("[1]", "`model_kind`: expected \"transcoder_set\""),
+        (
+            r#"{"model_kind": "sae"}"#,
+            "`model_kind`: expected \"transcoder_set\" or \"cross_layer_transcoder\"; found \"sae\"",
+        ),
+        (r#"{"model_kind": "transcoder_set"}"#, "`feature_input_hook`: expected \"hook_resid_mid\""),
+        (
+            r#"{"model_kind": "cross_layer_transcoder", "feature_input_hook": "hook_resid_pre"}"#,
+            "`feature_input_hook`: expected \"hook_resid_mid\"",
+        ),
+        (
+            r#"{"model_kind": "cross_layer_transcoder", "feature_output_hook": "hook_resid_post"}"#,
+            "`feature_output_hook`: expected \"hook_mlp_out\"",
+        ),
+        (r#"{"model_kind": "cross_layer_transcoder", "activation": "topk"}"#, "`k`: expected a whole number"),
+        (
+            r#"{"model_kind": "cross_layer_transcoder", "activation": "tanh"}"#,
+            "`activation`: expected \"relu\"",
+        ),
+        ("{", "the configuration is no JSON"),
+    ] {
+        let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+    let defaults = TranscodersConfig::from_json(r#"{"model_kind": "cross_layer_transcoder"}"#).unwrap();
+    assert_eq!((defaults.is_cross_layer, defaults.input), (true, TranscoderInput::ResidMid));
+
+    let layers = |width| transcoders("set", TranscoderInput::ResidMid, 2, width).layers().to_vec();
+    let mixed = vec![layers(12)[0].clone(), layers(10)[1].clone()];
+    let message = Transcoders::new(TranscoderInput::ResidMid, mixed).unwrap_err().to_string();
+    assert!(message.contains("layer 1: expected values of width 12"), "{message}");
+    assert!(Transcoders::new(TranscoderInput::ResidMid, Vec::new()).is_err());
+
+    let dictionary = |layer: usize, keys: &str| {
+        let text = format!(
+            r#"{{"architecture": "transcoder", "hook_name": "blocks.{layer}.hook_resid_mid", "d_in": 12, "d_sae": 4,
+                 "hook_name_out": "blocks.{layer}.hook_mlp_out", "model_from_pretrained_kwargs": {{}}{keys}}}"#
+        );
+        let tensors =
+            [("W_enc", vec![12, 4]), ("b_enc", vec![4]), ("W_dec", vec![4, 12]), ("b_dec", vec![12])];
+        let tensors = tensors.map(|(name, shape)| (name.to_owned(), pattern(&shape, 1.0, 1))).into();
+        Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&text).unwrap()).unwrap()
+    };
+    let refused = |dictionaries| Transcoders::of_dictionaries(dictionaries).unwrap_err().to_string();
+    for (message, expected) in [
+        (refused(vec![dictionary(0, ""), dictionary(0, "")]), "layer 0: expected one transcoder, found two"),
+        (
+            refused(vec![dictionary(0, ""), dictionary(2, "")]),
+            "layer 1: expected a transcoder of hook_resid_mid, found none",
+        ),
+        (
+            refused(vec![dictionary(0, r#", "normalize_activations": "layer_norm""#)]),
+            "`normalize_activations`: expected \"none\"",
+        ),
+        (
+            refused(vec![dictionary(0, r#", "hook_name_out": "blocks.1.hook_mlp_out""#)]),
+            "`hook_name_out`: expected \"blocks.0.hook_mlp_out\"",
+        ),
+        (
+            refused(vec![dictionary(0, r#", "hook_name": "blocks.0.hook_resid_pre""#)]),
+            "`hook_name`: expected \"hook_resid_mid\" or \"ln2.hook_normalized\"",
+        ),
+    ] {
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+}

@@ -1,0 +1,574 @@
+//! Which features of the MLPs carry a prediction, and how they act on each other: an attribution graph.
+
+use std::fmt::{Display, Formatter};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use candle_gpt2::LogitsFor;
+use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_interpret::{
+    AttributionGraph, Chain, FeatureChange, GraphNode, GraphOptions, PrunedGraph, ReplacementModel, Run,
+    Transcoders,
+};
+use candle_gpt2_pictures::{
+    Axis, AttributionGraph as DrawnGraph, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::{Result, wrong};
+use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
+
+/// The public frontend leaves features out that are active at more than this share of the positions.
+const COMMON: f64 = 2.0 / 3.0;
+
+/// The features that carry a prediction, and what they add to each other.
+///
+/// ```
+/// use candle_gpt2_engine::Silent;
+/// use candle_gpt2_look::{Graph, Look, Reader, LookSubject, Text};
+///
+/// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
+/// # let reader = Reader::without_bos(model.vocabulary());
+/// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
+/// let text = Text::Words("One day, Mia was".into());
+/// let graph = Graph { max_feature_nodes: 100, ..Graph::new(text, "no/such/folder".into()) };
+/// let error = graph.at(&subject, &Silent).err().ok_or("it is there")?;
+/// assert!(error.to_string().contains("no/such/folder"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[cfg_attr(feature = "clap", derive(clap::Args))]
+pub struct Graph {
+    /// The text.
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub text: Text,
+    /// Transcoders of every layer: a folder of circuit-tracer's (config.yaml), or with a SAELens folder (cfg.json) for each layer
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
+    pub transcoders: PathBuf,
+    /// Compute the edges of up to N features, those with the most influence on the prediction
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().max_feature_nodes))]
+    pub max_feature_nodes: usize,
+    /// Memory that the graph may take, in MiB
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MIB", default_value_t = Graph::default().max_memory))]
+    pub max_memory: u64,
+    /// Keep the nodes with the most influence until they have this share of all
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().node_threshold))]
+    pub node_threshold: f64,
+    /// Keep the edges with the most influence until they have this share of all
+    #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().edge_threshold))]
+    pub edge_threshold: f64,
+    /// Set a feature to a value, such as 3_1201_4=0 (layer, feature, position), and compare what the graph predicts with what happens; may be repeated
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURE=VALUE"))]
+    pub set: Vec<FeatureSetting>,
+    /// How many nodes the table lists
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().top))]
+    pub top: usize,
+}
+
+impl Default for Graph {
+    fn default() -> Self {
+        let GraphOptions { max_feature_nodes, max_bytes, .. } = GraphOptions::default();
+        Self {
+            text: Text::default(),
+            transcoders: PathBuf::new(),
+            max_feature_nodes,
+            max_memory: max_bytes >> 20,
+            node_threshold: 0.8,
+            edge_threshold: 0.98,
+            set: Vec::new(),
+            top: 20,
+        }
+    }
+}
+
+impl Graph {
+    /// Of a text, by the transcoders in a folder.
+    pub fn new(text: Text, transcoders: PathBuf) -> Self {
+        Self { text, transcoders, ..Self::default() }
+    }
+}
+
+/// A feature at a position, and the value that it is set to.
+///
+/// ```
+/// use candle_gpt2_look::FeatureSetting;
+///
+/// let setting: FeatureSetting = "3_1201_4=0".parse()?;
+/// assert_eq!((setting.layer, setting.feature, setting.position, setting.value), (3, 1201, 4, 0.0));
+/// assert!("3_1201=0".parse::<FeatureSetting>().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct FeatureSetting {
+    /// The layer that it reads.
+    pub layer: usize,
+    /// Its number in the layer.
+    pub feature: usize,
+    /// The token, counted from 0.
+    pub position: usize,
+    /// What it is set to.
+    pub value: f64,
+}
+
+/// Reads `3_1201_4=0`.
+impl FromStr for FeatureSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let read = || {
+            let (node, value) = text.split_once('=')?;
+            let value: f64 = value.trim().parse().ok().filter(|value: &f64| value.is_finite())?;
+            let numbers: Option<Vec<usize>> = node.trim().split('_').map(|part| part.parse().ok()).collect();
+            match numbers?[..] {
+                [layer, feature, position] => Some(Self { layer, feature, position, value }),
+                _ => None,
+            }
+        };
+        read().ok_or_else(|| {
+            format!("`{text}` sets no feature; write LAYER_FEATURE_POSITION=VALUE, such as 3_1201_4=0")
+        })
+    }
+}
+
+impl TryFrom<String> for FeatureSetting {
+    type Error = String;
+
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// The node.
+impl Display for FeatureSetting {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}_{}_{}", self.layer, self.feature, self.position)
+    }
+}
+
+/// A text, and the transcoders that explain the model on it.
+///
+/// Given by `check` of a [`Graph`].
+#[derive(Debug)]
+pub struct CheckedGraph {
+    ids: Vec<u32>,
+    transcoders: Transcoders,
+}
+
+impl Look for Graph {
+    type Checked = CheckedGraph;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedGraph> {
+        for (option, share) in
+            [("node_threshold", self.node_threshold), ("edge_threshold", self.edge_threshold)]
+        {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(wrong(format!("`{option}` {share}: expected a share from 0 to 1")));
+            }
+        }
+        if self.transcoders.as_os_str().is_empty() {
+            return Err(wrong("`transcoders`: give the folder of the transcoders"));
+        }
+        let ids = reader.text(&self.text)?;
+        let transcoders = read_transcoders(&self.transcoders, reader.config())?;
+        for setting in &self.set {
+            let latents = transcoders.layers().get(setting.layer).map(|layer| layer.latents());
+            if latents.is_none_or(|latents| setting.feature >= latents) || setting.position >= ids.len() {
+                let layers = transcoders.layers().len();
+                let latents = latents.map_or(String::new(), |latents| format!(" of {latents} features"));
+                return Err(wrong(format!(
+                    "`set` {setting}: the transcoders have {layers} layers{latents}, and the text {} tokens, all counted from 0",
+                    ids.len()
+                )));
+            }
+        }
+        Ok(CheckedGraph { ids, transcoders })
+    }
+
+    fn look(&self, checked: CheckedGraph, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
+        let CheckedGraph { ids, transcoders } = checked;
+        let run = subject.run(&ids)?;
+        let options = GraphOptions {
+            max_feature_nodes: self.max_feature_nodes,
+            max_bytes: self.max_memory.saturating_mul(1 << 20),
+            // Transcoders are trained without the token in front.
+            skips_first: subject.has_bos(),
+        };
+        let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
+        let graph = traced(&replacement, reporter)?;
+        let pruned = graph.pruned(self.node_threshold, self.edge_threshold);
+        let drawn = Drawn { graph: &graph, pruned: &pruned, subject, ids: &ids };
+
+        let mut report = subject.report("graph", drawn.title(), &ids);
+        self.list_nodes(&mut report, &drawn);
+        drawn.add_notes(&mut report);
+        let mut details = drawn.frontend(self);
+        if !self.set.is_empty() {
+            details["interventions"] = self.intervene(&run, &replacement, &drawn, &mut report)?;
+        }
+        let picture = drawn.picture();
+        Ok(Found { graph: Some(picture), ..Found::new(report, details) })
+    }
+}
+
+fn traced(replacement: &ReplacementModel, reporter: &dyn Reporter) -> Result<AttributionGraph> {
+    let bar = std::cell::OnceCell::new();
+    let heard = std::cell::Cell::new(0);
+    let progress = |done: usize, total: usize| {
+        let bar = bar.get_or_init(|| reporter.start("tracing", total as u64, Unit::Items("nodes")));
+        bar.advance((done - heard.replace(done)) as u64);
+    };
+    Ok(AttributionGraph::trace(replacement, &progress)?)
+}
+
+impl Graph {
+    /// The nodes that are kept with the most influence, as values of the report.
+    fn list_nodes(&self, report: &mut Report, drawn: &Drawn) {
+        let influence = drawn.graph.influence();
+        let mut order: Vec<usize> = drawn.kept().collect();
+        order.retain(|node| !matches!(drawn.graph.nodes[*node], GraphNode::Logit { .. }));
+        order.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
+        order.truncate(self.top.max(1));
+        report.axes = vec![Axis::new("node", order.iter().map(|node| drawn.id(*node)))];
+        report.values = order.iter().map(|node| Some(rounded(influence[*node]))).collect();
+        report.texts = order.iter().map(|node| drawn.name(*node)).collect();
+        report.scale = Scale::Amount;
+    }
+
+    /// Sets features, and compares the logits that the graph predicts with those of the model.
+    fn intervene(
+        &self,
+        run: &Run,
+        replacement: &ReplacementModel,
+        drawn: &Drawn,
+        report: &mut Report,
+    ) -> Result<Value> {
+        let graph = drawn.graph;
+        let mut changes = Vec::new();
+        let mut set = Vec::new();
+        for setting in &self.set {
+            let node = drawn.find(setting, replacement)?;
+            let GraphNode::Feature { activation, .. } = graph.nodes[node] else { continue };
+            changes.push(FeatureChange { node: graph.origins[node], value: setting.value });
+            set.push(json!({ "node_id": setting.to_string(), "from": activation, "to": setting.value }));
+            report.notes.push(format!("{setting} is set from {activation:.4} to {}", setting.value));
+        }
+        let moved = graph.predicted(&changes);
+        let mut edits = replacement.edits(&changes)?;
+        let observers = edits.iter_mut().map(|edit| edit as &mut dyn candle_gpt2::Observer).collect();
+        let before = centred_logits(run, Chain(Vec::new()))?;
+        let after = centred_logits(run, Chain(observers))?;
+        let mut logits = Vec::new();
+        for node in (0..graph.nodes.len()).rev() {
+            let GraphNode::Logit { token, .. } = graph.nodes[node] else { break };
+            let (before, after) = (before[token as usize], after[token as usize]);
+            let (predicted, text) = (before + moved[node], drawn.subject.shown(token));
+            report.notes.push(format!(
+                "logit of {text:?}: {before:.4}; predicted {predicted:.4}, happened {after:.4}"
+            ));
+            logits.push(json!({
+                "id": token, "text": text, "before": before, "predicted": predicted, "after": after,
+            }));
+            report.metric = Some(Shown { name: drawn.logit_name(token), before, after: Some(after) });
+        }
+        report.notes.push(
+            "logits minus the mean of all; predicted: by the edges, with patterns, norms and active features as they are; happened: everything behind computed anew"
+                .into(),
+        );
+        logits.reverse();
+        Ok(json!({ "set": set, "logits": logits }))
+    }
+}
+
+/// The logits after the last token, less their mean.
+fn centred_logits(run: &Run, mut observer: Chain) -> Result<Vec<f64>> {
+    let logits = run.logits(LogitsFor::LastToken, &mut observer)?;
+    let logits = logits.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
+    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+    Ok(logits.into_iter().map(|logit| logit - mean).collect())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "reports are of f32")]
+fn rounded(value: f64) -> f32 {
+    value as f32
+}
+
+/// A graph with what is needed to name its nodes.
+struct Drawn<'a> {
+    graph: &'a AttributionGraph,
+    pruned: &'a PrunedGraph,
+    subject: &'a LookSubject<'a>,
+    ids: &'a [u32],
+}
+
+impl Drawn<'_> {
+    fn kept(&self) -> impl Iterator<Item = usize> {
+        self.pruned.nodes.iter().enumerate().filter(|(_, kept)| **kept).map(|(node, _)| node)
+    }
+
+    fn n_layer(&self) -> usize {
+        self.subject.config().n_layer
+    }
+
+    fn last(&self) -> usize {
+        self.ids.len() - 1
+    }
+
+    /// The token at a position as it is shown, with its place.
+    fn token(&self, position: usize) -> String {
+        format!("{} {position}", self.subject.shown(self.ids[position]))
+    }
+
+    /// What a node is called in files and options.
+    fn id(&self, node: usize) -> String {
+        match self.graph.nodes[node] {
+            GraphNode::Feature { layer, position, feature, .. } => format!("{layer}_{feature}_{position}"),
+            GraphNode::Error { layer, position } => format!("err_{layer}_{position}"),
+            GraphNode::Embedding { position, token } => format!("E_{token}_{position}"),
+            GraphNode::Position { position } => format!("P_{position}_{position}"),
+            GraphNode::Logit { token, .. } => format!("{}_{token}_{}", self.n_layer() + 1, self.last()),
+        }
+    }
+
+    /// What a node is, in words.
+    fn name(&self, node: usize) -> String {
+        match self.graph.nodes[node] {
+            GraphNode::Feature { layer, position, feature, activation } => {
+                let token = self.token(position);
+                format!("feature {feature} of layer {layer} at {token}, active {activation:.3}")
+            }
+            GraphNode::Error { layer, position } => {
+                format!("error of layer {layer} at {}", self.token(position))
+            }
+            GraphNode::Embedding { position, .. } => format!("embedding of {}", self.token(position)),
+            GraphNode::Position { position } => format!("embedding of position {position}"),
+            GraphNode::Logit { token, probability } => {
+                format!("logit of {}, probability {probability:.3}", self.subject.shown(token))
+            }
+        }
+    }
+
+    fn logit_name(&self, token: u32) -> String {
+        format!("logit of {:?} minus the mean of all", self.subject.shown(token))
+    }
+
+    /// The most probable token, and its node.
+    fn best(&self) -> Option<(u32, usize)> {
+        let logit = |(node, kind): (usize, &GraphNode)| match kind {
+            GraphNode::Logit { token, .. } => Some((*token, node)),
+            _ => None,
+        };
+        self.graph.nodes.iter().enumerate().find_map(logit)
+    }
+
+    fn title(&self) -> String {
+        let best = self.best().map_or(String::new(), |(token, _)| self.subject.shown(token));
+        format!("attribution graph of the prediction {best:?}")
+    }
+
+    fn add_notes(&self, report: &mut Report) {
+        let (graph, pruned) = (self.graph, self.pruned);
+        report.notes.push(format!(
+            "replacement score {:.3}: the part of the influence on the logits that begins at embeddings, not at errors; \
+             completeness score {:.3}: the part of the edges, by influence, that comes from no error",
+            graph.replacement_score(),
+            graph.completeness_score()
+        ));
+        let features = graph.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count();
+        let left = match features == graph.active_features {
+            true => String::new(),
+            false => format!(" ({features} of them with edges)"),
+        };
+        report.notes.push(format!(
+            "{} active features{left}; {} nodes and {} edges are kept",
+            graph.active_features,
+            self.kept().count(),
+            pruned.edges.len()
+        ));
+        if let Some((token, node)) = self.best() {
+            report.notes.push(self.sum(token, node));
+            let before = self.parts(node).iter().map(|(_, value)| value).sum();
+            report.metric = Some(Shown { name: self.logit_name(token), before, after: None });
+        }
+        let common = self.common();
+        if common > 0 {
+            report.notes.push(format!(
+                "{common} of the nodes are of features that are active at more than 2/3 of the positions; the public frontend leaves them out"
+            ));
+        }
+    }
+
+    /// What nodes of each kind and biases add to a target.
+    fn parts(&self, target: usize) -> Vec<(&'static str, f64)> {
+        let of = |kind: fn(&GraphNode) -> bool| {
+            let sources = (0..self.graph.nodes.len()).filter(|source| kind(&self.graph.nodes[*source]));
+            sources.map(|source| f64::from(self.graph.edge(target, source))).sum::<f64>()
+        };
+        let (biases, left_out) = self.graph.rest(target);
+        vec![
+            ("features", of(|node| matches!(node, GraphNode::Feature { .. }))),
+            ("features without edges", left_out),
+            ("errors", of(|node| matches!(node, GraphNode::Error { .. }))),
+            ("token embeddings", of(|node| matches!(node, GraphNode::Embedding { .. }))),
+            ("position embeddings", of(|node| matches!(node, GraphNode::Position { .. }))),
+            ("biases", biases),
+        ]
+    }
+
+    fn sum(&self, token: u32, node: usize) -> String {
+        let parts = self.parts(node);
+        let sum: f64 = parts.iter().map(|(_, value)| value).sum();
+        let shown = parts.iter().filter(|(_, value)| *value != 0.0);
+        let shown: Vec<String> = shown.map(|(name, value)| format!("{name} {value:.4}")).collect();
+        format!("{} {sum:.4} = {}", self.logit_name(token), shown.join(" + "))
+    }
+
+    /// Nodes that are kept of features that are active nearly everywhere.
+    fn common(&self) -> usize {
+        let place = |node: &GraphNode| match node {
+            GraphNode::Feature { layer, feature, .. } => Some((*layer, *feature)),
+            _ => None,
+        };
+        let mut counts = std::collections::BTreeMap::new();
+        let kept: Vec<_> = self.kept().filter_map(|node| place(&self.graph.nodes[node])).collect();
+        kept.iter().for_each(|place| *counts.entry(place).or_insert(0usize) += 1);
+        let most = COMMON * self.ids.len() as f64;
+        counts.values().filter(|count| **count as f64 > most).sum()
+    }
+
+    /// The node of a setting.
+    fn find(&self, setting: &FeatureSetting, replacement: &ReplacementModel) -> Result<usize> {
+        let is_it = |node: &GraphNode| {
+            matches!(node, GraphNode::Feature { layer, position, feature, .. }
+                if (*layer, *feature, *position) == (setting.layer, setting.feature, setting.position))
+        };
+        if let Some(node) = self.graph.nodes.iter().position(is_it) {
+            return Ok(node);
+        }
+        if replacement.nodes().iter().any(is_it) {
+            return Err(wrong(format!(
+                "`set` {setting}: the feature is active, but it is not among the {} with the most influence; raise `max_feature_nodes`",
+                self.graph.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count()
+            )));
+        }
+        let is_feature = |node: &usize| matches!(self.graph.nodes[*node], GraphNode::Feature { .. });
+        let best = self
+            .kept()
+            .filter(is_feature)
+            .max_by(|a, b| self.graph.influence()[*a].total_cmp(&self.graph.influence()[*b]));
+        let best = best.map_or(String::new(), |node| format!(", such as {}", self.id(node)));
+        Err(wrong(format!(
+            "`set` {setting}: the feature is not active there, so that the graph has no edges of it; set one of its nodes{best}"
+        )))
+    }
+
+    /// The graph as the public frontend reads it.
+    fn frontend(&self, options: &Graph) -> Value {
+        let text = |id: u32| String::from_utf8_lossy(&self.subject.vocabulary().token_bytes(id)).into_owned();
+        let tokens: Vec<String> = self.ids.iter().map(|id| text(*id)).collect();
+        let prompt = tokens.concat();
+        let slug: Vec<String> = prompt
+            .split(|character: char| !character.is_ascii_alphanumeric())
+            .filter(|word| !word.is_empty())
+            .map(str::to_lowercase)
+            .collect();
+        let slug: String = slug.join("-").chars().take(60).collect();
+        let links = self.pruned.edges.iter().map(|edge| {
+            json!({ "source": self.id(edge.source), "target": self.id(edge.target), "weight": edge.weight })
+        });
+        json!({
+            "metadata": {
+                "slug": if slug.is_empty() { "graph".to_owned() } else { slug },
+                "scan": self.subject.name(),
+                "transcoder_list": [],
+                "prompt_tokens": tokens,
+                "prompt": prompt,
+                "node_threshold": options.node_threshold,
+                "schema_version": 1,
+                "info": { "generator": { "name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION") } },
+                "generation_settings": { "max_feature_nodes": options.max_feature_nodes },
+                "pruning_settings": {
+                    "node_threshold": options.node_threshold, "edge_threshold": options.edge_threshold,
+                },
+            },
+            "qParams": { "pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": "" },
+            "nodes": self.kept().map(|node| self.frontend_node(node, &text)).collect::<Vec<_>>(),
+            "links": links.collect::<Vec<_>>(),
+            "replacement_score": self.graph.replacement_score(),
+            "completeness_score": self.graph.completeness_score(),
+        })
+    }
+
+    fn frontend_node(&self, node: usize, text: &dyn Fn(u32) -> String) -> Value {
+        let (n_layer, best) = (self.n_layer(), self.best());
+        let mut value = match self.graph.nodes[node] {
+            GraphNode::Feature { layer, position, feature, activation } => json!({
+                "feature": paired(layer, feature), "layer": layer.to_string(), "ctx_idx": position,
+                "feature_type": "cross layer transcoder", "jsNodeId": format!("{layer}_{feature}-0"), "clerp": "",
+                "activation": activation,
+            }),
+            GraphNode::Error { layer, position } => json!({
+                "feature": -1, "layer": layer.to_string(), "ctx_idx": position,
+                "feature_type": "mlp reconstruction error", "jsNodeId": format!("err_{layer}-{position}"), "clerp": "",
+            }),
+            GraphNode::Embedding { position, token } => json!({
+                "feature": position, "layer": "E", "ctx_idx": position, "feature_type": "embedding",
+                "jsNodeId": format!("E_{token}-{position}"), "clerp": "",
+            }),
+            GraphNode::Position { position } => json!({
+                "feature": position, "layer": "E", "ctx_idx": position, "feature_type": "embedding",
+                "jsNodeId": format!("P_{position}-{position}"), "clerp": format!("Position {position}"),
+            }),
+            GraphNode::Logit { token, probability } => json!({
+                "feature": token, "layer": (n_layer + 1).to_string(), "ctx_idx": self.last(),
+                "feature_type": "logit", "token_prob": probability,
+                "is_target_logit": best.is_some_and(|(best, _)| best == token),
+                "jsNodeId": format!("L_{token}-{}", self.last()),
+                // The page takes the probability out of this text.
+                "clerp": format!("Output \"{}\" (p={probability:.3})", text(token)),
+            }),
+        };
+        value["node_id"] = self.id(node).into();
+        if !matches!(self.graph.nodes[node], GraphNode::Logit { .. }) {
+            value["influence"] = self.pruned.shares[node].into();
+        }
+        value
+    }
+
+    /// The nodes that are kept, as they are drawn.
+    fn picture(&self) -> DrawnGraph {
+        let n_layer = self.n_layer();
+        let layers = (0..n_layer).map(|layer| format!("layer {layer}"));
+        let rows =
+            std::iter::once("embeddings".to_owned()).chain(layers).chain(["logits".to_owned()]).collect();
+        let mut places = vec![None; self.graph.nodes.len()];
+        let mut points = Vec::new();
+        for node in self.kept() {
+            let (kind, row, column, activation) = match self.graph.nodes[node] {
+                GraphNode::Feature { layer, position, activation, .. } => {
+                    (PointKind::Feature, layer + 1, position, Some(activation))
+                }
+                GraphNode::Error { layer, position } => (PointKind::Error, layer + 1, position, None),
+                GraphNode::Embedding { position, .. } => (PointKind::Embedding, 0, position, None),
+                GraphNode::Position { position } => (PointKind::Position, 0, position, None),
+                GraphNode::Logit { .. } => (PointKind::Logit, n_layer + 1, self.last(), None),
+            };
+            places[node] = Some(points.len());
+            let (influence, share) = (self.graph.influence()[node], self.pruned.shares[node]);
+            let (id, name) = (self.id(node), self.name(node));
+            points.push(GraphPoint { id, name, kind, row, column, influence, share, activation });
+        }
+        let line = |edge: &candle_gpt2_interpret::Edge| {
+            let (source, target) = places[edge.source].zip(places[edge.target])?;
+            Some(GraphLine { source, target, weight: edge.weight })
+        };
+        DrawnGraph { rows, points, lines: self.pruned.edges.iter().filter_map(line).collect() }
+    }
+}
+
+/// Cantor's number of a pair: what the public frontend calls a feature of a layer.
+fn paired(layer: usize, feature: usize) -> usize {
+    (layer + feature) * (layer + feature + 1) / 2 + feature
+}

@@ -1,0 +1,111 @@
+//! Reads transcoders of all layers from a folder, whosever format it has.
+
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_interpret::{Dictionary, FileError, TranscoderLayer, Transcoders, TranscodersConfig};
+use candle_gpt2_weights::TensorFile;
+
+use crate::error::{Result, wrong};
+use crate::files::read_text;
+use crate::{LookError, read_dictionary};
+
+/// Reads the transcoders of every layer of such a model: a folder of circuit-tracer's (`config.yaml` or `config.json` with
+/// `layer_0.safetensors`, …, or with `W_enc_0.safetensors`, `W_dec_0.safetensors`, …), or one with a folder of SAELens' for each layer.
+///
+/// ```
+/// use candle_gpt2::Gpt2Config;
+/// use candle_gpt2_look::read_transcoders;
+///
+/// let error = read_transcoders("no/such/folder".as_ref(), &Gpt2Config::gpt2()).err().ok_or("it is there")?;
+/// assert!(error.to_string().contains("no/such/folder"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When a file cannot be read, holds no transcoder, or one for another model.
+pub fn read_transcoders(folder: &Path, model: &Gpt2Config) -> Result<Transcoders> {
+    let of = |path: &Path| {
+        let path = path.to_owned();
+        move |error: FileError| LookError::File { path, error }
+    };
+    let config =
+        ["config.yaml", "config.json"].map(|name| folder.join(name)).into_iter().find(|path| path.is_file());
+    let transcoders = match config {
+        Some(path) => {
+            let config = TranscodersConfig::from_json(&as_json(&path)?).map_err(of(&path))?;
+            of_circuit_tracer(folder, &config, model)?
+        }
+        None => Transcoders::of_dictionaries(of_saelens(folder, model)?).map_err(of(folder))?,
+    };
+    transcoders.check_model(model).map_err(of(folder))?;
+    Ok(transcoders)
+}
+
+/// The text of a file in YAML, of which JSON is a part, as JSON.
+fn as_json(path: &Path) -> Result<String> {
+    let read: std::result::Result<serde_json::Value, _> = serde_yaml_ng::from_str(&read_text(path)?);
+    let value = read.map_err(|error| {
+        let error = Error::new(ErrorKind::InvalidData, format!("expected YAML: {error}"));
+        LookError::Read { path: path.to_owned(), error }
+    })?;
+    Ok(value.to_string())
+}
+
+fn of_circuit_tracer(folder: &Path, config: &TranscodersConfig, model: &Gpt2Config) -> Result<Transcoders> {
+    let files = |layer: usize| match config.is_cross_layer {
+        true => vec![format!("W_enc_{layer}.safetensors"), format!("W_dec_{layer}.safetensors")],
+        false => vec![format!("layer_{layer}.safetensors")],
+    };
+    let paths =
+        |layer: usize| files(layer).into_iter().map(|name| folder.join(name)).collect::<Vec<PathBuf>>();
+    let (expected, most) = (model.n_layer, model.n_layer + 1);
+    let found = (0..most).find(|layer| !paths(*layer)[0].exists()).unwrap_or(most);
+    // Without a file for the first layer the message is that this one cannot be read.
+    if found != expected && found > 0 {
+        let error = FileError::OtherDepth { expected, found };
+        return Err(LookError::File { path: folder.to_owned(), error });
+    }
+    let mut layers = Vec::new();
+    for layer in 0..expected {
+        let paths = paths(layer);
+        let mut tensors = std::collections::BTreeMap::new();
+        for path in &paths {
+            tensors.extend(TensorFile::read(path)?.tensors);
+        }
+        let read = match config.is_cross_layer {
+            true => TranscoderLayer::cross_layer(&tensors, config, layer, expected),
+            false => TranscoderLayer::per_layer(&tensors, config),
+        };
+        layers.push(read.map_err(|error| LookError::File { path: paths[0].clone(), error })?);
+    }
+    Transcoders::new(config.input, layers).map_err(|error| LookError::File { path: folder.to_owned(), error })
+}
+
+/// Every folder inside that has a `cfg.json`.
+fn of_saelens(folder: &Path, model: &Gpt2Config) -> Result<Vec<Dictionary>> {
+    let unreadable = |error: Error| LookError::Read { path: folder.to_owned(), error };
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.join("cfg.json").is_file() {
+            folders.push(path);
+        }
+    }
+    folders.sort();
+    if folders.is_empty() {
+        return Err(wrong(format!(
+            "{}: there are no transcoders here; expected config.yaml with a file for each layer (circuit-tracer), \
+             or a folder with cfg.json for each layer (SAELens)",
+            folder.display()
+        )));
+    }
+    let (expected, found) = (model.n_layer, folders.len());
+    if found != expected {
+        let error = FileError::OtherDepth { expected, found };
+        return Err(LookError::File { path: folder.to_owned(), error });
+    }
+    folders.iter().map(|path| read_dictionary(path, None, model)).collect()
+}

@@ -1,0 +1,228 @@
+//! An attribution graph as a page and as a picture: tokens from left to right, layers from the bottom up.
+//!
+//! The picture has the strongest edges; the page those of the node that is chosen, with the pinned ones as a graph of their own.
+
+use candle_gpt2_web::{GRAPH_CSS, GRAPH_HTML, GRAPH_JS, GRAPH_PAGE_JS, PARTS_JS};
+use serde::Serialize;
+
+use crate::page::filled;
+use crate::report::shortened;
+use crate::svg::{Align, Drawing, FONT, INK, MARGIN, document, hexadecimal, signed_colour};
+use crate::{PictureError, Report, Token, Width};
+
+/// More points are none to look at.
+const MAX_POINTS: usize = 3000;
+/// Edges of a picture: the strongest.
+const MAX_LINES: usize = 400;
+/// Between two points of a cell.
+const STEP: f64 = 9.0;
+const RADIUS: f64 = 3.2;
+/// Room for the names of rows.
+const SIDE: f64 = 46.0;
+const LONGEST_TOKEN: usize = 12;
+
+/// A graph as it is drawn, with a [`Report`] for title, tokens and notes.
+///
+/// ```
+/// use candle_gpt2_pictures::{AttributionGraph, GraphLine, GraphPoint, PointKind, Report, Token, Width, graph_page, graph_svg};
+///
+/// let tokens = vec![Token::new(0, 5, b"One"), Token::new(1, 6, b" day")];
+/// let report = Report::new("graph", "a graph".into(), "gpt2".into(), tokens, false);
+/// let point = |id: &str, kind, row, column| GraphPoint {
+///     id: id.into(), name: id.into(), kind, row, column, influence: 0.5, share: 0.5, activation: None,
+/// };
+/// let graph = AttributionGraph {
+///     rows: vec!["embeddings".into(), "logits".into()],
+///     points: vec![point("E_5_0", PointKind::Embedding, 0, 0), point("2_7_1", PointKind::Logit, 1, 1)],
+///     lines: vec![GraphLine { source: 0, target: 1, weight: 0.8 }],
+/// };
+/// assert!(graph_page(&report, &graph).contains("<title>a graph"));
+/// assert_eq!(graph_svg(&report, &graph, Width::OneColumn)?.matches("<circle").count(), 2);
+/// # Ok::<(), candle_gpt2_pictures::PictureError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AttributionGraph {
+    /// Names of the rows, the lowest first.
+    pub rows: Vec<String>,
+    /// The nodes.
+    pub points: Vec<GraphPoint>,
+    /// The edges.
+    pub lines: Vec<GraphLine>,
+}
+
+/// A node of an [`AttributionGraph`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct GraphPoint {
+    /// What it is called in files and options.
+    pub id: String,
+    /// What it is, in words.
+    pub name: String,
+    /// What kind of node it is.
+    pub kind: PointKind,
+    /// Its row, from 0.
+    pub row: usize,
+    /// Its token, from 0.
+    pub column: usize,
+    /// How much of the prediction goes through it.
+    pub influence: f64,
+    /// Which share of all influence the nodes have that have as much or more.
+    pub share: f64,
+    /// How active a feature is.
+    pub activation: Option<f64>,
+}
+
+/// What kind of node a [`GraphPoint`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PointKind {
+    /// A feature.
+    Feature,
+    /// What no feature explains.
+    Error,
+    /// The embedding of a token.
+    Embedding,
+    /// The embedding of a position.
+    Position,
+    /// A logit.
+    Logit,
+}
+
+/// An edge of an [`AttributionGraph`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct GraphLine {
+    /// Where it comes from, among the points.
+    pub source: usize,
+    /// Where it leads to.
+    pub target: usize,
+    /// What the source adds to the target.
+    pub weight: f32,
+}
+
+/// What the script of the page reads.
+#[derive(Serialize)]
+struct Data<'a> {
+    title: &'a str,
+    model: &'a str,
+    tokens: &'a [Token],
+    bos: bool,
+    notes: &'a [String],
+    #[serde(flatten)]
+    graph: &'a AttributionGraph,
+}
+
+/// A graph as one HTML file that asks for nothing. A node that is clicked, or chosen by the arrow keys, shows its edges; nodes can be
+/// pinned (`p`), and pinned ones grouped under a name. What is chosen stands in the fragment of the address.
+///
+/// See [`AttributionGraph`] for an example.
+pub fn graph_page(report: &Report, graph: &AttributionGraph) -> String {
+    let Report { title, model, tokens, bos, notes, .. } = report;
+    let data = Data { title, model, tokens, bos: *bos, notes, graph };
+    let data = serde_json::to_string(&data).unwrap_or_default();
+    filled(title, GRAPH_HTML, GRAPH_CSS, &[PARTS_JS, GRAPH_JS, GRAPH_PAGE_JS].concat(), &data)
+}
+
+/// A graph as an SVG picture: its nodes, and the strongest of its edges.
+///
+/// See [`AttributionGraph`] for an example.
+///
+/// # Errors
+/// When it has no nodes, or more than 3,000.
+pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Result<String, PictureError> {
+    let points = graph.points.len();
+    if points == 0 {
+        return Err(PictureError::Nothing);
+    }
+    if points > MAX_POINTS {
+        let axes = "the nodes (a lower node threshold)".into();
+        return Err(PictureError::TooManyCells { cells: points, limit: MAX_POINTS, axes });
+    }
+    let columns =
+        graph.points.iter().map(|point| point.column + 1).max().unwrap_or(1).max(report.tokens.len());
+    let step = (width.points() - SIDE - 2.0 * MARGIN) / columns as f64;
+    let layout = Layout::new(graph, columns, step);
+    let mut drawing = Drawing::default();
+    for (row, name) in graph.rows.iter().enumerate() {
+        let (top, height) = layout.row(row);
+        drawing.line(&[[MARGIN + SIDE, top], [width.points() - MARGIN, top]], "#e3e5ea");
+        drawing.text([MARGIN + SIDE - 4.0, top + height / 2.0], Align::End, FONT, INK, name);
+    }
+    let mut lines: Vec<&GraphLine> = graph.lines.iter().collect();
+    lines.sort_by(|a, b| b.weight.abs().total_cmp(&a.weight.abs()));
+    let top = lines.first().map_or(1.0, |line| line.weight.abs()).max(f32::MIN_POSITIVE);
+    for line in lines.iter().take(MAX_LINES).rev() {
+        let colour = hexadecimal(signed_colour(line.weight, top));
+        let [from, to] = [line.source, line.target].map(|point| layout.places[point]);
+        drawing.stroke(from, to, &colour, 0.3 + 1.7 * f64::from(line.weight.abs() / top));
+    }
+    for (point, place) in graph.points.iter().zip(&layout.places) {
+        let fill = match point.kind {
+            PointKind::Feature => "#4a7fc1",
+            PointKind::Error => "#dcdee3",
+            PointKind::Embedding | PointKind::Position => "#8c96a8",
+            PointKind::Logit => "#d9480f",
+        };
+        drawing.circle(*place, RADIUS, fill);
+    }
+    let foot = layout.bottom + 3.0;
+    for token in &report.tokens {
+        let label = shortened(&token.label(), LONGEST_TOKEN);
+        let middle = MARGIN + SIDE + (token.index as f64 + 0.5) * step;
+        drawing.text([middle, foot], Align::Upwards, FONT, INK, &label);
+    }
+    let room = FONT * 0.6 * LONGEST_TOKEN as f64;
+    let mut height = foot + room;
+    if graph.lines.len() > MAX_LINES {
+        let text = format!("the {MAX_LINES} strongest of {} edges", graph.lines.len());
+        drawing.text([MARGIN, height + FONT / 2.0], Align::Start, FONT, INK, &text);
+        height += FONT;
+    }
+    Ok(document(report, width, height + MARGIN, &drawing))
+}
+
+/// Where everything is.
+struct Layout {
+    places: Vec<[f64; 2]>,
+    /// Top and height of each row, the lowest first.
+    rows: Vec<(f64, f64)>,
+    bottom: f64,
+}
+
+impl Layout {
+    /// Points of a cell stand side by side, in as many lines as they need.
+    fn new(graph: &AttributionGraph, columns: usize, step: f64) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "a picture is less than a thousand points wide")]
+        let across = ((step / STEP) as usize).max(1);
+        let mut counts = vec![vec![0usize; columns]; graph.rows.len()];
+        let indices: Vec<usize> = graph
+            .points
+            .iter()
+            .map(|point| {
+                let count = &mut counts[point.row][point.column];
+                *count += 1;
+                *count - 1
+            })
+            .collect();
+        let lines = counts.iter().map(|row| row.iter().max().copied().unwrap_or(0).div_ceil(across).max(1));
+        let heights: Vec<f64> = lines.map(|lines| (lines as f64 + 0.8) * STEP).collect();
+        let mut rows = Vec::new();
+        let mut top = MARGIN;
+        for height in heights.iter().rev() {
+            rows.push((top, *height));
+            top += height;
+        }
+        rows.reverse();
+        let place = |(point, index): (&GraphPoint, &usize)| {
+            let (row_top, _) = rows[point.row];
+            let left = MARGIN + SIDE + point.column as f64 * step;
+            let inside = counts[point.row][point.column].min(across) as f64;
+            let start = left + (step - (inside - 1.0) * STEP) / 2.0;
+            [start + (index % across) as f64 * STEP, row_top + ((index / across) as f64 + 0.9) * STEP]
+        };
+        let places = graph.points.iter().zip(&indices).map(place).collect();
+        Self { places, rows, bottom: top }
+    }
+
+    fn row(&self, row: usize) -> (f64, f64) {
+        self.rows[row]
+    }
+}
