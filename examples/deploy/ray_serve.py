@@ -4,8 +4,9 @@ curl http://127.0.0.1:8000/ -d '{"prompt": "One day", "max_new_tokens": 20, "tem
 """
 
 import asyncio
+import json
 import os
-from itertools import groupby
+from collections import defaultdict
 
 import candle_gpt2
 from ray import serve
@@ -21,20 +22,28 @@ class Gpt2:
 
     @serve.batch(max_batch_size=16, batch_wait_timeout_s=0.01)
     async def generate(self, requests):
-        results = {}
-        # Prompts with the same options go through the model together.
-        options = lambda index: sorted(requests[index].items() - {("prompt", requests[index]["prompt"])})
-        for chosen, indices in groupby(sorted(range(len(requests)), key=lambda index: repr(options(index))), options):
-            indices = list(indices)
-            prompts = [requests[index]["prompt"] for index in indices]
-            texts = await asyncio.to_thread(self.model.generate, prompts, return_exceptions=True, **dict(chosen))
-            results.update(zip(indices, texts))
-        return [results[index] for index in range(len(requests))]
+        groups = defaultdict(dict)
+        for index, (prompt, options) in enumerate(requests):
+            groups[json.dumps(options, sort_keys=True)][index] = prompt
+        answers = {}
+        for options, prompts in groups.items():  # prompts with the same options go through the model together
+            try:
+                call = (self.model.generate, list(prompts.values()))
+                texts = await asyncio.to_thread(*call, return_exceptions=True, **json.loads(options))
+            except Exception as error:  # wrong options: of this group, not of the others
+                texts = [error] * len(prompts)
+            answers.update(zip(prompts, texts))
+        return [answers[index] for index in range(len(requests))]
 
     async def __call__(self, request: Request):
-        text = await self.generate(await request.json())
-        refused = isinstance(text, Exception)
-        return JSONResponse({"error": str(text)} if refused else {"text": text}, 400 if refused else 200)
+        try:
+            options = await request.json()
+            answer = await self.generate((options.pop("prompt"), options))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            answer = ValueError('expected {"prompt": TEXT, …} with options of generate')
+        if isinstance(answer, Exception):
+            return JSONResponse({"error": str(answer)}, 400)
+        return JSONResponse({"text": answer})
 
 
 app = Gpt2.bind()
