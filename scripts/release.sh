@@ -35,7 +35,8 @@ done
 version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
 repository=$(awk -F'"' '/^repository = / { print $2; exit }' Cargo.toml)
 build=${CARGO_TARGET_DIR:-$PWD/target}
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+# The time of everything in an archive.
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
 export SOURCE_DATE_EPOCH
 
 name_of() { echo "gpt2-$version-$1"; }
