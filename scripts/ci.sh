@@ -6,23 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-took=()
-step() {
-  printf '\n== %s\n' "$*"
-  local begin=$SECONDS
-  "$@"
-  took+=("$((SECONDS - begin)) s: $*")
-}
+. scripts/steps.sh
 
-left_out=()
-# leave_out WHAT MISSING HOW: says what is not checked here, what it needs, and how to get that.
-leave_out() {
-  left_out+=("left out: $1 needs $2 ($3)")
-  printf '\n== %s\n' "${left_out[-1]}"
-}
-# Each asks for what is installed, so that nothing is downloaded here. (grep reads to the end: a pipe that breaks is a failure.)
-has_target() { rustup target list --installed 2>/dev/null | grep -x "$1" >/dev/null; }
-has() { command -v "$1" >/dev/null; }
 has_miri() { rustup component list --toolchain nightly --installed 2>/dev/null | grep '^miri' >/dev/null; }
 
 program=${CARGO_TARGET_DIR:-$PWD/target}/debug/gpt2
@@ -132,6 +117,47 @@ job-aarch64() {
   step "${run[@]}" cargo test --target $target --package candle-gpt2-arithmetic --lib --locked -- "${skipped[@]}"
   # Logits have the bits of every other machine.
   step "${run[@]}" cargo test --target $target --package candle-gpt2-engine --no-default-features --features built-in --test fingerprints --locked
+}
+
+# What files, threads and processes do differently elsewhere: the crates whose tests run on other systems too.
+systems=(candle-gpt2-weights candle-gpt2-jobs candle-gpt2-engine candle-gpt2-server candle-gpt2-cli)
+# tests_on TARGET COMMAND…: the kernels' tests, those of the bits, and those of files, jobs, server and program.
+tests_on() {
+  local target=$1 run=("${@:2}")
+  step "${run[@]}" cargo test --target "$target" --package candle-gpt2-arithmetic --lib --locked
+  step "${run[@]}" cargo test --target "$target" "${systems[@]/#/--package=}" --locked --lib --tests
+}
+
+# Static programs for every Linux.
+job-musl() {
+  local target=x86_64-unknown-linux-musl
+  if has_target $target && has musl-gcc; then
+    tests_on $target env
+  else
+    leave_out "the tests of the static program" "a target, and a C compiler" "rustup target add $target, apt-get install musl-tools"
+  fi
+}
+
+# Windows: compiled by mingw and run in Wine; for Microsoft's tools it is checked only, without the hub, whose C they compile.
+job-windows() {
+  local target=x86_64-pc-windows-gnu
+  if has_target $target && has x86_64-w64-mingw32-gcc && has wine; then
+    tests_on $target env CARGO_TARGET_X86_64_PC_WINDOWS_GNU_RUNNER="$PWD/scripts/wine.sh"
+  else
+    leave_out "the tests on Windows" "a target, mingw and Wine" "rustup target add $target, apt-get install gcc-mingw-w64-x86-64 wine"
+  fi
+  checked_for x86_64-pc-windows-msvc
+}
+
+# Apple's linker is not to be had elsewhere.
+job-apple() { checked_for aarch64-apple-darwin; }
+
+checked_for() {
+  if has_target "$1"; then
+    step cargo check --target "$1" --package candle-gpt2-cli --no-default-features --features serve --locked
+  else
+    leave_out "the check for $1" "a target" "rustup target add $1"
+  fi
 }
 
 # Browsers, and WebAssembly under Node.
@@ -320,29 +346,8 @@ job-python() {
   fi
 }
 
-# The program as it is handed out, for this machine: dist/gpt2-VERSION-TARGET.tar.gz and its checksum.
-job-release() {
-  local version target name folder
-  version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
-  target=$(rustc -vV | sed -n 's/^host: //p')
-  name=gpt2-$version-$target
-  folder=target/$name
-  step cargo build --package candle-gpt2-cli --profile dist --locked
-  local program=${CARGO_TARGET_DIR:-target}/dist/gpt2
-  case $target in *windows*) program=$program.exe ;; esac
-  rm -rf "$folder"
-  mkdir -p "$folder/man" "$folder/completions" dist
-  cp "$program" README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE "$folder"
-  "$program" man --out "$folder/man" >/dev/null
-  local shell
-  for shell in bash elvish fish powershell zsh; do
-    "$program" completions $shell >"$folder/completions/gpt2.$shell"
-  done
-  tar -czf "dist/$name.tar.gz" -C target "$name"
-  # Linux and Windows' bash have the one, macOS has the other.
-  (cd dist && if has sha256sum; then sha256sum "$name.tar.gz"; else shasum -a 256 "$name.tar.gz"; fi >"$name.tar.gz.sha256")
-  ls -l "dist/$name.tar.gz" && cat "dist/$name.tar.gz.sha256"
-}
+# The program as it is handed out, for the targets that this machine can link, installed from its archive and run.
+job-release() { step scripts/release.sh --rehearse; }
 
 list() { declare -F | sed -n 's/^declare -f job-//p' | sort; }
 
@@ -357,8 +362,4 @@ done
 for job in "$@"; do
   "job-$job"
 done
-[ ${#took[@]} -gt 0 ] || { echo "everything was left out" >&2; exit 1; }
-printf '\n'
-printf '%s\n' "${took[@]}" | grep -vE '^[0-4] s' | sort -n || true
-printf '\nall checks passed\n'
-[ ${#left_out[@]} -eq 0 ] || printf '%s\n' "${left_out[@]}"
+steps_done "all checks passed"

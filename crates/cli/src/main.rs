@@ -21,6 +21,11 @@ use arguments::{Arguments, Command};
 use candle_gpt2_engine::{HubOptions, Network, process};
 use main_options::program;
 
+/// musl's own allocator has one lock for all threads.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Whether errors of libraries and failed allocations show a backtrace: for this program only where it is `full`.
 const BACKTRACE: &str = "RUST_BACKTRACE";
 

@@ -52,7 +52,10 @@ impl LineFile {
     /// When it cannot be read and written, or another process holds it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        Ok(Self { file: open_locked(path, options.read(true).append(true).create(true))? })
+        options.read(true).create(true);
+        // Windows shortens no file that was opened to append.
+        let options = if cfg!(windows) { options.write(true).truncate(false) } else { options.append(true) };
+        Ok(Self { file: open_locked(path, options)? })
     }
 
     /// Shows every whole line with its line break, and gives back what follows the last one.
@@ -92,6 +95,9 @@ impl LineFile {
     /// # Errors
     /// When it cannot be written.
     pub fn append_line(&mut self, json: &str) -> io::Result<()> {
+        if cfg!(windows) {
+            self.file.seek(SeekFrom::End(0))?;
+        }
         // In one piece, so that a full disk leaves at most half of this line.
         self.file.write_all(format!("{json}\n").as_bytes())
     }

@@ -102,6 +102,22 @@ pub enum ServerError {
         /// How long they had.
         after: Duration,
     },
+    /// A server that runs elsewhere cannot be asked, or does not answer.
+    #[error("{address}: no server is ready there; gpt2 serve starts one")]
+    Unreachable {
+        /// Where it should be.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// What runs there says that it is not ready, or is another program.
+    #[error("{address}/health: expected status 200, found {}", if status.is_empty() { "nothing" } else { status })]
+    Unhealthy {
+        /// Where it is.
+        address: String,
+        /// The first line of its answer.
+        status: String,
+    },
     /// Told to end while it was ending.
     #[error("told to end a second time: {calls} calls were cut off")]
     Interrupted {

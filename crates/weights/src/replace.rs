@@ -191,7 +191,7 @@ impl<'a> Partial<'a> {
         let target = self.target;
         match rename(&self.made()) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(exists_already(target)),
-            done => done.map_err(|error| unwritable(target, &error))?,
+            done => done.map_err(|error| unreplaceable(target, &error))?,
         }
         sync_folder(parent(target)).map_err(|error| unwritable(target, &error))
     }
@@ -214,9 +214,16 @@ fn parent(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Makes sure that a file is on the disk. Windows does it only for those who may write the file.
+/// Makes sure that a file is on the disk. Windows does it only for those who may write the file, so one that was made read-only
+/// gets there in its own time.
 fn sync_file(path: &Path) -> io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.sync_all()
+    if !cfg!(windows) {
+        return File::open(path)?.sync_all();
+    }
+    match OpenOptions::new().write(true).open(path) {
+        Err(_) if fs::metadata(path)?.permissions().readonly() => Ok(()),
+        opened => opened?.sync_all(),
+    }
 }
 
 /// Makes sure that the names in a folder are on the disk, where the system can. Windows opens folders only with a flag for
@@ -238,6 +245,18 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 
 pub(crate) fn unwritable(path: &Path, error: &dyn std::fmt::Display) -> WeightsError {
     WeightsError::Unwritable { path: path.to_owned(), what: format!("cannot be written: {error}") }
+}
+
+/// An error of the renaming. Windows replaces no file that a program has mapped or keeps for itself, and says so of none.
+fn unreplaceable(path: &Path, error: &io::Error) -> WeightsError {
+    if cfg!(windows) && path.is_file() {
+        unwritable(
+            path,
+            &format_args!("{error}; end the programs that use the file, such as gpt2 with this model"),
+        )
+    } else {
+        unwritable(path, error)
+    }
 }
 
 fn exists_already(path: &Path) -> WeightsError {

@@ -58,7 +58,7 @@ impl FromArgMatches for ThreadCounts {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        self.0 = matches.get_many(Self::OPTION).into_iter().flatten().copied().collect();
+        self.0 = matches.get_many::<u16>(Self::OPTION).into_iter().flatten().copied().collect();
         Ok(())
     }
 }

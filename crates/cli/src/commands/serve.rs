@@ -16,6 +16,7 @@ use candle_gpt2_interpret::Dictionary;
 use candle_gpt2_look::read_dictionary;
 use candle_gpt2_server::{
     ApiOptions, ChatTemplateChoice, Limits, Listening, LogFormat, Model, SecretString, ServerOptions,
+    check_health,
 };
 use clap::Args;
 
@@ -34,6 +35,7 @@ Examples:
   gpt2 serve --model DIR --port 8000 --parallel 8
   gpt2 serve --model DIR --host 0.0.0.0 --api-key-file keys.txt
   gpt2 serve --model DIR --unix-socket /run/gpt2.sock
+  gpt2 serve --check --port 8000
 
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \\
        -d '{\"prompt\": \"The dog was found in\", \"max_tokens\": 20}'
@@ -75,6 +77,9 @@ pub(crate) struct ServeArguments {
     /// Format of the log: text, or json, one object per line
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t, hide_possible_values = true)]
     log_format: LogFormat,
+    /// Start nothing; ask the server that runs with these options whether it is ready: exit code 0 if it is, 1 if not
+    #[arg(long)]
+    check: bool,
 }
 
 /// How much a request may ask for.
@@ -112,8 +117,12 @@ struct NameArguments {
     chat_template: Option<PathBuf>,
 }
 
-/// Serves until a signal ends it.
+/// Serves until a signal ends it, or asks a server that runs.
 pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCode> {
+    if arguments.check {
+        output::write_line(&format!("{} is ready", check_health(&arguments.options)?))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let options = options(arguments)?;
     arguments.log_format.write_to_stderr();
     // What the system does not allow is refused with the options.

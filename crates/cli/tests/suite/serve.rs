@@ -98,6 +98,31 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
     }
 }
 
+#[test]
+fn check_tells_a_server_that_is_ready_from_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    for (listens, asked) in [
+        (["--port", "0", "--host", "127.0.0.1"], "--port"),
+        (["--unix-socket", socket.to_str().unwrap(), "--parallel", "2"], "--unix-socket"),
+    ] {
+        let served = Served::start(&listens);
+        let address = served.address.clone();
+        let place = address.rsplit_once(':').unwrap().1;
+        let checked = run(&["serve", "--check", asked, place]);
+        assert_eq!(
+            (checked.code, checked.stdout),
+            (0, format!("{address} is ready\n")),
+            "{}",
+            checked.stderr
+        );
+        served.signal("-TERM");
+        assert_eq!(served.ended(), (Some(0), String::new()));
+        let refused = run(&["serve", "--check", asked, place]);
+        assert_refused(&refused, FAILURE, &format!("{address}: no server is ready there"));
+    }
+}
+
 /// The tokens are those of `scripts/reference/heads.py`.
 #[test]
 fn a_classifier_is_served_too() {

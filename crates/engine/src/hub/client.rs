@@ -244,8 +244,12 @@ fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     if found == expected {
         return Ok(());
     }
-    // The file that the link leads to is what is wrong.
-    let remove = || fs::canonicalize(path).and_then(|blob| fs::remove_file(path).and(fs::remove_file(blob)));
+    // The file that the link leads to is what is wrong. Where links are refused, as to most users of Windows, the path is the file.
+    let remove = || -> io::Result<()> {
+        let blob = fs::canonicalize(path)?;
+        fs::remove_file(path)?;
+        if blob.exists() { fs::remove_file(blob) } else { Ok(()) }
+    };
     remove().map_err(|error| HubError::Other {
         model: model.to_owned(),
         cause: format!("cannot remove a damaged download: {error}"),
@@ -354,5 +358,32 @@ fn explain(error: &ApiError, name: &HubName, file: &str) -> HubError {
         None if is_disk_full => HubError::DiskFull { model },
         None if is_unreachable(error) => HubError::Interrupted { model, cause: brief(error) },
         None => HubError::Other { model, cause: brief(error) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache without links has the file itself in the place of the link.
+    #[test]
+    fn a_file_of_another_size_is_removed_with_and_without_a_link_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [named, blob] = ["named", "blob"].map(|name| folder.path().join(name));
+        let links: &[bool] = if cfg!(unix) { &[false, true] } else { &[false] };
+        for is_link in links {
+            fs::write(if *is_link { &blob } else { &named }, "half").unwrap();
+            #[cfg(unix)]
+            if *is_link {
+                std::os::unix::fs::symlink(&blob, &named).unwrap();
+            }
+            assert!(check_size(&named, 4, "model").is_ok(), "the announced size");
+            let refused = check_size(&named, 8, "model").unwrap_err();
+            assert!(
+                matches!(&refused, HubError::WrongSize { expected: 8, found: 4, .. }),
+                "link {is_link}: {refused}"
+            );
+            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "link {is_link}");
+        }
     }
 }

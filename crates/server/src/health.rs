@@ -1,0 +1,144 @@
+//! Asking a running server whether it is ready, for what restarts it if it is not.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+#[cfg(unix)]
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use crate::{ServerError, ServerOptions};
+
+/// For the connection, for the request and for the answer, each. A server that loads its model accepts connections and answers none.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The status line of an answer is shorter.
+const MAX_LINE: u64 = 1024;
+const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+
+/// Asks the server with these options, which runs in another process, for `/health`: its address, if it is ready to answer
+/// requests. Only where it listens is used of the options.
+///
+/// # Errors
+/// When it cannot be reached, or gives no answer or another one.
+///
+/// ```
+/// use candle_gpt2_server::{ServerError, ServerOptions, check_health};
+///
+/// let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port(); // free again by now
+/// let nobody = check_health(&ServerOptions { port, ..ServerOptions::default() });
+/// assert!(matches!(nobody, Err(ServerError::Unreachable { .. })));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn check_health(options: &ServerOptions) -> Result<String, ServerError> {
+    let (address, asked) = match &options.unix_socket {
+        Some(path) => (format!("unix:{}", path.display()), status_on_socket(path)),
+        None => {
+            let host =
+                if options.host.contains(':') { format!("[{}]", options.host) } else { options.host.clone() };
+            (format!("http://{host}:{}", options.port), status_on_port(&options.host, options.port))
+        }
+    };
+    match asked {
+        Err(source) => Err(ServerError::Unreachable { address, source }),
+        Ok(status) if status.split(' ').nth(1) == Some("200") => Ok(address),
+        Ok(status) => Err(ServerError::Unhealthy { address, status }),
+    }
+}
+
+fn status_on_port(host: &str, port: u16) -> io::Result<String> {
+    let mut last = io::ErrorKind::AddrNotAvailable.into();
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&reachable(address), TIMEOUT) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_write_timeout(Some(TIMEOUT))?;
+                return status(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// A server that listens on every address of the machine is asked on its loopback address.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(match address {
+            SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        });
+    }
+    address
+}
+
+#[cfg(unix)]
+fn status_on_socket(path: &std::path::Path) -> io::Result<String> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
+    status(stream)
+}
+
+#[cfg(not(unix))]
+fn status_on_socket(_: &std::path::Path) -> io::Result<String> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The first line of the answer.
+fn status(mut stream: impl Read + Write) -> io::Result<String> {
+    stream.write_all(REQUEST)?;
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line).map_err(|error| match error.kind() {
+        // What a timeout is called depends on the system.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()))
+        }
+        _ => error,
+    })?;
+    Ok(line.trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// What is said of a server whose whole answer is this.
+    fn checked(answer: &'static str) -> Result<String, ServerError> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let options =
+            ServerOptions { port: listener.local_addr().unwrap().port(), ..ServerOptions::default() };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = vec![0; REQUEST.len()];
+                stream.read_exact(&mut request).unwrap();
+                assert_eq!(request, REQUEST);
+                stream.write_all(answer.as_bytes()).unwrap();
+            });
+            check_health(&options)
+        })
+    }
+
+    #[test]
+    fn only_a_server_that_says_200_is_ready() {
+        assert!(checked("HTTP/1.1 200 OK\r\n\r\n").unwrap().starts_with("http://127.0.0.1:"));
+        for answer in ["HTTP/1.1 503 Service Unavailable\r\n\r\n", "SSH-2.0-200\r\n", ""] {
+            let refused = checked(answer).unwrap_err();
+            assert!(
+                matches!(&refused, ServerError::Unhealthy { status, .. } if answer.starts_with(status.as_str())),
+                "{answer:?}: {refused}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_server_on_every_address_is_asked_on_this_machine() {
+        for (listens, asked) in
+            [("0.0.0.0:80", "127.0.0.1:80"), ("[::]:80", "[::1]:80"), ("192.0.2.1:80", "192.0.2.1:80")]
+        {
+            assert_eq!(reachable(listens.parse().unwrap()), asked.parse().unwrap());
+        }
+    }
+}

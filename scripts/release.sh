@@ -1,0 +1,386 @@
+#!/usr/bin/env bash
+# Makes the files of a release in dist/: an archive of the program for each target that this machine can link, its bill of materials,
+# checksums, and the manifests of package managers.
+# usage: scripts/release.sh [--rehearse] [--twice] [--allow-dirty] [--target TARGET]…
+#        scripts/release.sh --describe | --publish TAG
+#   --rehearse   installs from those files alone into an empty folder, and runs what was installed
+#   --twice      builds again in a clone elsewhere, and compares the checksums
+#   --describe   builds nothing: checksums and manifests of the archives that are in dist/
+#   --publish    makes the release of this tag on GitHub, with what is in dist/ and this version's part of the changelog
+# One commit, one Rust and one linker give the same bytes in every folder. What is missing here is named and left out; nothing is
+# installed. The profile is `dist`; some minutes for each target.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. scripts/steps.sh
+
+# The systems of a release. On Linux the program is static, so that it runs on all of them.
+targets=(x86_64-unknown-linux-musl aarch64-unknown-linux-musl x86_64-pc-windows-gnu aarch64-apple-darwin x86_64-apple-darwin)
+most_megabytes=25
+
+rehearse='' twice='' describe='' allow_dirty='' tag='' chosen=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --rehearse) rehearse=yes ;;
+    --twice) twice=yes ;;
+    --describe) describe=yes ;;
+    --publish) tag=${2:?--publish needs the tag}; shift ;;
+    --allow-dirty) allow_dirty=yes ;;
+    --target) chosen+=("${2:?--target needs one}"); shift ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+[ ${#chosen[@]} -eq 0 ] || targets=("${chosen[@]}")
+
+version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
+repository=$(awk -F'"' '/^repository = / { print $2; exit }' Cargo.toml)
+build=${CARGO_TARGET_DIR:-$PWD/target}
+# The time of everything in an archive.
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
+export SOURCE_DATE_EPOCH
+
+name_of() { echo "gpt2-$version-$1"; }
+archive_of() { case $1 in *windows*) echo "dist/$(name_of "$1").zip" ;; *) echo "dist/$(name_of "$1").tar.gz" ;; esac; }
+program_of() { case $1 in *windows*) echo "$build/$1/dist/gpt2.exe" ;; *) echo "$build/$1/dist/gpt2" ;; esac; }
+
+# The command of cargo that links for a target here, or nothing, and why not.
+cargo_for() {
+  local target=$1 what="the program for $1"
+  builder=()
+  if ! has_target "$target"; then
+    leave_out "$what" "a target" "rustup target add $target"
+    return
+  fi
+  case $target in
+    "$(rustc -vV | sed -n 's/^host: //p')") builder=(build) ;;
+    x86_64-unknown-linux-musl)
+      if has musl-gcc; then builder=(build); elif has cargo-zigbuild; then builder=(zigbuild); else
+        leave_out "$what" "a C compiler" "apt-get install musl-tools"
+      fi ;;
+    *-linux-*)
+      if has cargo-zigbuild; then builder=(zigbuild); else
+        leave_out "$what" "a C compiler" "pip install ziglang cargo-zigbuild"
+      fi ;;
+    x86_64-pc-windows-gnu)
+      if has x86_64-w64-mingw32-gcc; then builder=(build); else
+        leave_out "$what" "a C compiler" "apt-get install gcc-mingw-w64-x86-64"
+      fi ;;
+    *-apple-darwin)
+      if [ "$(uname -s)" = Darwin ]; then builder=(build); else leave_out "$what" "Apple's linker" "a Mac"; fi ;;
+    *) leave_out "$what" "a rule in scripts/release.sh" "add it to cargo_for" ;;
+  esac
+}
+
+# No folder of this machine goes into the program: sources, dependencies and the standard library have names of their own.
+set_flags() {
+  local target=$1 sysroot registry maps=("$build=/target" "$PWD=/gpt2")
+  sysroot=$(rustc --print sysroot)
+  maps+=("$sysroot/lib/rustlib/src/rust=/rustc/$(rustc -vV | sed -n 's/^commit-hash: //p')")
+  for registry in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*; do
+    maps+=("$registry=/registry")
+  done
+  local flags=("${maps[@]/#/--remap-path-prefix=}")
+  case $target in
+    *-linux-musl) flags+=(-C target-feature=+crt-static) ;;
+    *-windows-gnu) flags+=(-C "link-arg=-Wl,--no-insert-timestamp") ;; # a date in the program's head
+  esac
+  CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
+  CFLAGS="${maps[*]/#/-ffile-prefix-map=}"
+  export CARGO_ENCODED_RUSTFLAGS CFLAGS CARGO_INCREMENTAL=0
+}
+
+build_program() {
+  local target=$1 command=(cargo)
+  # The list of crates goes into the program, where `cargo audit bin` reads it.
+  if has cargo-auditable; then command+=(auditable); else
+    leave_out "the list of crates inside the program for $target" "cargo-auditable" "cargo install --locked cargo-auditable"
+  fi
+  command+=("${builder[@]}" --package candle-gpt2-cli --profile dist --locked --target "$target")
+  cargo fetch --locked --target "$target"
+  (set_flags "$target" && "${command[@]}")
+  local program bytes
+  program=$(program_of "$target")
+  bytes=$(wc -c <"$program")
+  echo "$program: $bytes bytes"
+  [ "$bytes" -le $((most_megabytes * 1000000)) ] || { echo "expected at most $most_megabytes MB" >&2; return 1; }
+  local path
+  for path in "$PWD" "$build" "$HOME/" "${CARGO_HOME:-$HOME/.cargo}"; do
+    if grep -qaF "$path" "$program"; then
+      echo "$program holds a path of this machine: $path" >&2
+      return 1
+    fi
+  done
+}
+
+# bill_of_materials TARGET: what the program is made of, in CycloneDX. Paths of our crates begin at the repository.
+bill_of_materials() {
+  local target=$1 name
+  name=$(name_of "$target").cdx
+  cargo cyclonedx --quiet --manifest-path crates/cli/Cargo.toml --format json --spec-version 1.5 \
+    --target "$target" --override-filename "$name"
+  sed "s|file://$PWD|file:///gpt2|g" "crates/cli/$name.json" >"dist/$name.json"
+  find crates docs models web -name "$name.json" -not -path '*/target/*' -delete
+}
+
+# pages PROGRAM: manual pages and completions, of a program that runs here; they are the same for all.
+pages() {
+  local shell
+  mkdir -p "$build/pages/man" "$build/pages/completions"
+  "$1" man --out "$build/pages/man" >/dev/null
+  for shell in bash elvish fish powershell zsh; do
+    "$1" completions $shell >"$build/pages/completions/gpt2.$shell"
+  done
+}
+
+pack() {
+  local target=$1 folder program
+  folder=$build/$(name_of "$target")
+  program=$(program_of "$target")
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  cp -r "$program" README.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE "$build/pages/man" "$build/pages/completions" "$folder"
+  python3 scripts/archive.py "$folder" "$(archive_of "$target")"
+}
+
+# The checksum of an archive in dist/, or nothing if there is none.
+checksum_of() { awk -v name="$(basename "$(archive_of "$1")")" '$2 == name { print $1 }' dist/SHA256SUMS; }
+address_of() { echo "$repository/releases/download/v$version/$(basename "$(archive_of "$1")")"; }
+
+# Checksums, and what package managers read, of the archives in dist/.
+describe() {
+  (cd dist && checksum gpt2-"$version"-* >SHA256SUMS)
+  rm -rf dist/homebrew dist/scoop dist/winget
+  homebrew
+  if [ -n "$(checksum_of x86_64-pc-windows-gnu)" ]; then
+    scoop
+    winget
+  fi
+  cat dist/SHA256SUMS
+}
+
+homebrew() {
+  local system processor target
+  mkdir -p dist/homebrew
+  {
+    cat <<RUBY
+class Gpt2 < Formula
+  desc "Generate, score, inspect, train and serve GPT-2 models"
+  homepage "$repository"
+  version "$version"
+  license any_of: ["MIT", "Apache-2.0"]
+
+RUBY
+    for system in macos:apple-darwin linux:unknown-linux-musl; do
+      for processor in arm:aarch64 intel:x86_64; do
+        target=${processor#*:}-${system#*:}
+        [ -n "$(checksum_of "$target")" ] || continue
+        cat <<RUBY
+  on_${system%:*} do
+    on_${processor%:*} do
+      url "$(address_of "$target")"
+      sha256 "$(checksum_of "$target")"
+    end
+  end
+
+RUBY
+      done
+    done
+    cat <<'RUBY'
+  def install
+    bin.install "gpt2"
+    man1.install Dir["man/*.1"]
+    bash_completion.install "completions/gpt2.bash" => "gpt2"
+    fish_completion.install "completions/gpt2.fish"
+    zsh_completion.install "completions/gpt2.zsh" => "_gpt2"
+  end
+
+  test do
+    system bin/"gpt2", "generate", "One day", "--max-new-tokens", "8"
+  end
+end
+RUBY
+  } >dist/homebrew/gpt2.rb
+}
+
+scoop() {
+  local target=x86_64-pc-windows-gnu name
+  name=$(name_of $target)
+  mkdir -p dist/scoop
+  cat >dist/scoop/gpt2.json <<JSON
+{
+  "version": "$version",
+  "description": "Generate, score, inspect, train and serve GPT-2 models",
+  "homepage": "$repository",
+  "license": "MIT|Apache-2.0",
+  "architecture": {
+    "64bit": {
+      "url": "$(address_of $target)",
+      "hash": "$(checksum_of $target)",
+      "extract_dir": "$name"
+    }
+  },
+  "bin": "gpt2.exe",
+  "checkver": "github",
+  "autoupdate": {
+    "architecture": {
+      "64bit": {
+        "url": "$repository/releases/download/v\$version/${name/$version/\$version}.zip",
+        "extract_dir": "${name/$version/\$version}"
+      }
+    },
+    "hash": { "url": "\$baseurl/SHA256SUMS" }
+  }
+}
+JSON
+}
+
+winget() {
+  local target=x86_64-pc-windows-gnu id=CandleGpt2.Gpt2 schema=1.6.0
+  local folder=dist/winget/$id
+  mkdir -p "$folder"
+  cat >"$folder/$id.yaml" <<YAML
+PackageIdentifier: $id
+PackageVersion: $version
+DefaultLocale: en-US
+ManifestType: version
+ManifestVersion: $schema
+YAML
+  cat >"$folder/$id.installer.yaml" <<YAML
+PackageIdentifier: $id
+PackageVersion: $version
+InstallerType: zip
+NestedInstallerType: portable
+NestedInstallerFiles:
+  - RelativeFilePath: $(name_of $target)\\gpt2.exe
+    PortableCommandAlias: gpt2
+Installers:
+  - Architecture: x64
+    InstallerUrl: $(address_of $target)
+    InstallerSha256: $(checksum_of $target | tr a-f A-F)
+ManifestType: installer
+ManifestVersion: $schema
+YAML
+  cat >"$folder/$id.locale.en-US.yaml" <<YAML
+PackageIdentifier: $id
+PackageVersion: $version
+PackageLocale: en-US
+Publisher: candle-gpt2
+PackageName: gpt2
+License: MIT OR Apache-2.0
+ShortDescription: Generate, score, inspect, train and serve GPT-2 models
+PackageUrl: $repository
+ManifestType: defaultLocale
+ManifestVersion: $schema
+YAML
+}
+
+# Installs from dist/ as a user would, with nothing but its files, and runs what was installed.
+try_installed() {
+  local place
+  place=$(mktemp -d)
+  scripts/install.sh --from dist --to "$place/bin"
+  (cd "$place" && env -i PATH=/usr/bin:/bin bin/gpt2 generate "One day" --max-new-tokens 8)
+  # A changed archive is refused, and what is installed stays.
+  cp -r dist "$place/damaged"
+  local archive
+  for archive in "$place"/damaged/*.tar.gz; do printf x >>"$archive"; done
+  if scripts/install.sh --from "$place/damaged" --to "$place/bin" 2>"$place/refusal"; then
+    echo "an archive with another checksum was installed" >&2
+    return 1
+  fi
+  cat "$place/refusal"
+  rm -rf "$place"
+}
+
+# What examples/deploy/Containerfile makes, as far as there is no need of an image: the program alone on a read-only root, of another
+# user, serves, says that it is ready, and ends when it is told to.
+try_image() {
+  local root namespaces=(--mount) user=(--userspec=65532:65532)
+  if [ "$(id -u)" != 0 ]; then namespaces+=(--map-root-user) user=(); fi
+  root=$(mktemp -d)
+  mkdir "$root/tmp" "$root/models"
+  chmod 755 "$root"
+  scripts/install.sh --from dist --to "$root" >/dev/null
+  # shellcheck disable=SC2016 # the inner shell reads them
+  unshare "${namespaces[@]}" bash -euc '
+    root=$1 place=(--host 0.0.0.0 --port 18099)
+    mount --bind "$root" "$root"
+    mount -o remount,bind,ro "$root"
+    for volume in tmp models; do mount -t tmpfs -o mode=1777 tmpfs "$root/$volume"; done
+    run=(env -i HF_HOME=/models GPT2_API_KEY=only-for-this-rehearsal chroot "${@:2}" "$root" /gpt2)
+    "${run[@]}" serve "${place[@]}" &
+    for _ in {1..100}; do
+      if "${run[@]}" serve --check "${place[@]}" 2>/dev/null; then ready=yes; break; fi
+      sleep 0.1
+    done
+    "${run[@]}" generate "One day" --max-new-tokens 8 --offline
+    kill -TERM $!
+    wait $!
+    [ "${ready:-}" = yes ] && ! "${run[@]}" serve --check "${place[@]}"
+  ' - "$root" "${user[@]}"
+  rm -rf "$root"
+}
+
+# Builds the same targets in a clone elsewhere, whose path is longer, and compares.
+build_again() {
+  local other target options=()
+  other=$(mktemp -d)/another/folder
+  for target in "${made[@]}"; do options+=(--target "$target"); done
+  git clone --quiet . "$other"
+  env -u CARGO_TARGET_DIR "$other/scripts/release.sh" "${options[@]}"
+  diff dist/SHA256SUMS "$other/dist/SHA256SUMS"
+  rm -rf "$other"
+  echo "two builds in different folders have the same checksums"
+}
+
+publish() {
+  [ "$tag" = "v$version" ] || { echo "the tag is $tag, and the manifest has version $version" >&2; return 1; }
+  mkdir -p "$build"
+  awk -v heading="## [$version]" 'index($0, heading) == 1 { inside = 1; next } /^## |^\[/ { inside = 0 } inside' CHANGELOG.md >"$build/notes.md"
+  gh release create "$tag" --title "$tag" --notes-file "$build/notes.md" dist/gpt2-* dist/SHA256SUMS scripts/install.sh scripts/install.ps1
+}
+
+if [ -n "$describe" ]; then
+  step describe
+  exit
+fi
+if [ -n "$tag" ]; then
+  publish
+  exit
+fi
+if [ -z "$allow_dirty" ] && [ -n "$(git status --porcelain)" ]; then
+  echo "a release is made of a commit: commit or remove what git status shows, or give --allow-dirty" >&2
+  exit 1
+fi
+
+made=() runs=''
+for target in "${targets[@]}"; do
+  cargo_for "$target"
+  [ ${#builder[@]} -gt 0 ] || continue
+  step build_program "$target"
+  made+=("$target")
+  [ -n "$runs" ] || ! "$(program_of "$target")" --version 2>/dev/null || runs=$(program_of "$target")
+done
+[ ${#made[@]} -gt 0 ] || { echo "nothing can be built here" >&2; exit 1; }
+[ -n "$runs" ] || { echo "none of ${made[*]} runs here, and the manual pages are the program's own: add a target that does" >&2; exit 1; }
+
+rm -rf dist "$build/pages"
+mkdir -p dist
+step pages "$runs"
+for target in "${made[@]}"; do
+  step pack "$target"
+  if has cargo-cyclonedx; then step bill_of_materials "$target"; else
+    leave_out "the bill of materials of $target" "cargo-cyclonedx" "cargo install --locked cargo-cyclonedx"
+  fi
+done
+step describe
+if [ -n "$rehearse" ]; then
+  step try_installed
+  if [ "$(uname -s)" = Linux ]; then
+    if unshare --map-root-user --mount true 2>/dev/null; then step try_image; else
+      leave_out "the program as a container has it" "user namespaces" "sysctl kernel.unprivileged_userns_clone=1"
+    fi
+  fi
+fi
+[ -z "$twice" ] || step build_again
+steps_done "made: ${made[*]}"
