@@ -144,15 +144,54 @@ def test_composition_scores(hooked):
         assert scores.shape == (of.n_layers, of.n_heads) * 2
         for early, late in np.ndindex(of.n_layers, of.n_layers):
             assert scores[early, :, late].any() == (early < late)
-    # Against products that are multiplied out.
-    norm = np.linalg.norm
-    ov, qk = model.OV.AB[0, 1].astype(float), model.QK.AB[1, 2].astype(float)
-    found = model.all_composition_scores("K")[0, 1, 1, 2]
-    assert abs(found - norm(ov @ qk.T) / norm(ov) / norm(qk)) < 1e-5
     one = utils.composition_scores(model.OV[0, 1], model.QK.T[1, 2], broadcast_dims=False)
-    assert abs(one - found) < 1e-6
+    assert abs(one - model.all_composition_scores("K")[0, 1, 1, 2]) < 1e-6
     with pytest.raises(ValueError, match="mode: expected 'Q', 'K' or 'V', found 'X'"):
         model.all_composition_scores("X")
+
+
+def test_composition_scores_are_those_of_products_that_are_multiplied_out(model):
+    random, norm = np.random.default_rng(0), np.linalg.norm
+    ov, qk = model.OV.AB.astype(float), model.QK.AB.astype(float)
+    scores = {mode: model.all_composition_scores(mode) for mode in "QKV"}
+    for _ in range(10):
+        late = random.integers(1, model.cfg.n_layers)
+        pair = (random.integers(late), random.integers(model.cfg.n_heads), late, random.integers(model.cfg.n_heads))
+        written = ov[pair[:2]]
+        for mode, read in (("Q", qk[pair[2:]]), ("K", qk[pair[2:]].T), ("V", ov[pair[2:]])):
+            dense = norm(written @ read) / norm(written) / norm(read)
+            assert abs(scores[mode][pair] - dense) < 1e-5, (mode, pair)
+    layers = np.arange(model.cfg.n_layers)
+    for of in scores.values():
+        assert not of.swapaxes(1, 2)[layers[:, None] >= layers].any(), "0 unless the first is earlier"
+
+
+@pytest.mark.parametrize("name", HOOKED)
+@pytest.mark.parametrize("is_processed", [True, False])
+def test_singular_vectors(name, is_processed):
+    open_model = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
+    model = open_model(INSIDE / name)
+    of, block = candle_gpt2.SVDInterpreter(model), model.blocks[1]
+    reads = block.ln2.w[:, None] * block.mlp.W_in
+    assert np.allclose(block.ln2.w, 1) == is_processed
+    for kind, matrix, options in (
+        ("OV", model.OV[1, 2].AB, {"head_index": 2}),
+        ("w_in", reads.T, {}),
+        ("w_out", block.mlp.W_out, {}),
+    ):
+        found = of.get_singular_vectors(kind, 1, num_vectors=3, **options)
+        assert found.shape == (model.cfg.d_vocab, 1, 3)
+        # Eigenvectors of MᵀM, up to their sign.
+        vectors = np.linalg.eigh(matrix.T.astype(float) @ matrix)[1][:, ::-1][:, :3]
+        CLOSE(abs(found[:, 0]), abs(model.W_U.T @ vectors), atol=1e-3, err_msg=kind)
+    for kind, options, message in (
+        ("OV", {}, "head_index: expected a head"),
+        ("OV", {"head_index": model.cfg.n_heads}, f"head_index: expected 0 to {model.cfg.n_heads - 1}, found"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            of.get_singular_vectors(kind, 1, **options)
+    with pytest.raises(ValueError, match="vector_type: expected one of .*, found 'QK'"):
+        of.get_singular_vectors("QK", 1)
 
 
 def test_split_inputs_and_other_switches(hooked):
