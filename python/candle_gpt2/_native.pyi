@@ -508,6 +508,15 @@ class BatchStream(Iterator[tuple[int, str]]):
 
 @final
 class Picture:
+    def __new__(
+        cls,
+        title: str,
+        values: npt.ArrayLike,
+        axes: dict[str, Iterable[object]],
+        *,
+        texts: Sequence[str] | None = None,
+        scale: Literal["signed", "share", "amount"] = "signed",
+    ) -> Self: ...
     @property
     def title(self) -> str: ...
     @property

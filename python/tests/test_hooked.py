@@ -9,7 +9,7 @@ from pathlib import Path
 import candle_gpt2
 import numpy as np
 import pytest
-from candle_gpt2 import FactoredMatrix, HookedTransformer, head_detector, patching, utils
+from candle_gpt2 import FactoredMatrix, HookedTransformer, components, head_detector, patching, utils
 
 from support import FIXTURES, read_safetensors, write_safetensors
 
@@ -144,15 +144,54 @@ def test_composition_scores(hooked):
         assert scores.shape == (of.n_layers, of.n_heads) * 2
         for early, late in np.ndindex(of.n_layers, of.n_layers):
             assert scores[early, :, late].any() == (early < late)
-    # Against products that are multiplied out.
-    norm = np.linalg.norm
-    ov, qk = model.OV.AB[0, 1].astype(float), model.QK.AB[1, 2].astype(float)
-    found = model.all_composition_scores("K")[0, 1, 1, 2]
-    assert abs(found - norm(ov @ qk.T) / norm(ov) / norm(qk)) < 1e-5
     one = utils.composition_scores(model.OV[0, 1], model.QK.T[1, 2], broadcast_dims=False)
-    assert abs(one - found) < 1e-6
+    assert abs(one - model.all_composition_scores("K")[0, 1, 1, 2]) < 1e-6
     with pytest.raises(ValueError, match="mode: expected 'Q', 'K' or 'V', found 'X'"):
         model.all_composition_scores("X")
+
+
+def test_composition_scores_are_those_of_products_that_are_multiplied_out(model):
+    random, norm = np.random.default_rng(0), np.linalg.norm
+    ov, qk = model.OV.AB.astype(float), model.QK.AB.astype(float)
+    scores = {mode: model.all_composition_scores(mode) for mode in "QKV"}
+    for _ in range(10):
+        late = random.integers(1, model.cfg.n_layers)
+        pair = (random.integers(late), random.integers(model.cfg.n_heads), late, random.integers(model.cfg.n_heads))
+        written = ov[pair[:2]]
+        for mode, read in (("Q", qk[pair[2:]]), ("K", qk[pair[2:]].T), ("V", ov[pair[2:]])):
+            dense = norm(written @ read) / norm(written) / norm(read)
+            assert abs(scores[mode][pair] - dense) < 1e-5, (mode, pair)
+    layers = np.arange(model.cfg.n_layers)
+    for of in scores.values():
+        assert not of.swapaxes(1, 2)[layers[:, None] >= layers].any(), "0 unless the first is earlier"
+
+
+@pytest.mark.parametrize("name", HOOKED)
+@pytest.mark.parametrize("is_processed", [True, False])
+def test_singular_vectors(name, is_processed):
+    open_model = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
+    model = open_model(INSIDE / name)
+    of, block = candle_gpt2.SVDInterpreter(model), model.blocks[1]
+    reads = block.ln2.w[:, None] * block.mlp.W_in
+    assert np.allclose(block.ln2.w, 1) == is_processed
+    for kind, matrix, options in (
+        ("OV", model.OV[1, 2].AB, {"head_index": 2}),
+        ("w_in", reads.T, {}),
+        ("w_out", block.mlp.W_out, {}),
+    ):
+        found = of.get_singular_vectors(kind, 1, num_vectors=3, **options)
+        assert found.shape == (model.cfg.d_vocab, 1, 3)
+        # Eigenvectors of MᵀM, up to their sign.
+        vectors = np.linalg.eigh(matrix.T.astype(float) @ matrix)[1][:, ::-1][:, :3]
+        CLOSE(abs(found[:, 0]), abs(model.W_U.T @ vectors), atol=1e-3, err_msg=kind)
+    for kind, options, message in (
+        ("OV", {}, "head_index: expected a head"),
+        ("OV", {"head_index": model.cfg.n_heads}, f"head_index: expected 0 to {model.cfg.n_heads - 1}, found"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            of.get_singular_vectors(kind, 1, **options)
+    with pytest.raises(ValueError, match="vector_type: expected one of .*, found 'QK'"):
+        of.get_singular_vectors("QK", 1)
 
 
 def test_split_inputs_and_other_switches(hooked):
@@ -456,10 +495,130 @@ def test_names_of_hook_points(plain):
     plain([1, 2])
     assert list(kept) == ["hook_embed"] and plain.is_caching
     plain.reset_hooks()
-    with pytest.raises(NotImplementedError, match=r"need torch's autograd.*Model\.estimate"):
-        plain.run_with_hooks([1], bwd_hooks=[("hook_embed", print)])
-    with pytest.raises(NotImplementedError, match="autograd"):
-        plain.run_with_cache([1], incl_bwd=True)
+
+
+# Gradients.
+
+SWITCHES = [(), ("split_qkv_input",), ("attn_in",), ("attn_result", "hook_mlp_in")]
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids="-".join)
+@pytest.mark.parametrize("is_processed", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_slopes(name, is_processed, switches):
+    """Of a metric that weighs all logits, along a random direction at every hook point."""
+    open_model = HookedTransformer.from_pretrained if is_processed else HookedTransformer.from_pretrained_no_processing
+    model = open_model(INSIDE / name, default_prepend_bos=False)
+    for switch in switches:
+        getattr(model, f"set_use_{switch}")(True)
+    random = np.random.default_rng(0)
+    ids, weights = [[1, 2, 3, 4, 5], [3, 9, 8, 7, 2]], random.normal(size=(2, 5, model.cfg.d_vocab))
+    found: dict[str, np.ndarray] = {}
+
+    def add(gradient, hook):
+        # Norms of split inputs run three times.
+        found[hook.name] = found.get(hook.name, 0) + gradient
+
+    with model.hooks(bwd_hooks=[(lambda known: True, add)]):
+        model(ids)
+        model.backward(weights)
+    assert set(found) == {known for known in model.hook_dict if model.switch(known) is None} - (
+        {f"blocks.{layer}.hook_attn_in" for layer in range(model.cfg.n_layers)} if "split_qkv_input" in switches else set()
+    )
+    step, compared = 1e-3, 0
+    for known, gradient in found.items():
+        direction = random.normal(size=gradient.shape).astype(np.float32)
+        if known.endswith("attn_scores"):
+            direction *= np.tri(5, dtype=np.float32)  # of what is masked there is no slope
+
+        def moved(by, known=known, direction=direction):
+            with model.hooks([(known, lambda value, hook: value + by * direction)]):
+                logits, cache = model.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_pre"))
+            return (logits.astype(float) * weights).sum(), np.concatenate([pre.ravel() > 0 for pre in cache.values()])
+
+        (above, signs), (below, others) = moved(step), moved(-step)
+        # Between both sides of ReLU's kink there is no slope.
+        if model.cfg.act_fn != "relu" or np.array_equal(signs, others):
+            compared += 1
+            # Sums in float32 of about 1e2 over the step, and the bend of what is not linear.
+            np.testing.assert_allclose((gradient * direction).sum(), (above - below) / (2 * step), rtol=0.02, atol=0.2, err_msg=known)
+    assert compared > 0.5 * len(found)
+
+
+def test_attribution_patching_is_that_of_the_engine(plain):
+    clean, corrupted, answer, wrong = [1, 2, 3, 4, 5], [1, 2, 8, 4, 5], 3, 7
+    weights = np.zeros((1, 5, plain.cfg.d_vocab))
+    weights[0, -1, [answer, wrong]] = 1, -1
+    (clean_logits, before), (corrupted_logits, after) = plain.run_with_cache(clean), plain.run_with_cache(corrupted)
+    difference = (weights * (clean_logits - corrupted_logits)).sum()
+    gradients: dict[str, np.ndarray] = {}
+    with plain.hooks(bwd_hooks=[(lambda name: name.endswith("hook_z"), lambda value, hook: gradients.update({hook.name: value}))]):
+        plain(corrupted)
+        plain.backward(weights)
+    expected = plain.native.estimate(clean, corrupted, answer=answer, against=wrong, site="z").values
+    found = [((before[name] - after[name]) * gradients[name]).sum((0, 1, 3)) for name in sorted(gradients)]
+    CLOSE(np.array(found) / difference, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_the_gradient_of_the_loss(plain, per_token):
+    ids, seen = [[0, 0, 3, 4, 5], [3, 9, 8, 7, 2]], []
+    options = dict(return_type="loss", loss_per_token=per_token, attention_mask=[[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    loss, cache = (None, None)
+    if not per_token:
+        loss, cache = plain.run_with_cache(ids, incl_bwd=True, names_filter="blocks.1.hook_resid_post", **options)
+        seen = [cache["blocks.1.hook_resid_post_grad"]]
+    weights = np.random.default_rng(1).normal(size=(2, 4)) if per_token else np.array(1.0)
+    with plain.hooks(bwd_hooks=[("blocks.1.hook_resid_post", lambda gradient, hook: seen.append(gradient))]):
+        found = plain(ids, **options)
+        plain.backward(weights)
+    if not per_token:
+        assert found == loss
+        np.testing.assert_array_equal(seen[0], seen[1])
+    direction, step = np.random.default_rng(2).normal(size=seen[0].shape).astype(np.float32), 2e-3
+
+    def moved(by):
+        hooks = [("blocks.1.hook_resid_post", lambda value, hook: value + by * direction)]
+        return (plain.run_with_hooks(ids, fwd_hooks=hooks, **options).astype(float) * weights).sum()
+
+    np.testing.assert_allclose((seen[-1] * direction).sum(), (moved(step) - moved(-step)) / (2 * step), rtol=0.02, atol=0.005)
+
+
+@pytest.mark.parametrize("act_fn", sorted(components.ACTIVATIONS))
+def test_slopes_of_activations(act_fn):
+    function, slope = components.ACTIVATIONS[act_fn]
+    x = np.linspace(-4, 4, 33).astype(np.float32) + np.float32(0.01)
+    step = np.float32(2**-7)
+    np.testing.assert_allclose(slope(x), (function(x + step) - function(x - step)) / (2 * step), atol=5e-4)
+
+
+def test_backward_hooks_replace_and_are_refused_where_they_would_mislead(plain):
+    name, seen, weights = "blocks.1.hook_resid_mid", {}, np.ones((1, 3, plain.cfg.d_vocab))
+    hooks = [
+        (name, lambda gradient, hook: gradient * 0),
+        (lambda known: True, lambda gradient, hook: seen.update({hook.name: gradient})),
+    ]
+    with plain.hooks(bwd_hooks=hooks):
+        plain([1, 2, 3])
+        plain.backward(weights)
+    assert seen["blocks.1.hook_mlp_out"].any() and not seen[name].any() and not seen["hook_embed"].any()
+    assert not any(point.bwd_hooks for point in plain.hook_points())
+    with pytest.raises(RuntimeError, match="expected a run with backward hooks before it"):
+        plain.backward(weights)
+    with pytest.raises(ValueError, match="reset_hooks_end=False"):
+        plain.run_with_hooks([1], bwd_hooks=[(name, print)])
+    plain.add_hook(name, lambda gradient, hook: None, "bwd")
+    for options in ({"stop_at_layer": 1}, {"return_type": None}):
+        with pytest.raises(ValueError, match="backward hooks need a whole run"):
+            plain([1, 2, 3], **options)
+    plain([1, 2, 3])
+    with pytest.raises(ValueError, match=r"gradient: expected shape \(1, 3, 61\), that of what the run gave, found \(2,\)"):
+        plain.backward([1.0, 2.0])
+    with pytest.raises(NotImplementedError, match=r"blocks\.0\.hook_mlp_out: a forward hook edits this value"):
+        plain.run_with_hooks([1, 2, 3], fwd_hooks=[("blocks.0.hook_mlp_out", lambda value, hook: value.__setitem__(0, 0))])
+    plain.reset_hooks()
+    with pytest.raises(ValueError, match="dir: expected 'fwd' or 'bwd', found 'up'"):
+        plain.add_hook(name, print, "up")
 
 
 @pytest.mark.parametrize(
@@ -873,6 +1032,21 @@ def test_a_model_gives_tensors_where_torch_is(torch):
     assert isinstance(model.blocks[0].mlp(cache["normalized", 0, "ln2"]), torch.Tensor)
     model.blocks[0].mlp.W_in = torch.zeros(21, 84)
     assert not model.W_in[0].any()
+
+
+def test_backward_of_a_tensor_runs_backward_hooks(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
+    seen = []
+    model.add_hook("blocks.1.attn.hook_z", lambda gradient, hook: seen.append(gradient), "bwd")
+    logits = model([[1, 2, 3]])
+    (logits[0, -1, 3] - logits[0, -1, 5]).backward()
+    weights = torch.zeros(1, 3, 61)
+    weights[0, -1, 3], weights[0, -1, 5] = 1, -1
+    model([[1, 2, 3]])
+    model.backward(weights)
+    assert all(isinstance(one, torch.Tensor) for one in seen) and torch.equal(*seen) and seen[0].any()
+    model.reset_hooks()
+    assert not model([[1, 2, 3]]).requires_grad
 
 
 def test_tensors_in_give_tensors_out(torch):

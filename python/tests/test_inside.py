@@ -191,6 +191,29 @@ def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
         picture.svg(3)
 
 
+def test_a_picture_of_values_of_ones_own():
+    values = np.array([[1.5, np.nan, -2.0], [0.25, 0.5, 3.0]])
+    picture = candle_gpt2.Picture("scores", values, {"layer": range(2), "head": ["a", "b", "c"]})
+    assert picture.title == "scores" and picture.axes == {"layer": ["0", "1"], "head": ["a", "b", "c"]} and picture.tokens == []
+    np.testing.assert_array_equal(picture.values, values.astype(np.float32))
+    assert picture.to_dict()["scale"] == "signed"
+    assert str(picture).split() == "scores rows: layer, columns: head a b c 0 1.500 - -2.000 1 0.2500 0.5000 3.000".split()
+    drawn = picture.svg()
+    assert "<title>scores</title>" in drawn and "−3<" in drawn
+    assert "#dcdee3" in drawn, "a cell without a value is grey"
+    assert "no BOS" not in picture.html().split("<body")[0]
+    bars = candle_gpt2.Picture("loss", [1, 2], {"position": ["x", "y"]}, texts=["one", "two"], scale="amount")
+    assert bars.texts == ["one", "two"] and bars.svg().count("<rect") > 2
+    for axes, options, message in (
+        ({"layer": range(3)}, {}, r"values: expected shape \[3\], the labels of the axes \(layer\), found \[2, 3\]"),
+        ({}, {}, "found \\[2, 3\\]"),
+        ({"layer": range(2), "head": range(3)}, {"scale": "log"}, 'scale: expected "signed", "share" or "amount", found "log"'),
+        ({"layer": range(2), "head": range(3)}, {"texts": ["a"]}, "a report of 6 values has 1 texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            candle_gpt2.Picture("scores", values, axes, **options)
+
+
 def test_control_vectors_are_read_written_and_added(plain, tmp_path):
     directions = {1: np.linspace(-1, 1, 21), 0: np.ones(21)}
     vector = plain.control_vector(directions, scale=2.0)

@@ -137,7 +137,7 @@ parts.report = (report, chosen, onChosen) => {
 
   const change = report.metric && `${report.metric.name}: ${report.metric.before}${report.metric.after == null ? "" : " → " + report.metric.after}`;
   const order = axes.length > 1 && `rows: ${rowAxis.name}, columns: ${columnAxis.name}`;
-  box("about").textContent = [report.model, report.bos ? "with a BOS token" : "no BOS token", order, pattern && pattern.about, change].filter(Boolean).join(" · ");
+  box("about").textContent = [report.model, report.model && (report.bos ? "with a BOS token" : "no BOS token"), order, pattern && pattern.about, change].filter(Boolean).join(" · ");
   box("notes").replaceChildren(...report.notes.map(note => element("li", {}, note)));
   if (!sizes.length || sizes.includes(0)) return;
   if (!exists(panelOf(state.places))) {

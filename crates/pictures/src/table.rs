@@ -29,7 +29,10 @@ const TOKENS: usize = 200;
 /// assert_eq!(text.lines().last(), Some("      MLP     0.7500"));
 /// ```
 pub fn table(report: &Report) -> String {
-    let mut lines = vec![printable(&report.title), format!("model: {}", printable(&report.model))];
+    let mut lines = vec![printable(&report.title)];
+    if !report.model.is_empty() {
+        lines.push(format!("model: {}", printable(&report.model)));
+    }
     if let Some(metric) = &report.metric {
         let after = metric.after.map(|after| format!(" → {after:.5}")).unwrap_or_default();
         lines.push(format!("{}: {:.5}{after}", printable(&metric.name), metric.before));

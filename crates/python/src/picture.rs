@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use candle_gpt2_interpret::LensCell;
 use candle_gpt2_look::{Details, Found, LensDetails};
-use candle_gpt2_pictures::{Token, Width, table};
-use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods};
+use candle_gpt2_pictures::{Axis, Report, Scale, Token, Width, table};
+use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use serde_json::Value;
 
 use crate::errors::{Result, failed, wrong_type, wrong_value};
-use crate::values::{Values, number, python_of};
+use crate::values::{Values, float_array, number, python_of};
 
 /// Height of a picture in a notebook, in pixels.
 const FRAME_HEIGHT: usize = 560;
@@ -77,8 +77,57 @@ fn cells(py: Python<'_>, lens: &LensDetails, details: &Bound<'_, PyDict>) -> PyR
     Ok(())
 }
 
+/// The labels of each axis, as text; they must be as many as the values along it.
+fn axes_of(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
+    let axis = |(name, labels): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+        let labels = labels.try_iter()?.map(|label| Ok(label?.str()?.to_string()));
+        Ok(Axis::new(name.str()?.to_string(), labels.collect::<PyResult<Vec<_>>>()?))
+    };
+    let axes = given.iter().map(axis).collect::<PyResult<Vec<_>>>()?;
+    let expected: Vec<usize> = axes.iter().map(|axis| axis.labels.len()).collect();
+    if axes.is_empty() || expected != shape {
+        let names: Vec<&str> = axes.iter().map(|axis| axis.name.as_str()).collect();
+        return Err(wrong_value(format!(
+            "values: expected shape {expected:?}, the labels of the axes ({}), found {shape:?}",
+            names.join(", ")
+        )));
+    }
+    Ok(axes)
+}
+
 #[pymethods]
 impl Picture {
+    /// A picture of values of one's own over named axes.
+    #[new]
+    #[pyo3(signature = (title, values, axes, *, texts = None, scale = "signed"))]
+    fn of_values(
+        py: Python<'_>,
+        title: String,
+        values: &Bound<'_, PyAny>,
+        axes: &Bound<'_, PyDict>,
+        texts: Option<Vec<String>>,
+        scale: &str,
+    ) -> Result<Self> {
+        let values = float_array(values)?;
+        let mut report = Report::new("values", title, String::new(), Vec::new(), false);
+        report.axes = axes_of(axes, values.shape())?;
+        // What is not finite is drawn as a cell without a value.
+        let drawn = |value: f32| value.is_finite().then_some(value);
+        report.values = values.to_vec().map_err(PyErr::from)?.into_iter().map(drawn).collect();
+        report.texts = texts.unwrap_or_default();
+        report.scale = match scale {
+            "signed" => Scale::Signed,
+            "share" => Scale::Share,
+            "amount" => Scale::Amount,
+            _ => {
+                let found = format!("scale: expected \"signed\", \"share\" or \"amount\", found {scale:?}");
+                return Err(wrong_value(found));
+            }
+        };
+        report.check()?;
+        Self::new(py, Found { report, details: Details::Json(Value::Null) })
+    }
+
     fn __repr__(&self) -> String {
         let axes: Vec<String> = self
             .found

@@ -10,6 +10,7 @@ from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .hook_points import HookPoint
 from .splice import SAE
+from .svd_interpreter import SVDInterpreter
 from .transformer import HookedTransformer
 
 #: SAELens' name: every model takes autoencoders.
@@ -23,6 +24,7 @@ __all__ = [
     "HookedTransformer",
     "HookedTransformerConfig",
     "SAE",
+    "SVDInterpreter",
     "components",
     "head_detector",
     "hook_points",

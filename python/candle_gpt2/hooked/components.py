@@ -38,19 +38,43 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (1 + np.asarray(_erf(x / np.float32(math.sqrt(2))), np.float32))
 
 
+def _gelu_new_slope(x: np.ndarray) -> np.ndarray:
+    root, cubic = np.float32(math.sqrt(2 / math.pi)), np.float32(0.044715)
+    bent = np.tanh(root * (x + cubic * x * x * x))
+    return np.float32(0.5) * (1 + bent + x * (1 - bent * bent) * root * (1 + 3 * cubic * x * x))
+
+
+def _gelu_slope(x: np.ndarray) -> np.ndarray:
+    below = np.float32(0.5) * (1 + np.asarray(_erf(x / np.float32(math.sqrt(2))), np.float32))
+    return below + x * np.exp(-x * x / 2) / np.float32(math.sqrt(2 * math.pi))
+
+
 def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * (1 + np.tanh(x / 2))
 
 
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "gelu_new": gelu_new,
-    "gelu_pytorch_tanh": gelu_new,
-    "gelu": gelu,
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x * _sigmoid(x),
-    "swish": lambda x: x * _sigmoid(x),
-    "tanh": np.tanh,
-    "quick_gelu": lambda x: x * _sigmoid(np.float32(1.702) * x),
+def _gated(factor: float) -> "Activation":
+    """x sigmoid(factor x)."""
+    steep = np.float32(factor)
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        gate = _sigmoid(steep * x)
+        return gate * (1 + steep * x * (1 - gate))
+
+    return lambda x: x * _sigmoid(steep * x), slope
+
+
+# A function and its derivative.
+Activation = tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu_new": (gelu_new, _gelu_new_slope),
+    "gelu_pytorch_tanh": (gelu_new, _gelu_new_slope),
+    "gelu": (gelu, _gelu_slope),
+    "relu": (lambda x: np.maximum(x, 0), lambda x: (x > 0).astype(x.dtype)),
+    "silu": _gated(1),
+    "swish": _gated(1),
+    "tanh": (np.tanh, lambda x: 1 - np.tanh(x) ** 2),
+    "quick_gelu": _gated(1.702),
 }
 
 
@@ -237,7 +261,7 @@ class MLP(Weighted):
         super().__init__(kind, **{name: getattr(weights, name)[layer] for name in self.weights})
         if cfg.act_fn not in ACTIVATIONS:
             raise ValueError(f"activation_function: expected one of {', '.join(ACTIVATIONS)}, found {cfg.act_fn!r}")
-        self.act_fn = ACTIVATIONS[cfg.act_fn]
+        self.act_fn, self.slope = ACTIVATIONS[cfg.act_fn]
         self.hook_pre = HookPoint(kind)
         self.hook_post = HookPoint(kind)
 

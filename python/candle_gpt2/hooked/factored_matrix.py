@@ -124,9 +124,14 @@ class FactoredMatrix:
         return self.svd()[1]
 
     @property
-    def Vh(self) -> Any:
-        """Right singular vectors, as columns; TransformerLens' name for what is V."""
+    def V(self) -> Any:
+        """Right singular vectors, as columns."""
         return self.svd()[2]
+
+    @property
+    def Vh(self) -> Any:
+        """The same as V, which TransformerLens 2.x calls so."""
+        return self.V
 
     @property
     def eigenvalues(self) -> Any:

@@ -4,7 +4,8 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 from .arrays import Kind, array, like
 from .slices import Slice
@@ -15,14 +16,6 @@ Hook = Callable[..., Any]
 
 # Hook points whose values have an axis of heads between that of positions and the last.
 WITH_HEADS = tuple(f"hook_{name}" for name in ("q", "k", "v", "z", "result", "q_input", "k_input", "v_input", "attn_in"))
-
-
-def refuse_backward() -> NoReturn:
-    """The one thing that needs torch's tape."""
-    raise NotImplementedError(
-        "backward hooks need torch's autograd, which this model does not use; Model.estimate (attribution patching) and "
-        "Model.saliency compute gradients here"
-    )
 
 
 class Module:
@@ -107,6 +100,13 @@ class HookPoint(Module):
                 value = like(value, array(found).astype(array(value).dtype, copy=False))
         return value
 
+    def backward(self, gradient: Any) -> Any:
+        """The gradient at this place after all backward hooks."""
+        for handle in self.bwd_hooks:
+            found = handle.hook(self.kind.out(gradient), hook=self)
+            gradient = gradient if found is None else array(found)
+        return gradient
+
     def add_hook(
         self,
         hook: Hook,
@@ -116,11 +116,10 @@ class HookPoint(Module):
         prepend: bool = False,
     ) -> None:
         """Adds a hook behind, or with `prepend` before, those that are there."""
-        if dir == "bwd":
-            refuse_backward()
-        if dir != "fwd":
-            raise ValueError(f"dir: expected 'fwd', found {dir!r}")
-        self.fwd_hooks.insert(0 if prepend else len(self.fwd_hooks), LensHandle(hook, is_permanent, level))
+        if dir not in ("fwd", "bwd"):
+            raise ValueError(f"dir: expected 'fwd' or 'bwd', found {dir!r}")
+        hooks = self.fwd_hooks if dir == "fwd" else self.bwd_hooks
+        hooks.insert(0 if prepend else len(hooks), LensHandle(hook, is_permanent, level))
 
     def add_perma_hook(self, hook: Hook, dir: str = "fwd") -> None:
         """Adds a hook that resets leave where it is."""
@@ -138,6 +137,8 @@ class HookPoint(Module):
 
         if dir in ("fwd", "both"):
             self.fwd_hooks = [handle for handle in self.fwd_hooks if stays(handle)]
+        if dir in ("bwd", "both"):
+            self.bwd_hooks = [handle for handle in self.bwd_hooks if stays(handle)]
 
     def clear_context(self) -> None:
         """Empties `ctx`."""
@@ -205,7 +206,8 @@ class HookedRootModule(Module):
     ) -> None:
         """Adds a hook where the name is, or where the function of names says True. It stays until reset_hooks."""
         for point in self._points(name):
-            self.check_hooks_to_add(point, point.name or "", hook)
+            if isinstance(name, str):
+                self.check_hooks_to_add(point, name, hook)
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
     def add_perma_hook(self, name: Name, hook: Hook, dir: str = "fwd") -> None:
@@ -250,14 +252,13 @@ class HookedRootModule(Module):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """Hooks for as long as this lasts."""
-        if bwd_hooks:
-            refuse_backward()
+        """Hooks for as long as this lasts. Backward hooks run in `backward`, which must come before the end."""
         self.context_level += 1
         try:
-            for name, hook in fwd_hooks:
-                for point in self._points(name):
-                    point.add_hook(hook, level=self.context_level)
+            for dir, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
+                for name, hook in hooks:
+                    for point in self._points(name):
+                        point.add_hook(hook, dir, level=self.context_level)
             yield self
         finally:
             if reset_hooks_end:
@@ -273,7 +274,10 @@ class HookedRootModule(Module):
         clear_contexts: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """What `forward` gives with these hooks, pairs of a name or a function of names and a hook."""
+        """What `forward` gives with these hooks, pairs of a name or a function of names and a hook. bwd_hooks need
+        reset_hooks_end=False, or they are gone before `backward` runs them."""
+        if bwd_hooks and reset_hooks_end:
+            raise ValueError("bwd_hooks: removed before they can run; pass reset_hooks_end=False, or use `with model.hooks(bwd_hooks=…)`")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             return self.forward(*model_args, **model_kwargs)
 
@@ -286,22 +290,21 @@ class HookedRootModule(Module):
         cache: dict[str, Any] | None = None,
         pos_slice: Any = None,
     ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
-        """A dict, and the hooks that fill it."""
-        if incl_bwd:
-            refuse_backward()
+        """A dict, and the forward and the backward hooks that fill it; gradients have `_grad` behind the name."""
         kept: dict[str, Any] = {} if cache is None else cache
         positions = Slice.unwrap(pos_slice)
 
-        def keep(value: Any, hook: HookPoint) -> None:
+        def keep(value: Any, hook: HookPoint, end: str = "") -> None:
             name = hook.name or ""
             if remove_batch_dim:
                 value = value[0]
             axis = -3 if name.endswith(WITH_HEADS) else -2
             if pos_slice is not None and value.ndim >= -axis:
                 value = positions.apply(value, dim=axis)
-            kept[name] = value
+            kept[name + end] = value
 
-        return kept, [(name, keep) for name in self._wanted(names_filter)], []
+        names = self._wanted(names_filter)
+        return kept, [(name, keep) for name in names], [(name, partial(keep, end="_grad")) for name in names] if incl_bwd else []
 
     def add_caching_hooks(
         self,
@@ -312,11 +315,12 @@ class HookedRootModule(Module):
         cache: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A dict that later runs fill, until the hooks are reset."""
-        kept, hooks, _ = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
+        kept, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
         self.is_caching = True
-        for name, hook in hooks:
-            for point in self._points(name):
-                point.add_hook(hook)
+        for dir, hooks in (("fwd", fwd), ("bwd", bwd)):
+            for name, hook in hooks:
+                for point in self._points(name):
+                    point.add_hook(hook, dir)
         return kept
 
     def _wanted(self, names_filter: NamesFilter) -> list[str]:
@@ -346,11 +350,17 @@ class HookedRootModule(Module):
         **model_kwargs: Any,
     ) -> tuple[Any, Any]:
         """What `forward` gives, and a dict of what is at the hook points that names_filter picks: all, a name, a list, or a function
-        of names."""
+        of names. incl_bwd: also the gradients of what it gives, which must be a loss, under the names with `_grad` behind."""
         kept, fwd, bwd = self.get_caching_hooks(
             names_filter, incl_bwd, device, remove_batch_dim=remove_batch_dim, pos_slice=pos_slice
         )
         with self.hooks(fwd, bwd, reset_hooks_end, clear_contexts):
             found = self.forward(*model_args, **model_kwargs)
+            if incl_bwd:
+                self.backward()
         return found, kept
+
+    def backward(self, gradient: Any = None) -> None:
+        """Runs the backward hooks of the last run."""
+        raise NotImplementedError
 

@@ -1,7 +1,8 @@
 """`HookedTransformer`: GPT-2 under the names and with the numbers of TransformerLens, on numpy."""
 
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from .cache import ActivationCache
 from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock, Unembed
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
+from .gradients import Tape, loss_gradient
 from .hook_points import HookedRootModule, HookPoint
 from .progress import progress
 from .splice import WithSAEs
@@ -69,6 +71,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         self.kind = Kind(is_torch)
         self.tokenizer = Tokenizer(native, default_padding_side)
         self._weights = weights
+        # Of the last run with backward hooks: the shape of what it gave, and the way back from the gradient there.
+        self._way_back: tuple[tuple[int, ...], Callable[[np.ndarray], None]] | None = None
         self.embed = Embed(self.kind, W_E=weights.W_E)
         self.hook_embed = HookPoint(self.kind)
         self.pos_embed = PosEmbed(self.kind, W_pos=weights.W_pos)
@@ -249,10 +253,14 @@ class HookedTransformer(WithSAEs, HookedRootModule):
 
         return_type: "logits" (b, p, V), "loss", the mean of −log p(next token), "both", or None. loss_per_token: the loss of each,
         (b, p − 1). stop_at_layer: the residual stream before that block, and nothing behind it is computed; negative from the end.
+        With backward hooks a tensor's `backward()` runs them, or the method `backward`.
         """
+        tape = Tape(self) if any(point.bwd_hooks for point in self.hook_points()) else None
+        if tape and not (start_at_layer is None and stop_at_layer is None and past_kv_cache is None and return_type):
+            raise ValueError("backward hooks need a whole run: no start_at_layer, stop_at_layer, past_kv_cache or return_type=None")
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type: expected 'logits', 'loss', 'both' or None, found {return_type!r}")
-        with self.kind.of(input):
+        with self.kind.of(input), tape.recording() if tape else nullcontext():
             ids: np.ndarray | None
             if start_at_layer is None:
                 ids = self._tokens(input, prepend_bos, padding_side)
@@ -270,12 +278,38 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             if return_type is None:
                 return None
             logits = self.unembed.compute(residual)
+            of_logits = self._given(tape, logits, lambda gradient: gradient)
             if return_type == "logits":
-                return self.kind.out(logits)
+                return of_logits
             if ids is None:
                 raise ValueError("tokens: the loss needs the ids (b, p) that the residual stream belongs to")
-            loss = self.kind.out(utils.lm_cross_entropy_loss(logits, ids, mask, loss_per_token))
-            return loss if return_type == "loss" else Output(self.kind.out(logits), loss)
+            found = utils.lm_cross_entropy_loss(logits, ids, mask, loss_per_token)
+            loss = self._given(tape, found, lambda gradient: loss_gradient(logits, ids, mask, gradient))
+            return loss if return_type == "loss" else Output(of_logits, loss)
+
+    def _given(self, tape: Tape | None, value: Any, at_logits: Callable[[np.ndarray], np.ndarray]) -> Any:
+        """What a run gives, from which backward hooks are reached; at_logits: the gradient at the logits from that at the value."""
+        if tape is None:
+            return self.kind.out(value)
+
+        def back(gradient: np.ndarray) -> None:
+            tape.back(at_logits(gradient))
+
+        self._way_back = np.shape(value), back
+        return tape.traced(value, back) if self.kind.is_torch else value
+
+    def backward(self, gradient: Any = None) -> None:
+        """Runs the backward hooks of the last run: what `backward()` of a tensor does, without torch. gradient: of one's metric, in the
+        shape of what the run gave; 1 for a loss if None."""
+        if self._way_back is None:
+            raise RuntimeError("backward: expected a run with backward hooks before it, found none")
+        (shape, back), self._way_back = self._way_back, None
+        given = array(1.0 if gradient is None and not shape else gradient)
+        if given.shape != shape or given.dtype.kind not in "iuf":
+            found = "none; a loss, return_type=\"loss\", needs none" if gradient is None else np.shape(gradient)
+            raise ValueError(f"gradient: expected shape {shape}, that of what the run gave, found {found}")
+        with self.kind.of(gradient):
+            back(given)
 
     def _embedded(
         self,

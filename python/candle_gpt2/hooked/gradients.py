@@ -1,0 +1,140 @@
+"""The way back: gradients at every hook point from the gradient at the logits, written out by hand.
+
+Each step is the transpose of one in `components`. Norms, patterns and activations are differentiated, and no weight gets a gradient.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from .arrays import array, torch_module
+from .components import LayerNorm, TransformerBlock, by_head
+from .hook_points import HookPoint
+
+# What a block's way back is computed from.
+_KEPT = ("hook_resid_pre", "hook_resid_mid", "hook_mlp_in", "attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_pattern", "mlp.hook_pre")
+
+
+class Tape:
+    """What a run left behind."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.values: dict[str, np.ndarray] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keeps the values of a run, whose forward hooks may look and may not edit."""
+        model, before = self.model, {}
+        if model.saes():
+            raise NotImplementedError("backward hooks do not run through SAEs; take them out with reset_saes")
+
+        def note(value: Any, hook: HookPoint) -> None:
+            before[hook.name] = array(value).copy()
+
+        def compare(value: Any, hook: HookPoint) -> None:
+            if not np.array_equal(array(value), before[hook.name], equal_nan=True):
+                raise NotImplementedError(
+                    f"{hook.name}: a forward hook edits this value while backward hooks are on; gradients are those of the unedited model"
+                )
+
+        def keep(value: Any, hook: HookPoint) -> None:
+            self.values[hook.name or ""] = array(value)
+
+        kept = {f"blocks.{layer}.{name}" for layer in range(model.cfg.n_layers) for name in _KEPT}
+        kept.add(f"blocks.{model.cfg.n_layers - 1}.hook_resid_post")
+        watched = [point for point in model.hook_points() if point.fwd_hooks]
+        hooks = [(point.name, compare) for point in watched] + [(name, keep) for name in kept]
+        with model.hooks(fwd_hooks=hooks):
+            for point in watched:
+                point.add_hook(note, level=model.context_level, prepend=True)
+            yield
+
+    def back(self, gradient: np.ndarray) -> None:
+        """Runs the backward hooks with the gradients that follow from that at the logits, (b, p, V)."""
+        model, last = self.model, self.model.cfg.n_layers - 1
+        gradient = gradient.astype(np.float32, copy=False) @ model.unembed._weights["W_U"].T
+        gradient = _through_norm(model.ln_final, self.values[f"blocks.{last}.hook_resid_post"], gradient)
+        for layer in range(last, -1, -1):
+            of = {name: self.values.get(f"blocks.{layer}.{name}") for name in _KEPT}
+            gradient = _through_block(model.blocks[layer], of, gradient)
+        for point in (model.hook_embed, model.hook_pos_embed):
+            point.backward(gradient)
+
+    def traced(self, value: np.ndarray, back: Callable[[np.ndarray], None]) -> Any:
+        """A tensor with this value, whose `backward()` calls `back` with the gradient at it."""
+        torch, kind = torch_module(), self.model.kind
+
+        def forward(ctx: Any, anchor: Any) -> Any:
+            return torch.from_numpy(np.asarray(value))
+
+        def backward(ctx: Any, gradient: Any) -> Any:
+            with kind.of(gradient):
+                back(array(gradient))
+            return torch.zeros(())
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        function: Any = type("Traced", (torch.autograd.Function,), methods)
+        return function.apply(torch.zeros((), requires_grad=True))
+
+
+def loss_gradient(logits: np.ndarray, tokens: np.ndarray, mask: np.ndarray | None, gradient: np.ndarray) -> np.ndarray:
+    """The gradient at logits (b, p, V) of what utils.lm_cross_entropy_loss gives, from that at the loss: one number, or (b, p − 1)."""
+    shifted = np.exp(logits[:, :-1] - logits[:, :-1].max(-1, keepdims=True))
+    found = shifted / shifted.sum(-1, keepdims=True)
+    np.put_along_axis(found, tokens[:, 1:, None], np.take_along_axis(found, tokens[:, 1:, None], -1) - 1, -1)
+    is_counted = np.ones(found.shape[:2]) if mask is None else (mask[:, :-1] != 0) & (mask[:, 1:] != 0)
+    share = is_counted / is_counted.sum() if gradient.ndim == 0 else is_counted
+    return np.pad(found * (gradient * share)[..., None], ((0, 0), (0, 1), (0, 0)))
+
+
+def _through_norm(norm: LayerNorm, x: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+    if norm.cfg.normalization_type != "LNPre":
+        gradient = gradient * norm._weights["w"]
+    x = x - x.mean(-1, keepdims=True)
+    scale = np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(norm.eps))
+    gradient = norm.hook_normalized.backward(gradient)
+    at_scale = norm.hook_scale.backward(-(gradient * x).sum(-1, keepdims=True) / scale**2)
+    at_x = gradient / scale + at_scale * x / (scale * x.shape[-1])
+    return at_x - at_x.mean(-1, keepdims=True)
+
+
+def _through_block(block: TransformerBlock, of: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
+    gradient = block.hook_resid_post.backward(gradient)
+    mlp, resid_mid = block.mlp, of["hook_resid_mid"]
+    at_post = mlp.hook_post.backward(block.hook_mlp_out.backward(gradient) @ mlp._weights["W_out"].T)
+    at_pre = mlp.hook_pre.backward(at_post * mlp.slope(of["mlp.hook_pre"]))
+    at_mlp_in = _through_norm(block.ln2, resid_mid, at_pre @ mlp._weights["W_in"].T)
+    if block.cfg.use_hook_mlp_in:
+        at_mlp_in = block.hook_mlp_in.backward(at_mlp_in)
+    gradient = block.hook_resid_mid.backward(gradient + at_mlp_in)
+    at_attention = _through_attention(block, of, block.hook_attn_out.backward(gradient))
+    return block.hook_resid_pre.backward(gradient + at_attention)
+
+
+def _through_attention(block: TransformerBlock, of: dict[str, Any], gradient: np.ndarray) -> np.ndarray:
+    """From what attention adds to the residual stream before it."""
+    attn, x = block.attn, of["hook_resid_pre"]
+    q, k, v = (of[f"attn.hook_{part}"].transpose(0, 2, 1, 3) for part in "qkv")  # (b, H, p, D)
+    pattern = of["attn.hook_pattern"]
+    by_heads = np.repeat(gradient[:, :, None], block.cfg.n_heads, axis=2)  # (b, p, H, C)
+    if block.cfg.use_attn_result:
+        by_heads = attn.hook_result.backward(by_heads)
+    at_z = attn.hook_z.backward(by_head(by_heads, attn._weights["W_O"].swapaxes(1, 2))).transpose(0, 2, 1, 3)
+    at_pattern = attn.hook_pattern.backward(at_z @ v.swapaxes(-1, -2))
+    at_scores = pattern * (at_pattern - (pattern * at_pattern).sum(-1, keepdims=True))
+    at_scores = attn.hook_attn_scores.backward(at_scores) / np.float32(attn.attn_scale)
+    found = {"q": at_scores @ k, "k": at_scores.swapaxes(-1, -2) @ q, "v": pattern.swapaxes(-1, -2) @ at_z}
+    inputs = []
+    for part, at_part in found.items():
+        at_part = getattr(attn, f"hook_{part}").backward(at_part.transpose(0, 2, 1, 3))
+        inputs.append(by_head(at_part, attn._weights[f"W_{part.upper()}"].swapaxes(1, 2)))
+    if block.cfg.use_split_qkv_input:
+        points = (block.hook_q_input, block.hook_k_input, block.hook_v_input)
+        parts = [point.backward(_through_norm(block.ln1, x[:, :, None], one)) for point, one in zip(points, inputs, strict=True)]
+        return np.add.reduce(parts).sum(2)
+    if block.cfg.use_attn_in:
+        return block.hook_attn_in.backward(_through_norm(block.ln1, x[:, :, None], np.add.reduce(inputs))).sum(2)
+    return _through_norm(block.ln1, x, np.add.reduce(inputs).sum(2))
