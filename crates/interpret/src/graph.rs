@@ -69,14 +69,14 @@ pub struct PrunedGraph {
     /// Whether each node is kept.
     pub nodes: Vec<bool>,
     /// The edges between nodes that are kept, by target and source.
-    pub edges: Vec<Edge>,
+    pub edges: Vec<AttributionEdge>,
     /// Of each node which share of all influence those nodes have that have as much or more.
     pub shares: Vec<f64>,
 }
 
 /// What a node adds to another one. Part of a [`PrunedGraph`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Edge {
+pub struct AttributionEdge {
     /// The node that adds it.
     pub source: usize,
     /// The node that it is added to.
@@ -148,18 +148,18 @@ impl AttributionGraph {
             _ => true,
         };
         let mut nodes: Vec<bool> = (0..self.nodes.len()).map(is_free).collect();
-        let mut candidates: Vec<Edge> = Vec::new();
+        let mut candidates: Vec<AttributionEdge> = Vec::new();
         for target in self.targets.iter().copied().filter(|target| nodes[*target]) {
             let sources = (0..self.nodes.len()).filter(|source| nodes[*source]);
             candidates.extend(sources.filter_map(|source| {
                 let weight = self.edge(target, source);
-                (weight != 0.0).then_some(Edge { source, target, weight })
+                (weight != 0.0).then_some(AttributionEdge { source, target, weight })
             }));
         }
         let scores = edge_scores(&self.nodes, &candidates);
         let least = least_kept(scores.clone(), edge_share);
         let kept = candidates.into_iter().zip(scores).filter(|(_, score)| *score >= least);
-        let mut edges: Vec<Edge> = kept.map(|(edge, _)| edge).collect();
+        let mut edges: Vec<AttributionEdge> = kept.map(|(edge, _)| edge).collect();
         loop {
             let mut has_out = vec![false; nodes.len()];
             let mut has_in = vec![false; nodes.len()];
@@ -327,7 +327,7 @@ fn influence(nodes: &[GraphNode], targets: &[usize], rows: &[&[f32]]) -> Vec<f64
 }
 
 /// How much each of some edges carries, when they are all that there is.
-fn edge_scores(nodes: &[GraphNode], edges: &[Edge]) -> Vec<f64> {
+fn edge_scores(nodes: &[GraphNode], edges: &[AttributionEdge]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..edges.len()).collect();
     order.sort_by_key(|edge| (Reverse(height(&nodes[edges[*edge].target])), edges[*edge].target));
     let mut influence = vec![0.0; nodes.len()];

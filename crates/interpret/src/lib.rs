@@ -31,8 +31,8 @@ mod tuned_lens;
 mod widths;
 
 pub use circuit::{
-    Circuit, CircuitMetric, CircuitTask, CurvePoint, EDGE_SHARES, Edge, EdgeDestination, EdgeGraph, EdgeMethod,
-    EdgeSource, FaithfulnessCurve, PromptPair, Selection,
+    Circuit, CircuitMetric, CircuitTask, CurvePoint, EDGE_SHARES, Edge, EdgeDestination, EdgeGraph,
+    EdgeMethod, EdgeSource, FaithfulnessCurve, PromptPair, Selection,
 };
 pub use control_vector::ControlVector;
 pub use dictionary::{Dictionary, Explained};
@@ -42,7 +42,7 @@ pub use dictionary_config::{
 pub use error::InterpretError;
 pub use file_tensors::FileError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
-pub use graph::{AttributionGraph, Edge, PrunedGraph};
+pub use graph::{AttributionEdge, AttributionGraph, PrunedGraph};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
 pub use inspection::{Inspection, Positions, token_shape};
 pub use lens::{

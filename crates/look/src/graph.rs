@@ -11,7 +11,7 @@ use candle_gpt2_interpret::{
     Transcoders,
 };
 use candle_gpt2_pictures::{
-    Axis, AttributionGraph as DrawnGraph, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
+    AttributionGraph as DrawnGraph, Axis, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -560,7 +560,7 @@ impl Drawn<'_> {
             let (id, name) = (self.id(node), self.name(node));
             points.push(GraphPoint { id, name, kind, row, column, influence, share, activation });
         }
-        let line = |edge: &candle_gpt2_interpret::Edge| {
+        let line = |edge: &candle_gpt2_interpret::AttributionEdge| {
             let (source, target) = places[edge.source].zip(places[edge.target])?;
             Some(GraphLine { source, target, weight: edge.weight })
         };
