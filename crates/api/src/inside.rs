@@ -221,12 +221,10 @@ impl Inside {
     }
 
     /// How what is shown is told.
-    pub(crate) fn told(&self, served: &ServedModel) -> Option<ShownSites> {
-        self.shown.as_ref().map(|shown| ShownSites {
-            sites: shown.sites.clone(),
-            config: served.config().clone(),
-            encoding: shown.encoding,
-        })
+    pub(crate) fn told(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
+        let Shown { sites, encoding, .. } = self.shown.as_ref()?;
+        let (sites, config) = (sites.clone(), served.config().clone());
+        Some(Box::new(ShownSites { sites, config, encoding: *encoding }))
     }
 
     /// Checks that what is shown of all texts is no more than the server returns, before anything is made.

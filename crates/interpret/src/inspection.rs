@@ -121,7 +121,8 @@ impl Observer for Inspection {
         self.is_recording = !(read.is_empty() || self.sites.is_empty());
         if self.is_recording {
             if let Positions::Last(_) = self.wanted {
-                (self.parts.clear(), self.positions.clear());
+                self.parts.clear();
+                self.positions.clear();
             }
             let in_pass = read.iter().map(|position| position - past).collect();
             self.parts.push(Record::new(self.sites.iter().copied()).at(in_pass));
