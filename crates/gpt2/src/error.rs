@@ -100,7 +100,9 @@ pub enum ModelError {
         n_layer: usize,
     },
     /// A pass with a cache is to stop before the last block.
-    #[error("a pass that stops at a layer takes no cache: the layers after it would lack the keys and values of its tokens")]
+    #[error(
+        "a pass that stops at a layer takes no cache: the layers after it would lack the keys and values of its tokens"
+    )]
     StopWithCache,
     /// There is no room for the keys and values of a row.
     #[error("no room for the keys and values of {tokens} more tokens; ask for fewer, or for more memory")]

@@ -18,7 +18,8 @@ use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use crate::encoder::Encoder;
 use crate::file_tensors::{Shape, last_axis, tensor};
 use crate::{
-    DictionaryConfig, DictionaryFormat, FileError, Processing, SiteError, TrainedOn, TranscoderOutput, site_width,
+    DictionaryConfig, DictionaryFormat, FileError, Processing, SiteError, TrainedOn, TranscoderOutput,
+    site_width,
 };
 
 /// Added to the deviation of an input that is normalized; both sources have it in their code, not in their files.

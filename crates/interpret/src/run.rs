@@ -110,15 +110,20 @@ pub fn record_rows(
     sites: impl IntoIterator<Item = Site>,
 ) -> std::result::Result<Record, InterpretError> {
     let mut record = Record::new(sites);
-    let of_one_text = |site: &Site| matches!(site.kind, SiteKind::Logits | SiteKind::AttnScores | SiteKind::Pattern);
+    let of_one_text =
+        |site: &Site| matches!(site.kind, SiteKind::Logits | SiteKind::AttnScores | SiteKind::Pattern);
     if let Some(site) = record.sites().find(of_one_text) {
-        return Err(InterpretError::Site { site, reason: "texts are recorded together at places with a value for each token" });
+        return Err(InterpretError::Site {
+            site,
+            reason: "texts are recorded together at places with a value for each token",
+        });
     }
     if texts.is_empty() {
         return Err(InterpretError::Mismatch("there is no text to record".into()));
     }
     texts.iter().try_for_each(|ids| Run::new(model, ids).map(drop))?;
-    let (ids, lengths): (Vec<u32>, Vec<usize>) = (texts.concat(), texts.iter().map(|ids| ids.len()).collect());
+    let (ids, lengths): (Vec<u32>, Vec<usize>) =
+        (texts.concat(), texts.iter().map(|ids| ids.len()).collect());
     let input = Tensor::from_vec(ids, (1, lengths.iter().sum::<usize>()), model.device())?;
     let stop = stop_after(record.sites());
     let mut pass = stopping(Pass::inference().observed_by(&mut record).of_rows(lengths.into()), stop);

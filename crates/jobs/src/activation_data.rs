@@ -50,10 +50,12 @@ impl ActivationFolder {
     /// When its making was interrupted, or it is damaged.
     pub(crate) fn open(folder: &Path) -> Result<Self, TrainingError> {
         let refuse = |what: &str| TrainingError::Data { path: folder.to_owned(), what: what.to_owned() };
-        let manifest =
-            ActivationManifest::read(folder)?.ok_or_else(|| refuse("no folder of activations: it has no activations.json"))?;
+        let manifest = ActivationManifest::read(folder)?
+            .ok_or_else(|| refuse("no folder of activations: it has no activations.json"))?;
         if !manifest.complete {
-            return Err(refuse("its making was interrupted: resume it, or remove the folder and make it again"));
+            return Err(refuse(
+                "its making was interrupted: resume it, or remove the folder and make it again",
+            ));
         }
         manifest.check_shards(folder)?;
         Ok(Self { folder: folder.to_owned(), manifest })
@@ -95,13 +97,19 @@ impl ActivationFolder {
         };
         let sites = dictionary.sites(config)?;
         let names = sites.map(|(site, _)| site.to_string());
-        if let Some(missing) = names.iter().find(|name| !self.manifest.sites.iter().any(|site| site.name == **name)) {
+        if let Some(missing) =
+            names.iter().find(|name| !self.manifest.sites.iter().any(|site| site.name == **name))
+        {
             let there: Vec<&str> = self.manifest.sites.iter().map(|site| &site.name[..]).collect();
             let what = format!("it has activations of {}, and none of {missing}", there.join(", "));
             return Err(TrainingError::Data { path: self.folder.clone(), what });
         }
         let widths = sites.map(|(_, width)| width);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of the tokens lies within them")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of the tokens lies within them"
+        )]
         let training = ((self.manifest.tokens as f64) * (1.0 - held_out)) as usize;
         let mut rows = ShardRows { shards: Vec::new(), widths, rows: Vec::new() };
         let (mut texts, mut before) = (Vec::new(), 0);
@@ -121,7 +129,9 @@ impl ActivationFolder {
                     let dtype = DType::try_from(view.dtype())?;
                     if view.shape() != [ids.len(), width] || dtype != DType::F32 {
                         let (shape, tokens) = (view.shape().to_vec(), ids.len());
-                        candle_core::bail!("`{name}`: expected f32 of ({tokens}, {width}), found {dtype:?} of {shape:?}");
+                        candle_core::bail!(
+                            "`{name}`: expected f32 of ({tokens}, {width}), found {dtype:?} of {shape:?}"
+                        );
                     }
                     let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
                     *place = start..start + view.data().len();
@@ -134,12 +144,16 @@ impl ActivationFolder {
             }
             let ends = starts.iter().copied().skip(1).chain([ids.len() as i64]);
             for (start, end) in starts.iter().copied().zip(ends) {
-                let text = usize::try_from(start).ok().zip(usize::try_from(end).ok()).map(|(start, end)| start..end);
+                let text =
+                    usize::try_from(start).ok().zip(usize::try_from(end).ok()).map(|(start, end)| start..end);
                 let text = text.filter(|text| text.start < text.end && text.end <= ids.len());
-                let text = text.ok_or_else(|| damaged("`starts` does not cut its tokens into texts".into()))?;
+                let text =
+                    text.ok_or_else(|| damaged("`starts` does not cut its tokens into texts".into()))?;
                 if before + text.end <= training {
                     // A shard has fewer tokens than 32 bits count, for it fits into memory; so has a folder shards.
-                    let row = |row: usize| (u32::try_from(number).unwrap_or_default(), u32::try_from(row).unwrap_or_default());
+                    let row = |row: usize| {
+                        (u32::try_from(number).unwrap_or_default(), u32::try_from(row).unwrap_or_default())
+                    };
                     rows.rows.extend((text.start + 1..text.end).map(row));
                 } else {
                     texts.push(ids[text].to_vec());
@@ -154,9 +168,19 @@ impl ActivationFolder {
             rows: None,
         };
         // FNV-1a over what tells these activations from others.
-        let fingerprint = format!("{:?}", (&self.manifest.fingerprint, &self.manifest.prompts.crc32, self.manifest.bos, size.training_tokens))
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let fingerprint = format!(
+            "{:?}",
+            (
+                &self.manifest.fingerprint,
+                &self.manifest.prompts.crc32,
+                self.manifest.bos,
+                size.training_tokens
+            )
+        )
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
         Ok(TrainingData {
             examples: Box::new(ActivationRows::new(rows, numbers.context, numbers.seed)?),
             held_out: (held_out > 0.0).then_some(HeldOut::Texts(texts)),

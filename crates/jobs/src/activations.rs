@@ -224,11 +224,7 @@ impl ActivationsJob {
     }
 
     /// The contents of the folder before anything is computed.
-    fn manifest(
-        &self,
-        model: &LoadedModel,
-        reporter: &dyn Reporter,
-    ) -> Result<ActivationManifest, JobError> {
+    fn manifest(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ActivationManifest, JobError> {
         Ok(ActivationManifest {
             schema: SCHEMA.to_owned(),
             complete: false,
@@ -302,7 +298,8 @@ impl ActivationsJob {
         manifest.write(&self.out)?;
         let bar = reporter.start("computing", total as u64, Unit::Items("tokens"));
         bar.advance(manifest.tokens as u64);
-        let (mut waiting, mut tokens, mut skipped): (Vec<Sequence>, _, _) = (Vec::new(), 0, manifest.sequences);
+        let (mut waiting, mut tokens, mut skipped): (Vec<Sequence>, _, _) =
+            (Vec::new(), 0, manifest.sequences);
         for index in 0..self.rows.len() {
             for sequence in self.sequences(index, model)? {
                 if skipped > 0 {

@@ -19,8 +19,9 @@ use crate::journal::is_log;
 use crate::run::{LOG, RESULTS, RunOptions, has_state, interrupted};
 use crate::source::{Source, class_weights};
 use crate::{
-    ClassificationReport, ComputeDType, DataSize, DictionaryMetrics, Entry, Hyperparameters, JobError, Lora, Parameters, Run,
-    Share, Start, Task, TrainOptions, Trainer, TrainingError, confusion_picture, estimated_bytes,
+    ClassificationReport, ComputeDType, DataSize, DictionaryMetrics, Entry, Hyperparameters, JobError, Lora,
+    Parameters, Run, Share, Start, Task, TrainOptions, Trainer, TrainingError, confusion_picture,
+    estimated_bytes,
 };
 
 /// Largest configuration that is read.
@@ -294,9 +295,7 @@ impl TrainJob {
         let encoder = (&*prepared.tokenizer, &prepared.config);
         let data = source.encode(assignment, encoder, &numbers, workplace, &**reporter)?;
         let trainer = match explained {
-            Some((model, has_bos)) => {
-                self.dictionary_trainer(&model, has_bos, numbers, reporter)?
-            }
+            Some((model, has_bos)) => self.dictionary_trainer(&model, has_bos, numbers, reporter)?,
             None => self.trainer(&prepared, numbers, &device, reporter)?,
         };
         let run_options = RunOptions {
@@ -361,7 +360,9 @@ impl TrainJob {
         (share, device): (Share, &Device),
         reporter: &dyn Reporter,
     ) -> Result<Option<(LoadedModel, bool)>, JobError> {
-        let (Task::Dictionary, Start::Checkpoint(model)) = (self.options.task, &self.start) else { return Ok(None) };
+        let (Task::Dictionary, Start::Checkpoint(model)) = (self.options.task, &self.start) else {
+            return Ok(None);
+        };
         if share.count > 1 {
             let what = "`task` dictionary is trained by one process: which latents are kept depends on the whole batch";
             return Err(TrainingError::Call { what: what.into() }.into());

@@ -8,8 +8,8 @@ use candle_gpt2_weights::WrittenDType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
-    ClassWeights, ComputeDType, DictionaryKind, DictionaryNumbers, Hyperparameters, Initialization, LoraConfig, Ramp, Schedule, Task,
-    TrainingError,
+    ClassWeights, ComputeDType, DictionaryKind, DictionaryNumbers, Hyperparameters, Initialization,
+    LoraConfig, Ramp, Schedule, Task, TrainingError,
 };
 
 /// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
@@ -292,10 +292,7 @@ impl TrainOptions {
             return not_with("class_weights", "is of the task classify".into());
         }
         if self.sample.is_some() && matches!(self.task, Task::Classify | Task::Dictionary) {
-            return not_with(
-                "sample",
-                "is of the tasks text and answer: the others continue no text".into(),
-            );
+            return not_with("sample", "is of the tasks text and answer: the others continue no text".into());
         }
         Ok(())
     }
@@ -312,7 +309,9 @@ impl TrainOptions {
             ("sparsity", self.sparsity.is_some()),
             ("dead_after", self.dead_after.is_some()),
         ];
-        let given = |options: &[(&'static str, bool)]| options.iter().find(|(_, is_given)| *is_given).map(|(name, _)| *name);
+        let given = |options: &[(&'static str, bool)]| {
+            options.iter().find(|(_, is_given)| *is_given).map(|(name, _)| *name)
+        };
         if self.task != Task::Dictionary {
             return match given(&of_dictionaries) {
                 Some(option) => call(format!("`{option}` is of the task dictionary")),
@@ -355,9 +354,9 @@ impl TrainOptions {
             ("document_starts", self.document_starts != 0.0),
         ];
         match of_windows.into_iter().find(|(_, is_given)| *is_given) {
-            Some((option, _)) => {
-                Err(TrainingError::Call { what: format!("`{option}` is of texts: shards of activations have their own") })
-            }
+            Some((option, _)) => Err(TrainingError::Call {
+                what: format!("`{option}` is of texts: shards of activations have their own"),
+            }),
             None => Ok(()),
         }
     }

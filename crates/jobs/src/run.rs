@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use candle_core::Device;
 use candle_gpt2_training::share;
-use candle_gpt2_training::{CONFIG_FILE, WEIGHTS_FILE};
 use candle_gpt2_training::state::{self, Best, Progress};
+use candle_gpt2_training::{CONFIG_FILE, WEIGHTS_FILE};
 use candle_gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
 
@@ -39,7 +39,20 @@ pub(crate) const RESULTS: [&str; 12] = {
     let [weights, config, tokenizer, adapter_config, adapter, sae, sae_config] = CHECKPOINT;
     let [curve, confusion] = ["loss.svg", "confusion.svg"];
     let state = state::FILE_NAME;
-    [weights, config, tokenizer, adapter_config, adapter, sae, sae_config, state, LOG, curve, confusion, TOKENS]
+    [
+        weights,
+        config,
+        tokenizer,
+        adapter_config,
+        adapter,
+        sae,
+        sae_config,
+        state,
+        LOG,
+        curve,
+        confusion,
+        TOKENS,
+    ]
 };
 
 /// When to evaluate, save and stop, and where.

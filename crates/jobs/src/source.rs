@@ -52,9 +52,9 @@ impl Source {
                 let texts = files.texts().map(|text| Ok(text.to_owned()));
                 trained_tokenizer(texts, (config, name), reporter)
             }
-            Self::Activations(..) => {
-                Err(TrainingError::Call { what: "activations are of a checkpoint, which has its tokenizer".into() })
-            }
+            Self::Activations(..) => Err(TrainingError::Call {
+                what: "activations are of a checkpoint, which has its tokenizer".into(),
+            }),
         }
     }
 

@@ -7,16 +7,17 @@ use std::str::FromStr;
 
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{
-    Circuit, CircuitMetric, CircuitTask, EdgeDestination, EdgeMethod, EdgeSource, FaithfulnessCurve, Selection,
+    Circuit, CircuitMetric, CircuitTask, EdgeDestination, EdgeMethod, EdgeSource, FaithfulnessCurve,
+    Selection,
 };
 use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric as Shown};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Result, wrong};
+use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
-use crate::named::choice;
 use crate::pairs::{ReadPairs, read_pairs};
 use crate::{CircuitMethod, Found, Look, LookSubject, Reader};
 
@@ -246,10 +247,13 @@ impl Look for CircuitSearch {
         let value = task.values(std::slice::from_ref(&circuit), &|_| ())?[0];
 
         let metric = self.metric.title();
-        let in_words = |count: usize| if spans.is_empty() { format!("{count} edges") } else { format!("{count} edges in spans") };
+        let in_words = |count: usize| {
+            if spans.is_empty() { format!("{count} edges") } else { format!("{count} edges in spans") }
+        };
         let title = format!("circuit of {}: {metric}", in_words(circuit.edge_count()));
         let mut report = subject.report("circuit", title, &[]);
-        report.axes = vec![Axis::new("share of edges", curve.points.iter().map(|point| percent(point.share)))];
+        report.axes =
+            vec![Axis::new("share of edges", curve.points.iter().map(|point| percent(point.share)))];
         report.values = curve.points.iter().map(|point| Some(point.faithfulness)).collect();
         report.metric = Some(Shown {
             name: format!("{metric}, mean of {} pairs, {}", pairs.len(), subject.in_front()),
@@ -265,7 +269,11 @@ impl Look for CircuitSearch {
                 in_words(scores.len()),
                 curve.faithfulness(value)
             ),
-            format!("CPR (area under the curve, perfect 0.999) {:.4}; CMD (distance from 1, perfect 0) {:.4}", curve.cpr(), curve.cmd()),
+            format!(
+                "CPR (area under the curve, perfect 0.999) {:.4}; CMD (distance from 1, perfect 0) {:.4}",
+                curve.cpr(),
+                curve.cmd()
+            ),
             strongest(&circuit, &scores),
         ];
         let graph_of_circuit = picture(&circuit, &scores, self.metric);

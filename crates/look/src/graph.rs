@@ -11,7 +11,7 @@ use candle_gpt2_interpret::{
     Transcoders,
 };
 use candle_gpt2_pictures::{
-    Axis, AttributionGraph as DrawnGraph, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
+    AttributionGraph as DrawnGraph, Axis, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -175,9 +175,17 @@ pub enum CircuitMethod {
 impl Named for CircuitMethod {
     const NAMES: &'static [Name<Self>] = &[
         name("eap", Self::Eap, "Edge attribution patching: the gradient of the clean run"),
-        name("eap-ig", Self::EapIg, "The mean gradient of runs on the way from the corrupted input to the clean one"),
+        name(
+            "eap-ig",
+            Self::EapIg,
+            "The mean gradient of runs on the way from the corrupted input to the clean one",
+        ),
         name("clean-corrupted", Self::CleanCorrupted, "The mean of the gradients of both runs"),
-        name("position-aware", Self::PositionAware, "As eap, each edge at each position, or in each span that the data names"),
+        name(
+            "position-aware",
+            Self::PositionAware,
+            "As eap, each edge at each position, or in each span that the data names",
+        ),
         name("acdc", Self::Acdc, "A run without each edge, from the logits back; for small models"),
     ];
 }
@@ -205,8 +213,16 @@ impl Named for DataTask {
 
 impl Named for CircuitMetric {
     const NAMES: &'static [Name<Self>] = &[
-        name("logit-diff", Self::LogitDifference, "Logit of the answer minus that of `against`; means where they are several"),
-        name("prob-diff", Self::ProbabilityDifference, "Probability of all answers minus that of all `against`"),
+        name(
+            "logit-diff",
+            Self::LogitDifference,
+            "Logit of the answer minus that of `against`; means where they are several",
+        ),
+        name(
+            "prob-diff",
+            Self::ProbabilityDifference,
+            "Probability of all answers minus that of all `against`",
+        ),
         name("kl", Self::Divergence, "Kullback-Leibler divergence from the model's prediction, in nats"),
     ];
 }

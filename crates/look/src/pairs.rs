@@ -58,9 +58,14 @@ impl From<WrittenLine> for WrittenPair {
     }
 }
 
-fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<TokenChoice>, D::Error> {
+fn one_or_more<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Vec<TokenChoice>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "invalid type: expected a text of one token, a token id, or a list of them")]
+    #[serde(
+        untagged,
+        expecting = "invalid type: expected a text of one token, a token id, or a list of them"
+    )]
     enum Tokens {
         One(TokenChoice),
         Several(Vec<TokenChoice>),
@@ -132,7 +137,9 @@ pub(crate) fn read_pairs(path: &Path, reader: &Reader, by_position: bool) -> Res
             for position in positions {
                 let tokens = pair.clean.len() - in_front;
                 let Some(span) = pair.spans.get_mut(position.saturating_add(in_front)) else {
-                    let error = wrong(format!("`spans` {name} {position}: the prompts have {tokens} tokens, counted from 0"));
+                    let error = wrong(format!(
+                        "`spans` {name} {position}: the prompts have {tokens} tokens, counted from 0"
+                    ));
                     return Err(in_line(*number, error));
                 };
                 *span = names.binary_search(name).unwrap_or(other);

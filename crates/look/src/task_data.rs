@@ -15,42 +15,148 @@ use crate::named::choices;
 use crate::{ComparedTexts, DataTask, Reader, Text, WrittenPair};
 
 const SHE: &[&str] = &[
-    "Mary", "Mia", "Ann", "Lily", "Emma", "Rosa", "Nina", "Kate", "Lucy", "Zoe", "Ivy", "Ruth", "Jane", "Maya", "Nora", "Clara", "Alma",
-    "Tess", "Lena", "Vera", "Wendy", "Molly", "Sally", "Polly", "Daisy", "Grace", "Hazel", "Jill", "Kim", "Pam", "Rita", "Sara", "Tara",
-    "Bella", "Elsa", "Holly", "Lara", "Sophie", "Amy", "Beth", "Fiona",
+    "Mary", "Mia", "Ann", "Lily", "Emma", "Rosa", "Nina", "Kate", "Lucy", "Zoe", "Ivy", "Ruth", "Jane",
+    "Maya", "Nora", "Clara", "Alma", "Tess", "Lena", "Vera", "Wendy", "Molly", "Sally", "Polly", "Daisy",
+    "Grace", "Hazel", "Jill", "Kim", "Pam", "Rita", "Sara", "Tara", "Bella", "Elsa", "Holly", "Lara",
+    "Sophie", "Amy", "Beth", "Fiona",
 ];
 const HE: &[&str] = &[
-    "Tom", "Ben", "Sam", "Max", "Leo", "Jack", "Finn", "Noah", "Luke", "Adam", "Otto", "Paul", "Hugo", "Ivan", "Karl", "Liam", "Nick",
-    "Oscar", "Peter", "Simon", "Theo", "Victor", "Alan", "Bob", "Carl", "Dan", "Eric", "Frank", "George", "Harry", "Ian", "Jim", "Ken",
-    "Lars", "Ned", "Omar", "Pete", "Rob", "Seth", "Tim", "Toby", "Bruno", "Colin", "David", "Emil", "Felix", "Henry", "Jonas", "Louis",
+    "Tom", "Ben", "Sam", "Max", "Leo", "Jack", "Finn", "Noah", "Luke", "Adam", "Otto", "Paul", "Hugo",
+    "Ivan", "Karl", "Liam", "Nick", "Oscar", "Peter", "Simon", "Theo", "Victor", "Alan", "Bob", "Carl",
+    "Dan", "Eric", "Frank", "George", "Harry", "Ian", "Jim", "Ken", "Lars", "Ned", "Omar", "Pete", "Rob",
+    "Seth", "Tim", "Toby", "Bruno", "Colin", "David", "Emil", "Felix", "Henry", "Jonas", "Louis",
 ];
 const THINGS: &[&str] = &[
-    "ball", "drum", "doll", "puzzle", "whistle", "bell", "book", "map", "letter", "card", "picture", "box", "basket", "bag", "jar",
-    "cup", "plate", "bowl", "lamp", "clock", "mirror", "spoon", "rope", "hammer", "brush", "candle", "coin", "key", "ring", "button",
-    "stone", "shell", "hat", "coat", "scarf", "ribbon", "blanket", "pillow", "cake", "pie", "cookie", "pear", "flower", "rose", "pencil",
-    "pen", "flag", "pot", "bottle", "radio", "guitar", "camera",
+    "ball", "drum", "doll", "puzzle", "whistle", "bell", "book", "map", "letter", "card", "picture", "box",
+    "basket", "bag", "jar", "cup", "plate", "bowl", "lamp", "clock", "mirror", "spoon", "rope", "hammer",
+    "brush", "candle", "coin", "key", "ring", "button", "stone", "shell", "hat", "coat", "scarf", "ribbon",
+    "blanket", "pillow", "cake", "pie", "cookie", "pear", "flower", "rose", "pencil", "pen", "flag", "pot",
+    "bottle", "radio", "guitar", "camera",
 ];
 const PLACES: &[&str] = &[
-    "garden", "park", "library", "school", "market", "shop", "bakery", "station", "museum", "church", "hospital", "castle", "tower",
-    "forest", "river", "lake", "pond", "beach", "harbor", "bridge", "farm", "mill", "playground", "cottage",
+    "garden",
+    "park",
+    "library",
+    "school",
+    "market",
+    "shop",
+    "bakery",
+    "station",
+    "museum",
+    "church",
+    "hospital",
+    "castle",
+    "tower",
+    "forest",
+    "river",
+    "lake",
+    "pond",
+    "beach",
+    "harbor",
+    "bridge",
+    "farm",
+    "mill",
+    "playground",
+    "cottage",
 ];
 /// What lasts, and what may be said of how long.
 const EVENTS: &[&str] = &[
-    "war", "trip", "festival", "contract", "dispute", "reign", "project", "strike", "drought", "campaign", "expedition", "siege",
-    "conflict", "voyage", "trial", "study", "tour", "program", "marriage", "friendship", "rebellion", "revolution", "struggle",
-    "journey", "competition", "conference", "operation", "crisis", "debate", "investigation", "mission", "partnership", "protest",
-    "recession", "restoration", "riot", "survey", "tournament", "treaty",
+    "war",
+    "trip",
+    "festival",
+    "contract",
+    "dispute",
+    "reign",
+    "project",
+    "strike",
+    "drought",
+    "campaign",
+    "expedition",
+    "siege",
+    "conflict",
+    "voyage",
+    "trial",
+    "study",
+    "tour",
+    "program",
+    "marriage",
+    "friendship",
+    "rebellion",
+    "revolution",
+    "struggle",
+    "journey",
+    "competition",
+    "conference",
+    "operation",
+    "crisis",
+    "debate",
+    "investigation",
+    "mission",
+    "partnership",
+    "protest",
+    "recession",
+    "restoration",
+    "riot",
+    "survey",
+    "tournament",
+    "treaty",
 ];
 const NUMBERS: &[&str] = &[
-    "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen",
-    "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+    "twenty",
 ];
 /// Professions that are mostly thought of as a woman's, and as a man's.
-const HERS: &[&str] =
-    &["nurse", "teacher", "secretary", "maid", "dancer", "waitress", "therapist", "designer", "singer", "model"];
+const HERS: &[&str] = &[
+    "nurse",
+    "teacher",
+    "secretary",
+    "maid",
+    "dancer",
+    "waitress",
+    "therapist",
+    "designer",
+    "singer",
+    "model",
+];
 const HIS: &[&str] = &[
-    "mechanic", "soldier", "engineer", "pilot", "captain", "farmer", "guard", "sheriff", "chief", "lawyer", "doctor", "boss",
-    "programmer", "driver", "miner", "hunter", "surgeon", "coach", "builder", "judge",
+    "mechanic",
+    "soldier",
+    "engineer",
+    "pilot",
+    "captain",
+    "farmer",
+    "guard",
+    "sheriff",
+    "chief",
+    "lawyer",
+    "doctor",
+    "boss",
+    "programmer",
+    "driver",
+    "miner",
+    "hunter",
+    "surgeon",
+    "coach",
+    "builder",
+    "judge",
 ];
 
 /// Two people, and one gives the other something; who is in front changes. A is the giver.
@@ -68,8 +174,12 @@ const YEARS: &[&str] = &[
     "The {E} began in the year {C}{N} and ended in the year {C}",
     "The {E} went on from the year {C}{N} until the year {C}",
 ];
-const HOURS: &[&str] =
-    &["The party lasted from {N} to", "The shop was open from {N} to", "The work went on from {N} to", "The game lasted from {N} to"];
+const HOURS: &[&str] = &[
+    "The party lasted from {N} to",
+    "The shop was open from {N} to",
+    "The work went on from {N} to",
+    "The game lasted from {N} to",
+];
 const OF_PROFESSIONS: &[&str] = &[
     "The {A} was late that day because",
     "The {A} asked for more time because",
@@ -141,7 +251,8 @@ impl Draft<'_> {
     fn texts(&self) -> ComparedTexts {
         let filled = |own: &[(&str, String)]| {
             let words = self.shared.iter().chain(own);
-            let text = words.fold(self.frame.to_owned(), |text, (role, word)| text.replace(&format!("{{{role}}}"), word));
+            let text = words
+                .fold(self.frame.to_owned(), |text, (role, word)| text.replace(&format!("{{{role}}}"), word));
             Text::Words(text)
         };
         ComparedTexts { clean: filled(&self.clean), corrupt: filled(&self.corrupt) }
@@ -222,9 +333,13 @@ impl Maker<'_> {
         places.insert("end".into(), vec![clean.len() - 1 - in_front]);
         let differing = clean.iter().zip(&corrupted).filter(|(one, other)| one != other).count();
         if differing != 1 {
-            return Err(wrong(format!("this model's tokenizer divides {:?} in a way that no pair can be made of", draft.frame)));
+            return Err(wrong(format!(
+                "this model's tokenizer divides {:?} in a way that no pair can be made of",
+                draft.frame
+            )));
         }
-        let tokens = |words: Vec<String>| words.into_iter().map(|word| crate::TokenChoice::Text(word)).collect();
+        let tokens =
+            |words: Vec<String>| words.into_iter().map(|word| crate::TokenChoice::Text(word)).collect();
         Ok(WrittenPair { texts, answer: tokens(answer), against: tokens(against), spans: places })
     }
 
@@ -285,7 +400,8 @@ impl Maker<'_> {
                 let place = *self.pick(&places);
                 let of = |place: usize| format!("{:02}", digits[place]);
                 let (low, high) = digits.split_at(place + 1);
-                let words = |digits: &[u32]| digits.iter().map(|digits| format!("{digits:02}")).collect::<Vec<_>>();
+                let words =
+                    |digits: &[u32]| digits.iter().map(|digits| format!("{digits:02}")).collect::<Vec<_>>();
                 let draft = Draft {
                     frame: *self.pick(YEARS),
                     shared: vec![("E", (*self.pick(&events)).to_owned()), ("C", century.to_string())],
@@ -348,7 +464,12 @@ impl Maker<'_> {
                 };
                 let [right, wrong] = if is_she { [" she", " he"] } else { [" he", " she"] };
                 let subject = format!(" {subject}");
-                self.finished(&draft, vec![right.into()], vec![wrong.into()], &[("subject", subject.as_str())])
+                self.finished(
+                    &draft,
+                    vec![right.into()],
+                    vec![wrong.into()],
+                    &[("subject", subject.as_str())],
+                )
             })
             .collect()
     }

@@ -9,8 +9,8 @@ mod report;
 mod svg;
 mod table;
 
-pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 pub use attribution_graph::{AttributionGraph, GraphLine, GraphPoint, PointKind, graph_page, graph_svg};
+pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 pub use error::PictureError;
 pub use graph::{Graph, GraphLink, GraphNode};
 pub use page::{data, learned_page, page};

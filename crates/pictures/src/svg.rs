@@ -115,7 +115,12 @@ fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
 }
 
 /// Draws a graph from the bottom upwards and gives the height of the picture.
-fn draw_graph(drawing: &mut Drawing, report: &Report, graph: &Graph, width: f64) -> Result<f64, PictureError> {
+fn draw_graph(
+    drawing: &mut Drawing,
+    report: &Report,
+    graph: &Graph,
+    width: f64,
+) -> Result<f64, PictureError> {
     const ROW: f64 = 34.0;
     const NODE: f64 = 11.0;
     if graph.nodes.is_empty() {

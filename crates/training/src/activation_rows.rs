@@ -63,7 +63,11 @@ impl ActivationRows {
     ///
     /// # Errors
     /// When there are fewer than one example has.
-    pub fn new(values: impl RowValues + 'static, per_example: usize, seed: u64) -> std::result::Result<Self, TrainingError> {
+    pub fn new(
+        values: impl RowValues + 'static,
+        per_example: usize,
+        seed: u64,
+    ) -> std::result::Result<Self, TrainingError> {
         let (found, needed) = (values.len(), per_example.max(2));
         if found < needed {
             return Err(TrainingError::TooFewTokens { part: "training", found, needed });

@@ -6,8 +6,8 @@
 use candle_gpt2_kernels::log_sum_exp;
 use serde::{Deserialize, Serialize};
 
-use crate::windows::{Batch, Tokens};
 use crate::dictionary::{MOST_TOKENS, SHORTEST};
+use crate::windows::{Batch, Tokens};
 use crate::{Confusion, DictionaryMetrics, Examples, RowSet, Trainer, TrainingError};
 
 /// What is not trained on.
@@ -87,7 +87,9 @@ impl HeldOut {
             return of_dictionary(&self.texts(trainer.numbers().context), trainer);
         }
         match self {
-            Self::Texts(_) => Err(TrainingError::Call { what: "only a dictionary is measured on texts of their own".into() }),
+            Self::Texts(_) => Err(TrainingError::Call {
+                what: "only a dictionary is measured on texts of their own".into(),
+            }),
             Self::Text { tokens, characters } => of_text(&**tokens, *characters, trainer),
             Self::Rows { rows, labels: 0 } => of_answers(rows, trainer),
             Self::Rows { rows, labels } => of_labels(rows, *labels, trainer),
@@ -185,5 +187,10 @@ fn of_labels(rows: &RowSet, labels: usize, trainer: &Trainer) -> Result<Evaluati
             confusion.add(label, said.unwrap_or(labels));
         }
     }
-    Ok(Evaluation { loss: total / weight, loss_per_character: None, confusion: Some(confusion), dictionary: None })
+    Ok(Evaluation {
+        loss: total / weight,
+        loss_per_character: None,
+        confusion: Some(confusion),
+        dictionary: None,
+    })
 }

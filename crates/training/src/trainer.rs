@@ -13,7 +13,9 @@ use candle_nn::ops::log_softmax;
 use crate::dictionary::Learner;
 use crate::parameters::Lead;
 use crate::streams::Stream;
-use crate::{AdamW, Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError};
+use crate::{
+    AdamW, Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError,
+};
 
 /// What a step did. [`Trainer::step`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -240,7 +242,8 @@ impl Trainer {
         share: Share,
     ) -> Result<(f64, Vec<Tensor>), TrainingError> {
         if share != Share::WHOLE {
-            let what = "a dictionary is trained by one process: which latents are kept depends on the whole batch";
+            let what =
+                "a dictionary is trained by one process: which latents are kept depends on the whole batch";
             return Err(TrainingError::Call { what: what.into() });
         }
         let (first, count) = self.examples_of_step();
@@ -265,7 +268,11 @@ impl Trainer {
                         let scaled = scaled.collect::<candle_core::Result<Vec<Tensor>>>()?;
                         match sums.is_empty() {
                             true => scaled,
-                            false => sums.iter().zip(&scaled).map(|(sum, more)| sum + more).collect::<Result<_, _>>()?,
+                            false => sums
+                                .iter()
+                                .zip(&scaled)
+                                .map(|(sum, more)| sum + more)
+                                .collect::<Result<_, _>>()?,
                         }
                     }
                 };

@@ -9,8 +9,8 @@ use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
 use candle_gpt2_jobs::{ActivationsOptions, ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
-    Ablate, Activations, Attention, Attribute, CircuitSearch, Estimate, Features, HeadKinds, Heads, Instead, Lens,
-    Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData, TokenChoice,
+    Ablate, Activations, Attention, Attribute, CircuitSearch, Estimate, Features, HeadKinds, Heads, Instead,
+    Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData, TokenChoice,
 };
 use clap::{Arg, ArgAction, Args, Command};
 

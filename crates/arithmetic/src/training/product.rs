@@ -72,7 +72,10 @@ impl<'a, T> MatrixView<'a, T> {
     /// The values of a matrix whose rows lie one after the other.
     #[inline(always)]
     pub(super) fn in_rows(&self) -> &'a [T] {
-        assert!(self.column_stride == 1 && self.row_stride == self.columns, "a part, or the transpose, of a matrix");
+        assert!(
+            self.column_stride == 1 && self.row_stride == self.columns,
+            "a part, or the transpose, of a matrix"
+        );
         &self.values[..self.rows * self.columns]
     }
 

@@ -77,7 +77,12 @@ impl<T: Copy> SparseRows<T> {
     /// # Panics
     /// When there is not one for each entry.
     pub fn with_values(&self, values: Vec<T>) -> Self {
-        assert!(values.len() == self.values.len(), "{} values for {} entries", values.len(), self.values.len());
+        assert!(
+            values.len() == self.values.len(),
+            "{} values for {} entries",
+            values.len(),
+            self.values.len()
+        );
         Self { starts: self.starts.clone(), columns: self.columns.clone(), values }
     }
 
@@ -122,7 +127,8 @@ pub(super) fn add_sparse_product<T: Real>(
     for_each_part(output, Parts { row_len: width, rows: PART_ROWS, columns: width }, |mut part| {
         for index in 0..part.rows() {
             let row = part.first_row + index;
-            let terms = entries.row(row).map(|(column, value)| (value, &table[column * width..(column + 1) * width]));
+            let terms =
+                entries.row(row).map(|(column, value)| (value, &table[column * width..(column + 1) * width]));
             T::vectorized(AddTerms { terms, sum: part.row(index) });
         }
     });
@@ -135,7 +141,12 @@ pub(super) fn sparse_products<T: Real>(
 ) -> Vec<T> {
     let width = table.columns();
     expect_fitting(entries, table.rows());
-    assert!(left.rows() == entries.rows() && left.columns() == width, "{} rows of {}", left.rows(), left.columns());
+    assert!(
+        left.rows() == entries.rows() && left.columns() == width,
+        "{} rows of {}",
+        left.rows(),
+        left.columns()
+    );
     let (left, table) = (left.in_rows(), table.in_rows());
     let rows: Vec<usize> = (0..entries.rows()).collect();
     let products = map_items(rows.chunks(PART_ROWS), |rows| {
@@ -170,7 +181,8 @@ pub(super) fn add_sparse_gradient<T: Real>(
         for index in 0..part.rows() {
             let column = part.first_row + index;
             let of_column = places[starts[column]..starts[column + 1]].iter();
-            let terms = of_column.map(|(row, place)| (entries.values[*place], &gradient[row * width..(row + 1) * width]));
+            let terms = of_column
+                .map(|(row, place)| (entries.values[*place], &gradient[row * width..(row + 1) * width]));
             T::vectorized(AddTerms { terms, sum: part.row(index) });
         }
     });
@@ -222,8 +234,8 @@ impl<T: Number> Work<T> for Dot<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::noise;
     use crate::RandomStream;
+    use crate::random::noise;
 
     /// Rows with up to five entries of 23 columns; the second one is empty, and the columns of a row are in no order.
     fn entries(rows: usize) -> SparseRows<f32> {
@@ -271,7 +283,9 @@ mod tests {
             add_sparse_product(&entries, view, &mut output);
             let of = |values: &[f32], row: usize, place: usize| f64::from(values[row * width + place]);
             let expected = (0..rows * width).map(|index| {
-                let terms = (0..columns).map(|column| dense[index / width * columns + column] * of(&table, column, index % width));
+                let terms = (0..columns).map(|column| {
+                    dense[index / width * columns + column] * of(&table, column, index % width)
+                });
                 1.0 + terms.sum::<f64>()
             });
             assert_near(&output, &expected.collect::<Vec<_>>());
@@ -284,7 +298,8 @@ mod tests {
             let mut table_gradient = vec![2f32; columns * width];
             add_sparse_gradient(&entries, MatrixView::new(&gradient, rows, width), &mut table_gradient);
             let expected = (0..columns * width).map(|index| {
-                let terms = (0..rows).map(|row| dense[row * columns + index / width] * of(&gradient, row, index % width));
+                let terms = (0..rows)
+                    .map(|row| dense[row * columns + index / width] * of(&gradient, row, index % width));
                 2.0 + terms.sum::<f64>()
             });
             assert_near(&table_gradient, &expected.collect::<Vec<_>>());

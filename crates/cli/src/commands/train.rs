@@ -165,9 +165,7 @@ fn write(report: &TrainReport, task: Task) -> Result<()> {
     if let (Some(step), Some(loss)) = (report.best_step, report.held_out_loss) {
         let per_character = report.held_out_loss_per_character;
         let per_character = per_character.map_or(String::new(), |loss| format!(" {loss:.4} per character,"));
-        output::write_line(&format!(
-            "held-out loss {loss:.4} {unit},{per_character} at step {step}"
-        ))?;
+        output::write_line(&format!("held-out loss {loss:.4} {unit},{per_character} at step {step}"))?;
     } else if let Some(loss) = report.loss {
         output::write_line(&format!("training loss {loss:.4} {unit}"))?;
     }
@@ -182,8 +180,7 @@ fn write(report: &TrainReport, task: Task) -> Result<()> {
 
 /// Writes how good a dictionary is; --json has the definition of each number.
 fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
-    let percent =
-        |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1}%", 100.0 * share));
+    let percent = |share: Option<f64>| share.map_or("-".to_owned(), |share| format!("{:.1}%", 100.0 * share));
     output::write_line(&format!(
         "L0 {:.1}, explained variance {:.4}, {} dead latents, on {} held-out tokens",
         metrics.l0,

@@ -210,9 +210,13 @@ fn a_task_is_made_and_its_circuit_found() {
 
     let look = ["look", "circuit", "--data", path(&pairs)];
     let [picture, page] = ["circuit.svg", "circuit.html"].map(|name| folder.path().join(name));
-    let report = run(&[&look[..], &["--json", "--svg", path(&picture), "--html", path(&page)]].concat()).json();
+    let report =
+        run(&[&look[..], &["--json", "--svg", path(&picture), "--html", path(&page)]].concat()).json();
     check(&report, "circuit", &[], false);
-    assert_eq!((axis_names(&report), report["edges"].as_object().unwrap().len()), (vec!["share of edges"], 703));
+    assert_eq!(
+        (axis_names(&report), report["edges"].as_object().unwrap().len()),
+        (vec!["share of edges"], 703)
+    );
     for file in [&picture, &page] {
         assert!(std::fs::read_to_string(file).unwrap().contains(">logits</text>"));
     }
@@ -220,21 +224,34 @@ fn a_task_is_made_and_its_circuit_found() {
         let report = run(&[&look[..], more, &["--json"]].concat()).json();
         report["edges"].as_object().unwrap().values().filter(|edge| edge["in_graph"] == true).count()
     };
-    assert!(size(&["--edges", "12"]) <= 12 && size(&["--edges", "100%", "--method", "eap", "--select", "top"]) == 703);
-    let table = run(&[&look[..], &["--metric", "prob-diff", "--method", "clean-corrupted", "--pairs", "2"]].concat());
+    assert!(
+        size(&["--edges", "12"]) <= 12
+            && size(&["--edges", "100%", "--method", "eap", "--select", "top"]) == 703
+    );
+    let table =
+        run(&[&look[..], &["--metric", "prob-diff", "--method", "clean-corrupted", "--pairs", "2"]].concat());
     assert_eq!(table.code, SUCCESS, "{}", table.stderr);
     assert!(table.stdout.contains("probability difference, mean of 2 pairs"), "{}", table.stdout);
 
     for (arguments, code, told) in [
         (&["look", "circuit"][..], USAGE, "--data"),
         (&["look", "circuit", "--data", "/nowhere/pairs.jsonl"], FAILURE, "/nowhere/pairs.jsonl"),
-        (&[look[0], look[1], look[2], look[3], "--edges", "many"], USAGE, "neither a number of edges nor a share"),
-        (&[look[0], look[1], look[2], look[3], "--metric", "kl", "--method", "eap"], USAGE, "--metric kl: its gradient"),
+        (
+            &[look[0], look[1], look[2], look[3], "--edges", "many"],
+            USAGE,
+            "neither a number of edges nor a share",
+        ),
+        (
+            &[look[0], look[1], look[2], look[3], "--metric", "kl", "--method", "eap"],
+            USAGE,
+            "--metric kl: its gradient",
+        ),
         (&["look", "data", "docstring"], USAGE, "[possible values: ioi, greater-than, gender]"),
     ] {
         assert_told(&run(arguments), code, told);
     }
-    std::fs::write(&pairs, "{\"clean\": \"The dog\", \"corrupt\": \"The big dog\", \"answer\": \" is\"}\n").unwrap();
+    std::fs::write(&pairs, "{\"clean\": \"The dog\", \"corrupt\": \"The big dog\", \"answer\": \" is\"}\n")
+        .unwrap();
     assert_told(&run(&look), USAGE, "`clean` has 2 tokens and `corrupt` 3");
 }
 

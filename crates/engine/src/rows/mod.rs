@@ -17,8 +17,8 @@ use std::path::Path;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-pub use self::lines::{Row, RowFile};
 use self::lines::{Line, Lines};
+pub use self::lines::{Row, RowFile};
 use self::partial::Partial;
 pub use self::work::{PromptTexts, ScoredText, TokenLogprob};
 use crate::{EngineError, Progress, Reporter, Unit};

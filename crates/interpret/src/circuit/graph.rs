@@ -281,12 +281,7 @@ impl Circuit {
     ///
     /// # Errors
     /// When the scores are not whole lists of edges.
-    pub fn selected(
-        graph: EdgeGraph,
-        scores: &[f32],
-        count: usize,
-        selection: Selection,
-    ) -> Result<Self> {
+    pub fn selected(graph: EdgeGraph, scores: &[f32], count: usize, selection: Selection) -> Result<Self> {
         let mut circuit = Self::new(graph, vec![false; scores.len()])?;
         // Sizes of numbers in the order of their bits; of equal ones the first.
         let ranked = |place: usize| (scores[place].abs().to_bits(), Reverse(place));
@@ -405,8 +400,7 @@ impl Circuit {
     pub(super) fn left_out(&self, span: usize, rows: &[Row]) -> Option<Vec<f32>> {
         let first = span * self.graph.edge_count();
         let edges = rows.iter().flat_map(|row| row.edges.clone());
-        let mask: Vec<f32> =
-            edges.map(|edge| if self.kept[first + edge] { 0.0 } else { 1.0 }).collect();
+        let mask: Vec<f32> = edges.map(|edge| if self.kept[first + edge] { 0.0 } else { 1.0 }).collect();
         mask.contains(&1.0).then_some(mask)
     }
 }

@@ -21,7 +21,8 @@ pub(super) fn places_of_sources(n_layer: usize) -> impl Iterator<Item = Site> {
 
 /// What every source writes, `(sources, B, T, C)`, from a record of [`places_of_sources`].
 pub(super) fn written(model: &Gpt2LMHeadModel, record: &Record) -> Result<Tensor> {
-    let written = places_of_sources(model.config().n_layer).map(|site| of_source(model, site, record.get(site)?));
+    let written =
+        places_of_sources(model.config().n_layer).map(|site| of_source(model, site, record.get(site)?));
     Tensor::cat(&written.collect::<Result<Vec<_>>>()?, 0)
 }
 

@@ -139,7 +139,9 @@ impl<'a> CircuitTask<'a> {
             Run::new(model, &pair.clean)?;
             Run::new(model, &pair.corrupted)?;
             let vocab_size = model.config().vocab_size;
-            if let Some(id) = pair.correct.iter().chain(&pair.incorrect).find(|id| **id as usize >= vocab_size) {
+            if let Some(id) =
+                pair.correct.iter().chain(&pair.incorrect).find(|id| **id as usize >= vocab_size)
+            {
                 return Err(InterpretError::UnknownToken { id: *id, vocab_size });
             }
             if pair.correct.is_empty() && metric != CircuitMetric::Divergence {
@@ -343,11 +345,7 @@ impl<'a> CircuitTask<'a> {
     }
 
     /// The metric's sum over a batch of such logits.
-    fn metric_of(
-        prepared: &Prepared,
-        logits: &Tensor,
-        metric: CircuitMetric,
-    ) -> candle_core::Result<Tensor> {
+    fn metric_of(prepared: &Prepared, logits: &Tensor, metric: CircuitMetric) -> candle_core::Result<Tensor> {
         let Prepared { batch, reference, .. } = prepared;
         match metric {
             CircuitMetric::LogitDifference => (logits * &batch.weights)?.sum_all(),
@@ -397,8 +395,9 @@ impl<'a> CircuitTask<'a> {
         let places: Vec<Site> = probes.0.keys().copied().collect();
         let variables: Vec<Var> = probes.0.values().cloned().collect();
         let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
-        let streams = (0..config.n_layer)
-            .flat_map(|layer| [SiteKind::ResidPre, SiteKind::ResidMid].map(|kind| Site::in_block(layer, kind)));
+        let streams = (0..config.n_layer).flat_map(|layer| {
+            [SiteKind::ResidPre, SiteKind::ResidMid].map(|kind| Site::in_block(layer, kind))
+        });
         let mut record = Record::new(streams);
         let mut embeddings = Embeddings(embeddings);
         let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
@@ -425,7 +424,13 @@ impl<'a> CircuitTask<'a> {
             }
         }
         if let Some(inputs) = end.and_then(take) {
-            add_scores(sums, &[graph.row_of_logits()], &inputs.unsqueeze(0)?, differences, &batch.indicators)?;
+            add_scores(
+                sums,
+                &[graph.row_of_logits()],
+                &inputs.unsqueeze(0)?,
+                differences,
+                &batch.indicators,
+            )?;
         }
         Ok(())
     }

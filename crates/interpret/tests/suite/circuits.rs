@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use candle_gpt2::RandomStream;
 use candle_gpt2_interpret::{
-    Circuit, CircuitMetric, CircuitTask, EDGE_SHARES, EdgeGraph, EdgeMethod, InterpretError, PromptPair, Selection,
+    Circuit, CircuitMetric, CircuitTask, EDGE_SHARES, EdgeGraph, EdgeMethod, InterpretError, PromptPair,
+    Selection,
 };
 use candle_gpt2_testing::{Fixture, values};
 use serde_json::Value;
@@ -47,7 +48,8 @@ fn assert_near(found: &[f32], expected: &[f64], tolerance: f64, what: &str) {
 
 #[test]
 fn a_graph_has_every_edge_once() {
-    for (layers, heads, expected) in [(12, 12, 32_491), (24, 16, 231_877), (1, 1, 8), (2, 3, 75), (6, 3, 703)] {
+    for (layers, heads, expected) in [(12, 12, 32_491), (24, 16, 231_877), (1, 1, 8), (2, 3, 75), (6, 3, 703)]
+    {
         let graph = EdgeGraph::new(layers, heads);
         // Every head reads three times what was written before its layer, an MLP what the heads of its layer wrote besides.
         let before = |layer: usize| 1 + layer * (heads + 1);
@@ -81,7 +83,10 @@ fn scores_are_those_of_the_definition() -> Result<()> {
                     Ok(found) => assert_near(&found, &expected, 1e-4, &what),
                     Err(error) => {
                         assert_eq!((metric_name, method_name), ("divergence", "eap"), "{error}");
-                        assert!(error.to_string().contains("the gradient of the divergence is zero"), "{error}");
+                        assert!(
+                            error.to_string().contains("the gradient of the divergence is zero"),
+                            "{error}"
+                        );
                         assert!(expected.iter().all(|score| score.abs() < 1e-9), "it is");
                     }
                 }
@@ -94,7 +99,12 @@ fn scores_are_those_of_the_definition() -> Result<()> {
         }
         let task = CircuitTask::new(&model, &pairs, CircuitMetric::LogitDifference)?;
         let expected = values(&fixture.tensor("by_position.eap"));
-        assert_near(&task.scores(EdgeMethod::Eap, &|_| ())?, &expected, 1e-4, &format!("{name}: by position"));
+        assert_near(
+            &task.scores(EdgeMethod::Eap, &|_| ())?,
+            &expected,
+            1e-4,
+            &format!("{name}: by position"),
+        );
     }
     Ok(())
 }
@@ -144,11 +154,14 @@ fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
         // In spans: those of all edges in every one, of none in any, and a span's edges alone.
         // The last token is in the first span, and one of the two that differ.
         let middle = case.clean.len() / 2;
-        pairs[0].spans = (0..case.clean.len()).map(|token| usize::from(token <= middle) + usize::from(token == 0)).collect();
+        pairs[0].spans = (0..case.clean.len())
+            .map(|token| usize::from(token <= middle) + usize::from(token == 0))
+            .collect();
         let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
         let edges = graph.edge_count();
-        let of_spans =
-            |spans: [bool; 3]| Circuit::new(graph, spans.into_iter().flat_map(|is| vec![is; edges]).collect());
+        let of_spans = |spans: [bool; 3]| {
+            Circuit::new(graph, spans.into_iter().flat_map(|is| vec![is; edges]).collect())
+        };
         let spans = [of_spans([true; 3])?, of_spans([false; 3])?, of_spans([true, false, false])?];
         let found = task.values(&spans, &|_| ())?;
         assert_near(&found[..2], &[clean, corrupted].map(f64::from), 1e-4, case.name);
@@ -162,21 +175,29 @@ fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
 fn the_edges_of_the_input_make_the_whole_difference() -> Result<()> {
     for case in Case::all() {
         let pairs = [pair_of(&case)];
-        for metric in [CircuitMetric::LogitDifference, CircuitMetric::ProbabilityDifference, CircuitMetric::Divergence] {
+        for metric in
+            [CircuitMetric::LogitDifference, CircuitMetric::ProbabilityDifference, CircuitMetric::Divergence]
+        {
             let task = CircuitTask::new(&case.model, &pairs, metric)?;
             let graph = task.graph();
             let sum = |method| -> Result<f32> {
                 let scores = task.scores(method, &|_| ())?;
-                let of_input = graph.edges().zip(&scores).filter(|(edge, _)| edge.source.to_string() == "input");
+                let of_input =
+                    graph.edges().zip(&scores).filter(|(edge, _)| edge.source.to_string() == "input");
                 Ok(of_input.map(|(_, score)| *score).sum())
             };
             let values = task.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
             // EAP-IG adds up the left ends of its steps; with both ends of the way by halves it is the trapezoidal rule.
             let (steps, start) = (40, sum(EdgeMethod::EapIg { steps: 1 })?);
             let ends = sum(EdgeMethod::CleanCorrupted)? - start;
-            let (found, expected) = (sum(EdgeMethod::EapIg { steps })? + ends / steps as f32, values[1] - values[0]);
+            let (found, expected) =
+                (sum(EdgeMethod::EapIg { steps })? + ends / steps as f32, values[1] - values[0]);
             let scale = expected.abs().max(0.2);
-            assert!((found - expected).abs() < 0.02 * scale, "{}: {metric:?}: {found} for {expected}", case.name);
+            assert!(
+                (found - expected).abs() < 0.02 * scale,
+                "{}: {metric:?}: {found} for {expected}",
+                case.name
+            );
         }
     }
     Ok(())
@@ -186,7 +207,9 @@ fn the_edges_of_the_input_make_the_whole_difference() -> Result<()> {
 fn spans_and_batches_divide_the_scores() -> Result<()> {
     let case = Case::open("gelu");
     let mut random = RandomStream::new(7);
-    let mut draw = |tokens: usize| -> Vec<u32> { (0..tokens).map(|_| u32::try_from(random.below(53)).unwrap()).collect() };
+    let mut draw = |tokens: usize| -> Vec<u32> {
+        (0..tokens).map(|_| u32::try_from(random.below(53)).unwrap()).collect()
+    };
     // Of three lengths, and more than a batch holds.
     let pairs: Vec<PromptPair> = (0..60)
         .map(|place| PromptPair {
@@ -230,7 +253,9 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     let names: Vec<String> = graph.edges().map(|edge| edge.to_string()).collect();
     let scores_of = |scores: &[(&str, f32)]| {
         let mut all = vec![0.0; names.len()];
-        scores.iter().for_each(|(name, score)| all[names.iter().position(|other| other == name).unwrap()] = *score);
+        scores
+            .iter()
+            .for_each(|(name, score)| all[names.iter().position(|other| other == name).unwrap()] = *score);
         all
     };
     let scores = scores_of(&[
@@ -241,7 +266,8 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
         ("a1.h0->logits", -2.0),
         ("m1->logits", 1.0),
     ]);
-    let of = |count, selection| Circuit::selected(graph, &scores, count, selection).map(|circuit| kept(&circuit));
+    let of =
+        |count, selection| Circuit::selected(graph, &scores, count, selection).map(|circuit| kept(&circuit));
     assert_eq!(of(3, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
     // Among the four strongest, the one into a head without a reader is dropped.
     assert_eq!(of(4, Selection::Strongest)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
@@ -250,7 +276,9 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     assert_eq!(of(usize::MAX, Selection::Greedy)?.len(), names.len());
     assert_eq!(of(0, Selection::Strongest)?, [""; 0]);
     // Spans are edges of their own, and connect together.
-    let spans = [scores_of(&[("a0.h0->logits", 3.0)]), scores_of(&[("input->a0.h0<v>", 2.0), ("input->m0", 1.0)])].concat();
+    let spans =
+        [scores_of(&[("a0.h0->logits", 3.0)]), scores_of(&[("input->a0.h0<v>", 2.0), ("input->m0", 1.0)])]
+            .concat();
     let circuit = Circuit::selected(graph, &spans, 2, Selection::Greedy)?;
     assert_eq!((kept(&circuit).len(), circuit.edge_count(), circuit.span_count()), (2, 2, 2));
     assert!(Circuit::selected(graph, &scores[1..], 2, Selection::Greedy).is_err());
@@ -275,8 +303,8 @@ fn acdc_leaves_out_what_the_prediction_does_not_miss() -> Result<()> {
         let mut before = divergence(&kept)?;
         for edge in (0..edges.len()).rev() {
             let node = edges[edge].destination.source();
-            let is_used =
-                node.is_none() || edges.iter().zip(&kept).any(|(other, kept)| *kept && Some(other.source) == node);
+            let is_used = node.is_none()
+                || edges.iter().zip(&kept).any(|(other, kept)| *kept && Some(other.source) == node);
             kept[edge] = false;
             if !is_used {
                 continue;
@@ -318,7 +346,9 @@ fn a_curve_ends_at_the_model() -> Result<()> {
     let area: f32 = curve
         .points
         .windows(2)
-        .map(|pair| (pair[1].share - pair[0].share) as f32 * (pair[0].faithfulness + pair[1].faithfulness) / 2.0)
+        .map(|pair| {
+            (pair[1].share - pair[0].share) as f32 * (pair[0].faithfulness + pair[1].faithfulness) / 2.0
+        })
         .sum();
     assert!((curve.cpr() - area).abs() < 1e-5, "{} for {area}", curve.cpr());
     Ok(())
@@ -335,7 +365,10 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
     refused(&[], "at least one pair of prompts");
     refused(&[PromptPair { corrupted: vec![1], ..pair.clone() }], "the texts have 8 and 1 tokens");
     refused(&[PromptPair { clean: vec![], corrupted: vec![], ..pair.clone() }], "the text has 0 tokens");
-    refused(&[PromptPair { incorrect: vec![61], ..pair.clone() }], "token 61 is outside the vocabulary of 61");
+    refused(
+        &[PromptPair { incorrect: vec![61], ..pair.clone() }],
+        "token 61 is outside the vocabulary of 61",
+    );
     refused(&[PromptPair { correct: vec![], ..pair.clone() }], "has no right answer");
     refused(&[pair.clone(), PromptPair { spans: vec![0; 8], ..pair.clone() }], "expected 0 spans of tokens");
     let same = [PromptPair { corrupted: pair.clean.clone(), ..pair.clone() }];

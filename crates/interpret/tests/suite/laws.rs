@@ -165,10 +165,14 @@ fn a_pass_that_stops_computes_nothing_after() -> Result<()> {
             assert_eq!(values(&x), values(residual), "{}: to block {layer}", case.name);
             let asked = asked.0.into_inner()?;
             let most = asked.iter().copied().max().flatten().unwrap();
-            assert!(most <= layer && (layer == 0 || asked.contains(&Some(layer - 1))), "{asked:?} of {layer}");
+            assert!(
+                most <= layer && (layer == 0 || asked.contains(&Some(layer - 1))),
+                "{asked:?} of {layer}"
+            );
         }
         let mut pass = Pass::inference().stopping_at(case.layers() + 1);
-        let error = case.model.forward_with(&run.input()?, LogitsFor::LastToken, None, &mut pass).unwrap_err();
+        let error =
+            case.model.forward_with(&run.input()?, LogitsFor::LastToken, None, &mut pass).unwrap_err();
         assert!(error.to_string().contains("there is no block"), "{error}");
         let mut cache = case.model.new_cache(1, 8)?;
         let mut pass = Pass::inference().stopping_at(1);
@@ -200,9 +204,8 @@ fn a_record_is_the_same_whether_the_run_goes_to_the_end_or_stops() -> Result<()>
             let (stopped, _) = asked(&[site])?;
             assert_eq!(values(stopped.get(site)?), values(whole.get(site)?), "{}: {site}", case.name);
         }
-        let steps: Vec<u64> = residual_sites(case.layers())
-            .map(|site| Ok(asked(&[site])?.1))
-            .collect::<Result<_>>()?;
+        let steps: Vec<u64> =
+            residual_sites(case.layers()).map(|site| Ok(asked(&[site])?.1)).collect::<Result<_>>()?;
         assert!(steps.is_sorted_by(|before, after| before < after), "{}: {steps:?}", case.name);
     }
     Ok(())

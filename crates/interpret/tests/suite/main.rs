@@ -4,8 +4,8 @@
 mod circuits;
 mod common;
 mod dictionary;
-mod inspection;
 mod graphs;
+mod inspection;
 mod laws;
 mod published;
 mod recording;

@@ -183,7 +183,11 @@ fn a_folder_of_something_else_is_refused_with_what_differs() {
     let told = other(ActivationsJob { rows, ..job.clone() });
     assert!(told.contains("prompts_file is {") && told.contains("give the same ones"), "{told}");
     let told = other(ActivationsJob { sites: named_sites("resid_pre1", 2).unwrap(), ..job.clone() });
-    assert!(told.contains("sites is [\"blocks.0.attn.hook_z\"") && told.contains("[\"blocks.1.hook_resid_pre\"] here"), "{told}");
+    assert!(
+        told.contains("sites is [\"blocks.0.attn.hook_z\"")
+            && told.contains("[\"blocks.1.hook_resid_pre\"] here"),
+        "{told}"
+    );
     let told = other(ActivationsJob { bos: Some(3), ..job.clone() });
     assert!(told.contains("bos is null there and 3 here"), "{told}");
     let options = ActivationsOptions { shard_size: 51, resume: true };
@@ -208,7 +212,9 @@ fn a_folder_of_something_else_is_refused_with_what_differs() {
     let told = damage("activations_000000.safetensors", "../activations.safetensors");
     assert!(told.contains("its shards are not activations_000000.safetensors"), "{told}");
     assert!(damage("activations/1", "activations/9").contains("found gpt2.activations/9"));
-    assert!(damage("\"complete\": true", "\"complete\": 5").contains("not the list of a folder of activations"));
+    assert!(
+        damage("\"complete\": true", "\"complete\": 5").contains("not the list of a folder of activations")
+    );
     let shard = job.out.join("activations_000001.safetensors");
     let bytes = fs::read(&shard).unwrap();
     fs::write(&shard, &bytes[..bytes.len() - 1]).unwrap();
@@ -230,11 +236,19 @@ fn what_cannot_be_written_is_refused_before_the_model_runs() {
     assert_eq!(with("{\"ids\": [1]}\n\nnonsense\n").split(": not {").next(), Some("prompts.jsonl: line 3"));
     let vocabulary = work.model.config().vocab_size;
     let told = with(&format!("{{\"ids\": [1, {vocabulary}]}}\n"));
-    assert_eq!(told, format!("prompts.jsonl: line 1: the token id {vocabulary} is outside the vocabulary of {vocabulary} tokens"));
+    assert_eq!(
+        told,
+        format!(
+            "prompts.jsonl: line 1: the token id {vocabulary} is outside the vocabulary of {vocabulary} tokens"
+        )
+    );
     assert_eq!(with("{\"ids\": []}\n"), "prompts.jsonl: the file has no prompt with a token");
     assert_eq!(with(""), "prompts.jsonl: the file has no prompt with a token");
     let of = |sites: Vec<Site>| work.refused(&ActivationsJob { sites, ..work.job("refused", None) });
-    assert!(of(named_sites("pattern", 2).unwrap()).starts_with("`sites`: blocks.0.attn.hook_pattern has no vector"));
+    assert!(
+        of(named_sites("pattern", 2).unwrap())
+            .starts_with("`sites`: blocks.0.attn.hook_pattern has no vector")
+    );
     assert!(of(Vec::new()).contains("at least one hook point"));
     let options = ActivationsOptions { shard_size: 0, resume: false };
     let job = ActivationsJob { options, ..work.job("refused", None) };
@@ -255,9 +269,16 @@ fn the_manifest_says_what_the_shards_are_of() {
     let manifest: Value =
         serde_json::from_slice(&fs::read(job.out.join("activations.json")).unwrap()).unwrap();
     assert_eq!(manifest["complete"], true);
-    assert_eq!(manifest["fingerprint"], candle_gpt2_engine::fingerprint(work.model.model(), &Silent).unwrap());
-    assert_eq!((&manifest["bos"], &manifest["context"], &manifest["dtype"]), (&49.into(), &8.into(), &"F32".into()));
+    assert_eq!(
+        manifest["fingerprint"],
+        candle_gpt2_engine::fingerprint(work.model.model(), &Silent).unwrap()
+    );
+    assert_eq!(
+        (&manifest["bos"], &manifest["context"], &manifest["dtype"]),
+        (&49.into(), &8.into(), &"F32".into())
+    );
     assert_eq!(manifest["tokens"], report.tokens);
-    let total: u64 = manifest["shards"].as_array().unwrap().iter().map(|shard| shard["tokens"].as_u64().unwrap()).sum();
+    let total: u64 =
+        manifest["shards"].as_array().unwrap().iter().map(|shard| shard["tokens"].as_u64().unwrap()).sum();
     assert_eq!(total, report.tokens as u64);
 }

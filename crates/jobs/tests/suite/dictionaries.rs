@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Progress, Reporter, RowFile, Silent, Unit};
 use candle_gpt2_interpret::named_sites;
-use candle_gpt2_jobs::{ActivationsJob, ActivationsOptions, JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
+use candle_gpt2_jobs::{
+    ActivationsJob, ActivationsOptions, JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport,
+};
 use candle_gpt2_testing::{CheckpointFolder, files};
 use candle_gpt2_training::{DictionaryKind, Task};
 use candle_gpt2_weights::WrittenDType;
@@ -102,17 +104,31 @@ fn texts_become_a_folder_that_sae_lens_reads() {
     assert!((metrics.l0 - 6.0).abs() < 1e-9 && metrics.explained_variance > 0.3, "{metrics:?}");
     assert!((report.held_out_loss.unwrap() - (1.0 - metrics.explained_variance)).abs() < 1e-12);
     let config = config(&job);
-    assert_eq!((&config["architecture"], &config["k"], &config["d_in"], &config["d_sae"]), (&"topk".into(), &6.into(), &28.into(), &64.into()));
+    assert_eq!(
+        (&config["architecture"], &config["k"], &config["d_in"], &config["d_sae"]),
+        (&"topk".into(), &6.into(), &28.into(), &64.into())
+    );
     assert_eq!(config["metadata"]["hook_name"], "blocks.1.hook_resid_post");
-    assert_eq!((&config["metadata"]["context_size"], &config["metadata"]["prepend_bos"]), (&24.into(), &false.into()));
+    assert_eq!(
+        (&config["metadata"]["context_size"], &config["metadata"]["prepend_bos"]),
+        (&24.into(), &false.into())
+    );
     let names: Vec<String> = files(&job.out).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["cfg.json", "log.jsonl", "loss.svg", "sae_weights.safetensors", "training-state.safetensors"]);
+    assert_eq!(
+        names,
+        ["cfg.json", "log.jsonl", "loss.svg", "sae_weights.safetensors", "training-state.safetensors"]
+    );
     // Steps and evaluations are in the log.
     let log = fs::read_to_string(job.out.join("log.jsonl")).unwrap();
     let entries: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(entries.len(), 40 + 2);
     let last = entries.last().unwrap();
-    assert!(last["explained_variance"].is_f64() && last["delta_cross_entropy"].is_f64() && last["dead_latents"].is_u64(), "{last}");
+    assert!(
+        last["explained_variance"].is_f64()
+            && last["delta_cross_entropy"].is_f64()
+            && last["dead_latents"].is_u64(),
+        "{last}"
+    );
     assert!(fs::read_to_string(job.out.join("loss.svg")).unwrap().contains("of the variance not explained"));
 }
 
@@ -120,7 +136,9 @@ fn texts_become_a_folder_that_sae_lens_reads() {
 fn shards_teach_what_texts_do() {
     let work = Work::new();
     let folder = work.cached(Some(0));
-    for (kind, site) in [(DictionaryKind::BatchTopK, "1.resid_post"), (DictionaryKind::SkipTranscoder, "1.ln2.normalized")] {
+    for (kind, site) in
+        [(DictionaryKind::BatchTopK, "1.resid_post"), (DictionaryKind::SkipTranscoder, "1.ln2.normalized")]
+    {
         let options = TrainOptions { kind: Some(kind), site: Some(site.into()), ..options() };
         let job = work.job("activations", &kind.to_string(), options);
         let report = run(&job).unwrap();
@@ -163,11 +181,13 @@ impl Reporter for Interrupter {
 fn an_interrupted_training_goes_on_to_the_same_files() {
     let work = Work::new();
     work.cached(None);
-    let batch_top_k = TrainOptions { kind: Some(DictionaryKind::BatchTopK), dead_after: Some(400), ..options() };
+    let batch_top_k =
+        TrainOptions { kind: Some(DictionaryKind::BatchTopK), dead_after: Some(400), ..options() };
     for data in ["text.txt", "activations"] {
         let whole = work.job(data, &format!("whole-{data}"), batch_top_k.clone());
         run(&whole).unwrap();
-        let resumed = work.job(data, &format!("cut-{data}"), TrainOptions { resume: true, ..batch_top_k.clone() });
+        let resumed =
+            work.job(data, &format!("cut-{data}"), TrainOptions { resume: true, ..batch_top_k.clone() });
         // Before the first evaluation, between saved states, and after the last evaluation but one.
         for at in [7, 19, 33] {
             let interrupter = Arc::new(Interrupter { left: AtomicU64::new(1) });
@@ -183,7 +203,11 @@ fn an_interrupted_training_goes_on_to_the_same_files() {
         }
         run(&resumed).unwrap();
         for name in ["sae_weights.safetensors", "cfg.json", "training-state.safetensors"] {
-            assert_eq!(fs::read(resumed.out.join(name)).unwrap(), fs::read(whole.out.join(name)).unwrap(), "{data}: {name}");
+            assert_eq!(
+                fs::read(resumed.out.join(name)).unwrap(),
+                fs::read(whole.out.join(name)).unwrap(),
+                "{data}: {name}"
+            );
         }
         // Other numbers of the dictionary are another training.
         let other = TrainOptions { resume: true, k: Some(7), ..batch_top_k.clone() };
@@ -217,14 +241,24 @@ fn what_does_not_go_together_is_refused_by_its_names() {
         let found = text(options);
         assert!(found.contains(told), "{found} for {told}");
     }
-    let from_config = TrainJob { start: Start::ConfigFile("config.json".into()), ..work.job("text.txt", "refused", options()) };
+    let from_config = TrainJob {
+        start: Start::ConfigFile("config.json".into()),
+        ..work.job("text.txt", "refused", options())
+    };
     assert!(run(&from_config).unwrap_err().to_string().contains("give a checkpoint"));
 
     let folder = work.cached(None);
     let shards = |options: TrainOptions| refused("activations", options);
     let told = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
-    assert!(told.contains("it has activations of blocks.1.ln2.hook_normalized, ") && told.ends_with("none of blocks.0.hook_resid_post"), "{told}");
-    assert!(shards(TrainOptions { random_positions: true, ..options() }).contains("`random_positions` is of texts"));
+    assert!(
+        told.contains("it has activations of blocks.1.ln2.hook_normalized, ")
+            && told.ends_with("none of blocks.0.hook_resid_post"),
+        "{told}"
+    );
+    assert!(
+        shards(TrainOptions { random_positions: true, ..options() })
+            .contains("`random_positions` is of texts")
+    );
     let other = work.checkpoint.file("model.safetensors");
     let own = fs::read(&other).unwrap();
     let mut changed = own.clone();

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_look::{
-    CircuitMethod, CircuitSearch, DataTask, EdgeAmount, Found, Look, LookError, LookSubject, Reader, TaskData, Text,
-    TokenChoice, WrittenPair,
+    CircuitMethod, CircuitSearch, DataTask, EdgeAmount, Found, Look, LookError, LookSubject, Reader,
+    TaskData, Text, TokenChoice, WrittenPair,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -67,7 +67,9 @@ fn spans_name_the_places_of_words() {
     for pair in pairs_of(&reader(&loaded), DataTask::Ioi, 30, 5) {
         let Text::Words(clean) = &pair.texts.clean else { panic!("{pair:?}") };
         let ids = vocabulary.encode(clean).unwrap();
-        let ([TokenChoice::Text(answer)], [TokenChoice::Text(against)]) = (&pair.answer[..], &pair.against[..]) else {
+        let ([TokenChoice::Text(answer)], [TokenChoice::Text(against)]) =
+            (&pair.answer[..], &pair.against[..])
+        else {
             panic!("{pair:?}")
         };
         let id = |word: &str| vocabulary.encode(word).unwrap()[0];
@@ -142,7 +144,10 @@ fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
         let options = CircuitSearch { method, edges, threshold: 0.003, ..CircuitSearch::default() };
         let found = search(&case, &folder, &line, options).unwrap();
         let details = found.details.to_json();
-        assert_eq!(details["cfg"], json!({ "n_layers": 3, "n_heads": 2, "d_model": 18, "parallel_attn_mlp": false }));
+        assert_eq!(
+            details["cfg"],
+            json!({ "n_layers": 3, "n_heads": 2, "d_model": 18, "parallel_attn_mlp": false })
+        );
         let (nodes, edges) = (details["nodes"].as_object().unwrap(), details["edges"].as_object().unwrap());
         assert_eq!((nodes.len(), edges.len()), (11, 6 * (1 + 4 + 7) + 3 + 6 + 9 + 10), "{method:?}");
         let mut count = 0;
@@ -162,7 +167,11 @@ fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
                 assert!(nodes[source]["in_graph"] == true && nodes[end]["in_graph"] == true, "{name}");
             }
         }
-        assert!(found.report.title.starts_with(&format!("circuit of {count} edges")), "{}", found.report.title);
+        assert!(
+            found.report.title.starts_with(&format!("circuit of {count} edges")),
+            "{}",
+            found.report.title
+        );
         let curve = details["curve"].as_array().unwrap();
         assert_eq!((curve.len(), found.report.values.len()), (10, 10));
         assert_eq!(curve[9]["faithfulness"], 1.0);
@@ -173,7 +182,8 @@ fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
         for link in &graph.links {
             assert!(graph.nodes[link.from].row < graph.nodes[link.to].row, "{link:?}");
         }
-        let picture = candle_gpt2_pictures::svg(&found.report, candle_gpt2_pictures::Width::OneColumn).unwrap();
+        let picture =
+            candle_gpt2_pictures::svg(&found.report, candle_gpt2_pictures::Width::OneColumn).unwrap();
         assert_eq!(picture.matches("<path").count(), links);
         assert!(candle_gpt2_pictures::page(&found.report).contains(">logits</text>"));
     }
@@ -210,20 +220,38 @@ fn files_that_are_no_pairs_are_refused_by_line() {
     refused(&[with("colour", json!("red"))], usual(), &["unknown field `colour`"]);
     refused(&[with("answer", json!([]))], usual(), &["`answer`: expected at least one token"]);
     refused(&[with("answer", json!(73))], usual(), &["`answer`: token 73 is outside the vocabulary of 73"]);
-    refused(&[with("answer", json!(true))], usual(), &["expected a text of one token, a token id, or a list of them"]);
+    refused(
+        &[with("answer", json!(true))],
+        usual(),
+        &["expected a text of one token, a token id, or a list of them"],
+    );
     let by_position = || CircuitSearch { method: CircuitMethod::PositionAware, ..usual() };
-    refused(&[with("spans", json!({ "end": [7] }))], by_position(), &["`spans` end 7: the prompts have 7 tokens"]);
+    refused(
+        &[with("spans", json!({ "end": [7] }))],
+        by_position(),
+        &["`spans` end 7: the prompts have 7 tokens"],
+    );
     let shorter = json!({ "clean": [1, 2], "corrupt": [1, 3], "answer": 4, "against": 5 }).to_string();
-    refused(&[line.clone(), String::new(), shorter], by_position(), &["line 3", "2 tokens and those of the first line 7"]);
+    refused(
+        &[line.clone(), String::new(), shorter],
+        by_position(),
+        &["line 3", "2 tokens and those of the first line 7"],
+    );
     let lines = [line];
     refused(&lines, CircuitSearch { steps: 0, ..usual() }, &["`steps`: expected from 1 to 1000"]);
     refused(&lines, CircuitSearch { pairs: Some(0), ..usual() }, &["`pairs`: expected at least 1"]);
     let metric = serde_json::from_value(json!({ "metric": "kl", "method": "eap" })).unwrap();
     refused(&lines, metric, &["`metric` kl: its gradient at the clean prompt is zero"]);
     let acdc = || CircuitSearch { method: CircuitMethod::Acdc, ..usual() };
-    refused(&lines, CircuitSearch { edges: Some(EdgeAmount::Count(3)), ..acdc() }, &["`edges`", "`threshold`"]);
+    refused(
+        &lines,
+        CircuitSearch { edges: Some(EdgeAmount::Count(3)), ..acdc() },
+        &["`edges`", "`threshold`"],
+    );
     refused(&lines, CircuitSearch { threshold: f64::NAN, ..acdc() }, &["`threshold`: expected at least 0"]);
-    let nowhere = CircuitSearch::new(Path::new("/nowhere/pairs.jsonl").into()).check(&reader(&case.loaded)).unwrap_err();
+    let nowhere = CircuitSearch::new(Path::new("/nowhere/pairs.jsonl").into())
+        .check(&reader(&case.loaded))
+        .unwrap_err();
     assert!(matches!(nowhere, LookError::Read { .. }) && !nowhere.is_usage(), "{nowhere}");
     // A model without a tokenizer has no words to make prompts of.
     let data = TaskData { task: DataTask::Ioi, count: 1, seed: 0 };

@@ -199,10 +199,16 @@ fn a_graph_goes_upwards() {
         .map(|tag| attribute(tag, "y").parse().unwrap())
         .collect();
     // The nodes in their order: rows 0, 1, 1, 2 and 3.
-    assert!(heights[0] > heights[1] && heights[1] == heights[2] && heights[2] > heights[3] && heights[3] > heights[4]);
+    assert!(
+        heights[0] > heights[1]
+            && heights[1] == heights[2]
+            && heights[2] > heights[3]
+            && heights[3] > heights[4]
+    );
     let paths: Vec<&String> = tags.iter().filter(|tag| tag.starts_with("path")).collect();
     assert_eq!(paths.len(), 5);
-    let thickness: Vec<f64> = paths.iter().map(|tag| attribute(tag, "stroke-width").parse().unwrap()).collect();
+    let thickness: Vec<f64> =
+        paths.iter().map(|tag| attribute(tag, "stroke-width").parse().unwrap()).collect();
     assert!(thickness.is_sorted() && thickness[4] == 2.4, "the strongest is drawn last: {thickness:?}");
     // Red above 0, blue below, and pale where a link is weak.
     let colours: Vec<String> = paths.iter().map(|tag| attribute(tag, "stroke")).collect();

@@ -171,8 +171,13 @@ pub(crate) fn graph() -> Report {
         node("m0", 2, 0.5),
         node("logits", 3, 0.5),
     ];
-    let links =
-        vec![link(0, 1, 2.0), link(0, 2, 0.1), link(1, 3, -0.5), link(2, 3, 0.25), GraphLink { port: Some('v'), ..link(3, 4, -1.5) }];
+    let links = vec![
+        link(0, 1, 2.0),
+        link(0, 2, 0.1),
+        link(1, 3, -0.5),
+        link(2, 3, 0.25),
+        GraphLink { port: Some('v'), ..link(3, 4, -1.5) },
+    ];
     Report { graph: Some(Graph { nodes, links }), ..bars(Axis::numbers("share", 0..3), sentence()) }
 }
 

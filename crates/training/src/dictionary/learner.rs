@@ -228,9 +228,10 @@ impl Learner {
                 least: before.least.zip(least).map(|(before, now)| before.min(now)),
             },
         });
-        let tensors = parameters.iter().zip(gradients).map(|((_, variable), gradient)| {
-            Tensor::from_vec(gradient, variable.shape(), &Device::Cpu)
-        });
+        let tensors = parameters
+            .iter()
+            .zip(gradients)
+            .map(|((_, variable), gradient)| Tensor::from_vec(gradient, variable.shape(), &Device::Cpu));
         Ok((loss, tensors.collect::<Result<_>>()?))
     }
 
@@ -291,7 +292,8 @@ impl Learner {
     pub(crate) fn restore(&mut self, saved: &HashMap<String, Tensor>) -> std::result::Result<(), String> {
         let counts = [2, 1, self.objective.latents];
         let found = STATE.iter().zip(counts).map(|(name, count)| {
-            let values = saved.get(&format!("dictionary.{name}")).and_then(|tensor| tensor.to_vec1::<f32>().ok());
+            let values =
+                saved.get(&format!("dictionary.{name}")).and_then(|tensor| tensor.to_vec1::<f32>().ok());
             let values = values.filter(|values| values.len() == count);
             values.ok_or_else(|| format!("the `{name}` of the dictionary are missing"))
         });
@@ -322,7 +324,9 @@ pub(super) fn rows_after_first(site: Site, value: &Tensor) -> Result<Tensor> {
     const TOKEN_DIM: usize = 1;
     let tokens = value.dim(TOKEN_DIM)?;
     let Some(after) = tokens.checked_sub(1).filter(|after| *after > 0) else {
-        candle_core::bail!("a text of a single token teaches a dictionary nothing: its first token is left out");
+        candle_core::bail!(
+            "a text of a single token teaches a dictionary nothing: its first token is left out"
+        );
     };
     token_rows(site, &value.narrow(TOKEN_DIM, 1, after)?.contiguous()?)
 }
@@ -357,7 +361,10 @@ fn mean(values: &[f32], width: usize) -> Vec<f64> {
 fn inverse_deviation(values: &[f32], width: usize) -> f32 {
     let mean = mean(values, width);
     let of_row = |row: &[f32]| -> f64 {
-        row.iter().zip(&mean).map(|(value, mean)| (f64::from(*value) - mean) * (f64::from(*value) - mean)).sum()
+        row.iter()
+            .zip(&mean)
+            .map(|(value, mean)| (f64::from(*value) - mean) * (f64::from(*value) - mean))
+            .sum()
     };
     let square = values.chunks(width).map(of_row).sum::<f64>() / values.len().max(1) as f64;
     let scale = rounded_one(1.0 / square.sqrt());
@@ -372,8 +379,11 @@ fn geometric_median(values: &[f32], width: usize) -> Vec<f64> {
     for _ in 0..MEDIAN_ROUNDS {
         let (mut sum, mut total) = (vec![0.0; width], 0.0);
         for row in values.chunks(width) {
-            let square: f64 =
-                row.iter().zip(&point).map(|(value, at)| (f64::from(*value) - at) * (f64::from(*value) - at)).sum();
+            let square: f64 = row
+                .iter()
+                .zip(&point)
+                .map(|(value, at)| (f64::from(*value) - at) * (f64::from(*value) - at))
+                .sum();
             let weight = 1.0 / square.sqrt().max(LEAST_DISTANCE);
             sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight * f64::from(*value));
             total += weight;

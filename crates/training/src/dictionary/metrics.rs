@@ -58,13 +58,19 @@ pub struct CrossEntropies {
 const DEFINITIONS: [(&str, &str); 7] = [
     ("tokens", "held-out tokens; the first token of each text is left out everywhere"),
     ("l0", "mean number of latents that are not 0"),
-    ("explained_variance", "1 - sum |x - y|^2 / sum |x - mean x|^2, with one mean over all tokens; y is what the dictionary writes for x"),
+    (
+        "explained_variance",
+        "1 - sum |x - y|^2 / sum |x - mean x|^2, with one mean over all tokens; y is what the dictionary writes for x",
+    ),
     ("dead_latents", "latents that are 0 for all of these tokens"),
     (
         "cross_entropy",
         "mean loss of the next token in nats: of the model, and with the hook point replaced by the reconstruction, by zeros, or by its mean over these tokens",
     ),
-    ("recovered_from_zero", "(zero - reconstructed) / (zero - model) of the cross-entropies, as SAELens and SAEBench define it"),
+    (
+        "recovered_from_zero",
+        "(zero - reconstructed) / (zero - model) of the cross-entropies, as SAELens and SAEBench define it",
+    ),
     ("recovered_from_mean", "(mean - reconstructed) / (mean - model) of the cross-entropies"),
 ];
 
@@ -96,12 +102,7 @@ impl Observer for Written<'_> {
 
 impl Learner {
     /// What the dictionary writes for rows of the input, with how many latents were active, and which.
-    fn written(
-        &self,
-        parameters: &Parameters,
-        rows: &Tensor,
-        fired: &mut [bool],
-    ) -> Result<(Tensor, usize)> {
+    fn written(&self, parameters: &Parameters, rows: &Tensor, fired: &mut [bool]) -> Result<(Tensor, usize)> {
         let values = slices(parameters)?;
         let values: Vec<&[f32]> = values.iter().map(|values| &values[..]).collect();
         let Some(weights) = Weights::of(&values) else {
@@ -125,11 +126,7 @@ impl Learner {
     ///
     /// # Errors
     /// Those of the model.
-    pub(crate) fn measure(
-        &self,
-        parameters: &Parameters,
-        texts: &[Vec<u32>],
-    ) -> Result<DictionaryMetrics> {
+    pub(crate) fn measure(&self, parameters: &Parameters, texts: &[Vec<u32>]) -> Result<DictionaryMetrics> {
         let width = self.objective.outputs;
         let [input, output] = self.sites;
         let mut fired = vec![false; self.objective.latents];
@@ -165,10 +162,10 @@ impl Learner {
                 Ok(self.written(parameters, rows, &mut again)?.0)
             };
             losses.reconstructed += self.loss_with(ids, &reconstruct)?;
-            losses.zero += self.loss_with(ids, &|rows| {
-                Tensor::zeros((rows.dim(0)?, width), DType::F32, rows.device())
-            })?;
-            losses.mean += self.loss_with(ids, &|rows| mean.broadcast_as((rows.dim(0)?, width))?.contiguous())?;
+            losses.zero +=
+                self.loss_with(ids, &|rows| Tensor::zeros((rows.dim(0)?, width), DType::F32, rows.device()))?;
+            losses.mean +=
+                self.loss_with(ids, &|rows| mean.broadcast_as((rows.dim(0)?, width))?.contiguous())?;
         }
         let of = |sum: f64| sum / f64::from(u32::try_from(predicted.max(1)).unwrap_or(u32::MAX));
         let losses = CrossEntropies {

@@ -124,7 +124,10 @@ impl DictionaryNumbers {
         let found = |option: &str, name: &str| {
             let site = named_site(name).map_err(|error| call(format!("`{option}`: {error}")))?;
             if let Some(layer) = site.layer.filter(|layer| *layer >= config.n_layer) {
-                let what = format!("`{option}`: {site}: there is no block {layer}; the model's {} are counted from 0", config.n_layer);
+                let what = format!(
+                    "`{option}`: {site}: there is no block {layer}; the model's {} are counted from 0",
+                    config.n_layer
+                );
                 return Err(call(what));
             }
             let no_vector = || {
@@ -144,12 +147,16 @@ impl DictionaryNumbers {
                 return Err(call("`output_site`: give the hook point that the transcoder writes".into()));
             }
             (Some(_), false, _) => {
-                let what = "`output_site` is of transcoders: the other dictionaries write what they read".to_owned();
+                let what =
+                    "`output_site` is of transcoders: the other dictionaries write what they read".to_owned();
                 return Err(call(what));
             }
         };
         if output.0 < input.0 {
-            let what = format!("`output_site`: {} comes before {}, from which it is to be written", output.0, input.0);
+            let what = format!(
+                "`output_site`: {} comes before {}, from which it is to be written",
+                output.0, input.0
+            );
             return Err(call(what));
         }
         Ok([input, output])

@@ -125,8 +125,11 @@ impl Objective {
             }
         }
         let encoder = MatrixView::new(weights.encoder, latents, inputs);
-        let before =
-            T::product(MatrixView::new(&centred, rows, inputs), encoder.transposed(), Some(weights.encoder_bias));
+        let before = T::product(
+            MatrixView::new(&centred, rows, inputs),
+            encoder.transposed(),
+            Some(weights.encoder_bias),
+        );
         let (active, least) = self.select(weights, &before, selection);
         let mut output = weights.decoder_bias.repeat(rows);
         if self.kind == DictionaryKind::SkipTranscoder {
@@ -195,8 +198,7 @@ impl Objective {
         of_row: impl Fn(&[T]) -> Vec<(usize, T)> + Sync,
     ) -> SparseRows<T> {
         let parts = before.chunks(PART_ROWS * self.latents);
-        let selected =
-            map_items(parts, |part| part.chunks(self.latents).map(&of_row).collect::<Vec<_>>());
+        let selected = map_items(parts, |part| part.chunks(self.latents).map(&of_row).collect::<Vec<_>>());
         let mut rows = SparseRows::default();
         selected.into_iter().flatten().for_each(|entries| rows.add_row(entries));
         rows
@@ -208,9 +210,8 @@ impl Objective {
         let mut positive: Vec<T> = before.iter().copied().filter(|value| *value > T::ZERO).collect();
         if positive.len() <= wanted {
             let least = positive.iter().map(|value| value.to_f64()).reduce(f64::min);
-            let of_row = |row: &[T]| {
-                row.iter().copied().enumerate().filter(|(_, value)| *value > T::ZERO).collect()
-            };
+            let of_row =
+                |row: &[T]| row.iter().copied().enumerate().filter(|(_, value)| *value > T::ZERO).collect();
             return (self.each_row(before, of_row), least);
         }
         let (above, cut, _) =
@@ -370,7 +371,8 @@ impl Objective {
         left.iter_mut().zip(y).for_each(|(output, y)| *output -= *y);
         let loss = squares(&left) * of_variance + open * of_open;
         T::scale(&mut left, 2.0 * of_variance);
-        let of_gates = T::sparse_products(&gates, MatrixView::new(&left, active.rows(), self.outputs), decoder);
+        let of_gates =
+            T::sparse_products(&gates, MatrixView::new(&left, active.rows(), self.outputs), decoder);
 
         let mut back = Vec::with_capacity(of_latents.len());
         let entries = active.columns().iter().zip(active.values()).zip(gates.values());
@@ -503,8 +505,9 @@ mod tests {
         fn new(kind: DictionaryKind) -> Self {
             let objective = objective(kind);
             let mut generator = RandomStream::new(5);
-            let mut noise =
-                |count: usize, scale: f64| -> Vec<f64> { (0..count).map(|_| scale * generator.normal()).collect() };
+            let mut noise = |count: usize, scale: f64| -> Vec<f64> {
+                (0..count).map(|_| scale * generator.normal()).collect()
+            };
             let outputs = objective.outputs;
             let x = noise(ROWS * INPUTS, 1.0);
             let y = if kind.is_transcoder() { noise(ROWS * outputs, 1.0) } else { x.clone() };
@@ -541,10 +544,13 @@ mod tests {
     fn mask(before: &Tensor, count: usize, is_allowed: impl Fn(usize) -> bool) -> Result<Tensor> {
         let rows = before.to_vec2::<f64>()?;
         let of_row = |row: &Vec<f64>| {
-            (0..row.len()).map(|place| {
-                let larger = (0..row.len()).filter(|other| is_allowed(*other) && row[*other] > row[place]).count();
-                f64::from(u8::from(is_allowed(place) && row[place] > 0.0 && larger < count))
-            }).collect::<Vec<_>>()
+            (0..row.len())
+                .map(|place| {
+                    let larger =
+                        (0..row.len()).filter(|other| is_allowed(*other) && row[*other] > row[place]).count();
+                    f64::from(u8::from(is_allowed(place) && row[place] > 0.0 && larger < count))
+                })
+                .collect::<Vec<_>>()
         };
         Tensor::new(rows.iter().map(of_row).collect::<Vec<_>>(), &Device::Cpu)
     }
@@ -560,9 +566,13 @@ mod tests {
             "b_dec" => (1, outputs),
             _ => (1, latents),
         };
-        let variables = names(kind).iter().zip(parameters).map(|(name, values)| Var::from_tensor(&tensor(values, shape(name))?));
+        let variables = names(kind)
+            .iter()
+            .zip(parameters)
+            .map(|(name, values)| Var::from_tensor(&tensor(values, shape(name))?));
         let variables = variables.collect::<Result<Vec<_>>>()?;
-        let [encoder, encoder_bias, decoder, decoder_bias] = [0, 1, 2, 3].map(|index| variables[index].as_tensor());
+        let [encoder, encoder_bias, decoder, decoder_bias] =
+            [0, 1, 2, 3].map(|index| variables[index].as_tensor());
         let (x, y) = (tensor(x, (ROWS, inputs))?, tensor(y, (ROWS, outputs))?);
         let centred = if kind.is_transcoder() { x.clone() } else { x.broadcast_sub(decoder_bias)? };
         let own = centred.matmul(&encoder.t()?)?;
@@ -578,7 +588,9 @@ mod tests {
                 let all = fixed.reshape((1, ROWS * latents))?;
                 mask(&all, k * ROWS, |_| true)?.reshape((ROWS, latents))?
             }
-            DictionaryKind::JumpRelu => fixed.broadcast_gt(&variables[4].exp()?.detach())?.to_dtype(DType::F64)?,
+            DictionaryKind::JumpRelu => {
+                fixed.broadcast_gt(&variables[4].exp()?.detach())?.to_dtype(DType::F64)?
+            }
             DictionaryKind::Gated => positive.clone(),
         };
         let values = match kind {
@@ -603,7 +615,8 @@ mod tests {
         if kind == DictionaryKind::JumpRelu {
             let excess = chosen.sum_all()?.to_scalar::<f64>()? / ROWS as f64 / k as f64 - 1.0;
             // What each latent's value gets, and so its threshold where the value is near.
-            let of_values = (error.matmul(&decoder.t()?)?.broadcast_div(&variance)? * 2.0)?.to_vec2::<f64>()?;
+            let of_values =
+                (error.matmul(&decoder.t()?)?.broadcast_div(&variance)? * 2.0)?.to_vec2::<f64>()?;
             let before = fixed.to_vec2::<f64>()?;
             let thresholds = parameters[4].iter().enumerate().map(|(latent, logarithm)| {
                 let threshold = logarithm.exp();
@@ -649,7 +662,10 @@ mod tests {
                 assert_eq!(found.len(), expected.len(), "{name}: {parameter}");
                 assert!(expected.iter().any(|value| *value != 0.0), "{name}: {parameter} learns nothing");
                 for (place, (found, expected)) in found.iter().zip(expected).enumerate() {
-                    assert!((found - expected).abs() < SAME, "{name}: {parameter}[{place}]: {found} for {expected}");
+                    assert!(
+                        (found - expected).abs() < SAME,
+                        "{name}: {parameter}[{place}]: {found} for {expected}"
+                    );
                 }
             }
         }
@@ -705,7 +721,10 @@ mod tests {
         let mut case = Case::new(DictionaryKind::BatchTopK);
         case.objective.k = LATENTS;
         let positive = case.encoded(Selection::Training);
-        assert_eq!(positive.active.values().len(), positive.before.iter().filter(|value| **value > 0.0).count());
+        assert_eq!(
+            positive.active.values().len(),
+            positive.before.iter().filter(|value| **value > 0.0).count()
+        );
         // Equal values: the first ones.
         assert_eq!(largest(&[1.0, 2.0, 2.0, -1.0, 2.0], 2, |_| true), [(1, 2.0), (2, 2.0)]);
         let objective = Objective { latents: 3, k: 1, ..objective(DictionaryKind::BatchTopK) };

@@ -42,7 +42,9 @@ pub(crate) fn save(
 ) -> Result<(), TrainingError> {
     let tensors = tensors(learner, parameters)?;
     let config = config(learner, context);
-    replace_file(&folder.join(WEIGHTS_FILE), |partial| Ok(write_tensors(partial, &tensors, HashMap::new())?))?;
+    replace_file(&folder.join(WEIGHTS_FILE), |partial| {
+        Ok(write_tensors(partial, &tensors, HashMap::new())?)
+    })?;
     let text = serde_json::to_string_pretty(&config).unwrap_or_default() + "\n";
     Ok(replace_file(&folder.join(CONFIG_FILE), |partial| Ok(fs::write(partial, text)?))?)
 }

@@ -10,8 +10,8 @@ use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{pattern, temporary_folder, values};
 use candle_gpt2_training::state::{self, Progress};
 use candle_gpt2_training::{
-    ActivationRows, CONFIG_FILE, Data, DictionaryKind, DictionaryNumbers, Evaluation, HeldOut, Hyperparameters,
-    Parameters, RowValues, Schedule, Task, Trainer, TrainingError, WEIGHTS_FILE, Windows,
+    ActivationRows, CONFIG_FILE, Data, DictionaryKind, DictionaryNumbers, Evaluation, HeldOut,
+    Hyperparameters, Parameters, RowValues, Schedule, Task, Trainer, TrainingError, WEIGHTS_FILE, Windows,
 };
 use candle_gpt2_weights::TensorFile;
 use serde_json::Value;
@@ -29,7 +29,11 @@ fn model() -> Gpt2LMHeadModel {
         .iter()
         .map(|(name, variable)| {
             let value = variable.as_tensor().detach();
-            let value = if name.ends_with("weight") && !name.contains("ln_") { (value * 6.0).unwrap() } else { value };
+            let value = if name.ends_with("weight") && !name.contains("ln_") {
+                (value * 6.0).unwrap()
+            } else {
+                value
+            };
             (name.to_owned(), value)
         })
         .collect();
@@ -75,7 +79,8 @@ struct Gaussians {
 impl Gaussians {
     fn new(rank: usize, seed: u64) -> Self {
         let mut generator = RandomStream::new(7);
-        let mut matrix = |rows: usize| -> Vec<f64> { (0..rows * WIDTH).map(|_| generator.normal()).collect() };
+        let mut matrix =
+            |rows: usize| -> Vec<f64> { (0..rows * WIDTH).map(|_| generator.normal()).collect() };
         let (basis, written, mean) = (matrix(rank), matrix(rank), matrix(1));
         let mut generator = RandomStream::new(seed);
         let (mut x, mut y) = (Vec::new(), Vec::new());
@@ -187,7 +192,13 @@ fn thresholds_and_gates_come_to_explain_values_too() {
             // Its formula, written down from SAELens.
             let x = Gaussians::new(4, 2).tensor();
             let own = x.broadcast_sub(&tensors["b_dec"]).unwrap().matmul(&tensors["W_enc"]).unwrap();
-            let gates = own.broadcast_add(&tensors["b_gate"]).unwrap().gt(0f32).unwrap().to_dtype(DType::F32).unwrap();
+            let gates = own
+                .broadcast_add(&tensors["b_gate"])
+                .unwrap()
+                .gt(0f32)
+                .unwrap()
+                .to_dtype(DType::F32)
+                .unwrap();
             let sizes = own.broadcast_mul(&tensors["r_mag"].exp().unwrap()).unwrap();
             let sizes = sizes.broadcast_add(&tensors["b_mag"]).unwrap().relu().unwrap();
             let latents = (gates * sizes).unwrap();
@@ -202,7 +213,9 @@ fn thresholds_and_gates_come_to_explain_values_too() {
 }
 
 fn unexplained(y: &Tensor, output: &Tensor) -> f64 {
-    let sum = |rows: Tensor| rows.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_all().unwrap().to_scalar::<f64>();
+    let sum = |rows: Tensor| {
+        rows.to_dtype(DType::F64).unwrap().sqr().unwrap().sum_all().unwrap().to_scalar::<f64>()
+    };
     let error = sum((y - output).unwrap()).unwrap();
     error / sum(y.broadcast_sub(&y.mean_keepdim(0).unwrap()).unwrap()).unwrap()
 }
@@ -230,11 +243,18 @@ fn transcoders_write_another_place_from_what_they_read() {
         }
         left.push(unexplained(&y, &output));
         assert_eq!(config["apply_b_dec_to_input"], false);
-        assert_eq!((&config["d_in"], &config["d_out"], &config["d_sae"]), (&24.into(), &24.into(), &96.into()));
+        assert_eq!(
+            (&config["d_in"], &config["d_out"], &config["d_sae"]),
+            (&24.into(), &24.into(), &96.into())
+        );
         let metadata = &config["metadata"];
         assert_eq!(metadata["hook_name"], "blocks.0.hook_resid_post");
         assert_eq!(metadata["hook_name_out"], "blocks.1.hook_mlp_out");
-        let expected = if kind == DictionaryKind::Transcoder { "jumprelu_transcoder" } else { "jumprelu_skip_transcoder" };
+        let expected = if kind == DictionaryKind::Transcoder {
+            "jumprelu_transcoder"
+        } else {
+            "jumprelu_skip_transcoder"
+        };
         assert_eq!(config["architecture"], expected);
     }
     assert!(left[0] < 0.02 && left[1] < 0.01, "{left:?}: a linear map is what the skip connection is");
@@ -285,7 +305,11 @@ fn the_metrics_of_dictionaries_that_are_known() {
         }));
     }
     let expected = expected.iter().sum::<f64>() / expected.len() as f64;
-    assert!((metrics.cross_entropy.model - expected).abs() < 1e-5, "{} for {expected}", metrics.cross_entropy.model);
+    assert!(
+        (metrics.cross_entropy.model - expected).abs() < 1e-5,
+        "{} for {expected}",
+        metrics.cross_entropy.model
+    );
 
     let zero = measured(&with(&numbers, &[])).dictionary.unwrap();
     assert_eq!((zero.l0, zero.dead_latents), (0.0, 2 * WIDTH));
@@ -299,7 +323,9 @@ fn the_metrics_of_dictionaries_that_are_known() {
     let mut rows = Vec::new();
     for ids in texts() {
         let run = candle_gpt2_interpret::Run::new(&model, &ids).unwrap();
-        rows.push(run.record([site]).unwrap().get(site).unwrap().squeeze(0).unwrap().narrow(0, 1, 11).unwrap());
+        rows.push(
+            run.record([site]).unwrap().get(site).unwrap().squeeze(0).unwrap().narrow(0, 1, 11).unwrap(),
+        );
     }
     let mean = Tensor::cat(&rows, 0).unwrap().mean(0).unwrap();
     let alone = measured(&with(&numbers, &[("b_dec", mean)])).dictionary.unwrap();
@@ -397,11 +423,18 @@ fn what_a_dictionary_cannot_be_is_named() {
         trainer.err().map(|error: TrainingError| error.to_string()).unwrap_or_default()
     };
     for (change, told) in [
-        (&(|d: &mut DictionaryNumbers| d.site = "blocks.2.hook_resid_pre".into()) as &dyn Fn(&mut DictionaryNumbers), "there is no block 2"),
+        (
+            &(|d: &mut DictionaryNumbers| d.site = "blocks.2.hook_resid_pre".into())
+                as &dyn Fn(&mut DictionaryNumbers),
+            "there is no block 2",
+        ),
         (&|d| d.site = "resid".into(), "`site`: "),
         (&|d| d.site = "blocks.0.attn.hook_pattern".into(), "has no vector for each token"),
         (&|d| d.output_site = Some("blocks.1.hook_mlp_out".into()), "`output_site` is of transcoders"),
-        (&|d| (d.kind, d.output_site) = (DictionaryKind::Transcoder, Some("hook_embed".into())), "comes before"),
+        (
+            &|d| (d.kind, d.output_site) = (DictionaryKind::Transcoder, Some("hook_embed".into())),
+            "comes before",
+        ),
         (&|d| d.latents = 0, "`latents`: expected from 1 to"),
         (&|d| d.k = 41, "`k`: expected from 1 to the 40 latents, found 41"),
         (&|d| d.k = 0, "`k`: expected from 1"),

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_gpt2_engine::HubOptions;
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, Graph, HeadKinds, Lens, Neurons, Patch, PathPatching,
-    Saliency,
+    Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, Graph, HeadKinds, Lens, Neurons, Patch,
+    PathPatching, Saliency,
 };
 use clap::{Args, Subcommand};
 
