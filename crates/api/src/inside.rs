@@ -221,12 +221,10 @@ impl Inside {
     }
 
     /// How what is shown is told.
-    pub(crate) fn told(&self, served: &ServedModel) -> Option<ShownSites> {
-        self.shown.as_ref().map(|shown| ShownSites {
-            sites: shown.sites.clone(),
-            config: served.config().clone(),
-            encoding: shown.encoding,
-        })
+    pub(crate) fn told(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
+        let Shown { sites, encoding, .. } = self.shown.as_ref()?;
+        let (sites, config) = (sites.clone(), served.config().clone());
+        Some(Box::new(ShownSites { sites, config, encoding: *encoding }))
     }
 
     /// Checks that what is shown of all texts is no more than the server returns, before anything is made.
@@ -276,7 +274,7 @@ impl Inside {
 }
 
 impl ServedModel {
-    /// The direction of a feature of a dictionary, at its place.
+    /// The direction of a feature of a dictionary, at the place that it explains.
     fn feature(&self, name: &str, feature: usize, path: &str) -> Result<(Site, Tensor), ApiError> {
         let dictionaries = &self.options.dictionaries;
         let Some(dictionary) = dictionaries.get(name) else {
@@ -295,7 +293,7 @@ impl ServedModel {
             let expected = format_args!("a feature below {}, counted from 0", dictionary.latents());
             return Err(wrong_value(&path, expected, feature.to_string()));
         }
-        let site = dictionary.config().site;
+        let site = dictionary.explained_site();
         let direction = dictionary.direction(feature)?;
         Ok((site, direction.reshape(token_shape(self.config(), site.kind, 0))?))
     }

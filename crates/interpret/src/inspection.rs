@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
-use candle_gpt2::{Gpt2Config, Observer, Site, SiteKind};
+use candle_gpt2::{Observer, Site};
 
 use crate::recording::joined;
 use crate::{Edit, Record};
@@ -97,7 +97,7 @@ impl Inspection {
         &self.positions
     }
 
-    /// What was recorded of these tokens, in the shapes of [`SiteKind`]; of scores and patterns the keys up to the last of them. Without
+    /// What was recorded of these tokens, in the shapes of [`SiteKind`](candle_gpt2::SiteKind); of scores and patterns the keys up to the last of them. Without
     /// tokens there is nothing.
     ///
     /// # Errors
@@ -121,7 +121,8 @@ impl Observer for Inspection {
         self.is_recording = !(read.is_empty() || self.sites.is_empty());
         if self.is_recording {
             if let Positions::Last(_) = self.wanted {
-                (self.parts.clear(), self.positions.clear());
+                self.parts.clear();
+                self.positions.clear();
             }
             let in_pass = read.iter().map(|position| position - past).collect();
             self.parts.push(Record::new(self.sites.iter().copied()).at(in_pass));
@@ -137,39 +138,5 @@ impl Observer for Inspection {
             Some(part) => part.observe(site, value),
             None => Ok(value),
         }
-    }
-}
-
-/// The shape of what is at a place for one token, whose rows see so many keys: `[C]` of the residual stream, `[H, D]` of queries,
-/// `[H, S]` of scores and patterns.
-///
-/// ```
-/// use candle_gpt2::{Gpt2Config, SiteKind};
-/// use candle_gpt2_interpret::token_shape;
-///
-/// let gpt2 = Gpt2Config::gpt2();
-/// assert_eq!(token_shape(&gpt2, SiteKind::MlpPost, 5), [3072]);
-/// assert_eq!(token_shape(&gpt2, SiteKind::Pattern, 5), [12, 5]);
-/// ```
-pub fn token_shape(model: &Gpt2Config, kind: SiteKind, keys: usize) -> Vec<usize> {
-    let (width, heads) = (model.n_embd, model.n_head);
-    match kind {
-        SiteKind::Ln1Scale | SiteKind::Ln2Scale | SiteKind::LnFinalScale => vec![1],
-        SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z => vec![heads, width / heads.max(1)],
-        SiteKind::AttnScores | SiteKind::Pattern => vec![heads, keys],
-        SiteKind::Result => vec![heads, width],
-        SiteKind::MlpPre | SiteKind::MlpPost => vec![model.inner_width()],
-        SiteKind::Logits => vec![model.vocab_size],
-        SiteKind::Embed
-        | SiteKind::PosEmbed
-        | SiteKind::ResidPre
-        | SiteKind::Ln1Normalized
-        | SiteKind::AttnOut
-        | SiteKind::ResidMid
-        | SiteKind::Ln2Normalized
-        | SiteKind::MlpOut
-        | SiteKind::ResidPost
-        | SiteKind::LnFinalNormalized
-        | SiteKind::FinalNorm => vec![width],
     }
 }

@@ -44,7 +44,7 @@ pub use file_tensors::FileError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
 pub use graph::{AttributionEdge, AttributionGraph, PrunedGraph};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
-pub use inspection::{Inspection, Positions, token_shape};
+pub use inspection::{Inspection, Positions};
 pub use lens::{
     LensCell, LensLayer, LensOptions, LensValue, lens_cells, lens_label, lens_logits, lens_logits_at,
     lens_logprobs, logit_lens,
@@ -63,4 +63,4 @@ pub use run::{Measure, Metric, Run, record_rows, residual_sites, stop_after};
 pub use steering::Steering;
 pub use transcoders::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
 pub use tuned_lens::TunedLens;
-pub use widths::{site_width, token_rows};
+pub use widths::{site_width, token_rows, token_shape};

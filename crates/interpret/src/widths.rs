@@ -18,8 +18,6 @@ use candle_gpt2::{Gpt2Config, Site, SiteKind};
 /// ```
 pub fn site_width(site: Site, config: &Gpt2Config) -> Option<usize> {
     match site.kind {
-        SiteKind::MlpPre | SiteKind::MlpPost => Some(config.inner_width()),
-        SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z => Some(config.n_head * config.head_dim()),
         SiteKind::AttnScores
         | SiteKind::Pattern
         | SiteKind::Result
@@ -27,7 +25,41 @@ pub fn site_width(site: Site, config: &Gpt2Config) -> Option<usize> {
         | SiteKind::Ln2Scale
         | SiteKind::LnFinalScale
         | SiteKind::Logits => None,
-        _ => Some(config.n_embd),
+        kind => Some(token_shape(config, kind, 0).iter().product()),
+    }
+}
+
+/// The shape of what is at a place for one token, whose rows see so many keys: `[C]` of the residual stream, `[H, D]` of queries,
+/// `[H, S]` of scores and patterns.
+///
+/// ```
+/// use candle_gpt2::{Gpt2Config, SiteKind};
+/// use candle_gpt2_interpret::token_shape;
+///
+/// let gpt2 = Gpt2Config::gpt2();
+/// assert_eq!(token_shape(&gpt2, SiteKind::MlpPost, 5), [3072]);
+/// assert_eq!(token_shape(&gpt2, SiteKind::Pattern, 5), [12, 5]);
+/// ```
+pub fn token_shape(model: &Gpt2Config, kind: SiteKind, keys: usize) -> Vec<usize> {
+    let (width, heads) = (model.n_embd, model.n_head);
+    match kind {
+        SiteKind::Ln1Scale | SiteKind::Ln2Scale | SiteKind::LnFinalScale => vec![1],
+        SiteKind::Q | SiteKind::K | SiteKind::V | SiteKind::Z => vec![heads, model.head_dim()],
+        SiteKind::AttnScores | SiteKind::Pattern => vec![heads, keys],
+        SiteKind::Result => vec![heads, width],
+        SiteKind::MlpPre | SiteKind::MlpPost => vec![model.inner_width()],
+        SiteKind::Logits => vec![model.vocab_size],
+        SiteKind::Embed
+        | SiteKind::PosEmbed
+        | SiteKind::ResidPre
+        | SiteKind::Ln1Normalized
+        | SiteKind::AttnOut
+        | SiteKind::ResidMid
+        | SiteKind::Ln2Normalized
+        | SiteKind::MlpOut
+        | SiteKind::ResidPost
+        | SiteKind::LnFinalNormalized
+        | SiteKind::FinalNorm => vec![width],
     }
 }
 

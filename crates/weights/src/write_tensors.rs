@@ -292,7 +292,7 @@ mod tests {
 
     /// A tensor of a type that nothing can convert, beside a sound one.
     fn unreadable() -> BTreeMap<String, Tensor> {
-        let file = safetensors::tensor::TensorView::new(Dtype::F4, vec![2, 4], &[7; 4]).unwrap();
+        let file = TensorView::new(Dtype::F4, vec![2, 4], &[7; 4]).unwrap();
         let bytes = safetensors::serialize([("scores", file)], None).unwrap();
         let mut tensors = candle_core::safetensors::load_buffer(&bytes, &Device::Cpu).unwrap();
         tensors.insert("direction".into(), pattern(&[3], 1.0, 0));

@@ -47,7 +47,7 @@ pub(crate) struct Wants {
     pub(crate) tokens_as_ids: bool,
     pub(crate) prompt_tokens_details: bool,
     /// What is shown of the inside of the model.
-    pub(crate) shown: Option<ShownSites>,
+    pub(crate) shown: Option<Box<ShownSites>>,
     /// Whether the model is changed inside.
     pub(crate) is_steered: bool,
 }

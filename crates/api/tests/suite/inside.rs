@@ -375,14 +375,10 @@ fn a_prompt_is_shown_without_generating() {
     assert_eq!(empty["data"][0]["activations_info"]["token_ids"], json!([0]), "the token that begins texts");
 }
 
-/// A feature is its direction in the dictionary.
+/// A feature is its direction in the dictionary, at the place that the dictionary explains.
 #[test]
 fn a_feature_of_a_dictionary_steers_by_its_direction() {
-    let (width, site) = (width(), "blocks.1.hook_resid_pre");
-    let config = DictionaryConfig::from_json(&format!(
-        r#"{{"hook_name": "{site}", "architecture": "standard", "d_in": {width}, "d_sae": 3, "activation_fn": "relu",
-            "apply_b_dec_to_input": true}}"#
-    ));
+    let (width, site, output) = (width(), "blocks.1.hook_resid_pre", "blocks.1.hook_mlp_out");
     let decoder = pattern(&[3, width], 3.0, 8);
     let tensors = BTreeMap::from([
         ("W_enc".to_owned(), pattern(&[width, 3], 1.0, 9)),
@@ -390,22 +386,39 @@ fn a_feature_of_a_dictionary_steers_by_its_direction() {
         ("W_dec".to_owned(), decoder.clone()),
         ("b_dec".to_owned(), pattern(&[width], 1.0, 1)),
     ]);
-    let dictionary = Dictionary::from_tensors(&tensors, &config.unwrap()).unwrap();
-    let dictionaries = BTreeMap::from([("res1".to_owned(), Arc::new(dictionary))]);
+    let dictionary = |more: Value| {
+        let mut config = json!({
+            "hook_name": site, "architecture": "standard", "d_in": width, "d_sae": 3, "activation_fn": "relu",
+            "apply_b_dec_to_input": true,
+        });
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let config = DictionaryConfig::from_json(&config.to_string()).unwrap();
+        Arc::new(Dictionary::from_tensors(&tensors, &config).unwrap())
+    };
+    let transcoder = json!({
+        "architecture": "transcoder", "apply_b_dec_to_input": false, "hook_name": "blocks.1.ln2.hook_normalized",
+        "hook_name_out": output, "d_out": width,
+    });
+    let dictionaries = BTreeMap::from([
+        ("res1".to_owned(), dictionary(json!({}))),
+        ("mlp1".to_owned(), dictionary(transcoder)),
+    ]);
     let served = ServedModel::new(&tiny().model, ApiOptions { dictionaries, ..options() }).unwrap();
     let tested = Tested { model: tiny().model.clone(), served };
     let body = |steering: Value| json!({ "prompt": "The", "max_tokens": 9, "temperature": 0, "logprobs": 1, "steering": [steering] });
-    let by_feature = tested.complete(&body(json!({ "dictionary": "res1", "feature": 2, "scale": 4 })));
     let vector = values(&decoder.get(2).unwrap());
-    let by_vector = tested.complete(&body(json!({ "site": site, "vector": vector, "scale": 4 })));
-    assert_eq!(by_feature["choices"], by_vector["choices"]);
+    for (name, site) in [("res1", site), ("mlp1", output)] {
+        let by_feature = tested.complete(&body(json!({ "dictionary": name, "feature": 2, "scale": 4 })));
+        let by_vector = tested.complete(&body(json!({ "site": site, "vector": vector, "scale": 4 })));
+        assert_eq!(by_feature["choices"], by_vector["choices"], "{name}");
+    }
     let refused = |steering: Value| {
         let request = CompletionRequest::parse(body(steering).to_string().as_bytes()).unwrap();
         Call::of_completion(request, &tested.served, None).unwrap_err().to_string()
     };
     assert_eq!(
         refused(json!({ "dictionary": "res8", "feature": 2 })),
-        "steering[0].dictionary: there is no such dictionary; this server has `res1`"
+        "steering[0].dictionary: there is no such dictionary; this server has `mlp1` or `res1`"
     );
     assert_eq!(
         refused(json!({ "dictionary": "res1", "feature": 3 })),

@@ -103,15 +103,15 @@ fn scored(prompt: Vec<u32>, config: GenerationConfig, reuse: u64) -> Request {
 
 /// Sixteen clients, greedy and drawn, whose prompts begin alike.
 fn sixteen() -> Vec<Request> {
-    (0..16)
+    (0..16_u32)
         .map(|client| {
             let config = GenerationConfig {
-                max_new_tokens: 9 + client % 4,
+                max_new_tokens: 9 + client as usize % 4,
                 do_sample: client % 2 == 1,
-                seed: client as u64,
+                seed: client.into(),
                 ..GenerationConfig::default()
             };
-            let own = prompt(1 + client as u32 % 5, client as u32);
+            let own = prompt(1 + client % 5, client);
             scored([prompt(13, 1), own].concat(), config, 7)
         })
         .collect()
@@ -213,13 +213,13 @@ fn each_text_of_a_request_has_its_observer() {
         let told = alone(&model, &request);
         assert_eq!(told.ends.len(), 3);
         let plain = alone(&model, &Request::new(prompt(20, 2), config));
-        for sequence in 0..3 {
+        for (sequence, observer) in observers.iter().enumerate() {
             let of = |told: &Told| -> Vec<u32> {
                 told.tokens.iter().filter(|token| token.0 == sequence).map(|token| token.1).collect()
             };
             let is_same = of(&told) == of(&plain);
             assert!(is_same || sequence == 2, "{sequence}: looking on changes nothing");
-            let seen = observers[sequence].lock().unwrap().seen.len();
+            let seen = observer.lock().unwrap().seen.len();
             assert_eq!(seen, 20 + max_new_tokens.saturating_sub(1), "the last token is not read");
         }
     }
