@@ -5,9 +5,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
-use candle_gpt2_engine::process::{
-    allow_open_files, keep_panics, open_files, panic_message, set_thread_count, thread_count,
-};
+use candle_gpt2_engine::process::{keep_panics, panic_message, set_thread_count, thread_count};
 use candle_gpt2_engine::{DeviceChoice, ModelOptions, Silent};
 use candle_gpt2_generation::GenerationConfig;
 use candle_gpt2_testing::CheckpointFolder;
@@ -41,6 +39,8 @@ fn a_panic_is_told_with_its_place_by_whoever_catches_it() {
 #[cfg(unix)]
 #[test]
 fn the_limit_of_open_files_is_raised_and_never_lowered() {
+    use candle_gpt2_engine::process::{allow_open_files, open_files};
+
     let before = open_files().unwrap();
     assert_eq!(allow_open_files(1), Some(before));
     let raised = allow_open_files(before + 1).unwrap();

@@ -7,7 +7,7 @@ use std::process::{Output, Stdio};
 
 use candle_gpt2_testing::{CheckpointFolder, entries, temporary_folder};
 
-use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run};
+use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run};
 
 const TEXT: &str = "ROMEO:\nBut soft, what light through yonder window breaks?\n";
 
@@ -218,7 +218,7 @@ fn assert_ctrl_c(file: &Path) {
     }
     let id = child.id().to_string();
     assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
-    let told = Run::of(&child.wait_with_output().unwrap());
+    let told = crate::common::Run::of(&child.wait_with_output().unwrap());
     assert_eq!((told.code, told.stderr.as_str()), (130, "error: interrupted\n"));
     assert_eq!(entries(file.parent().unwrap()), ["file"]);
 }

@@ -11,9 +11,9 @@ use candle_gpt2_api::ROUTES;
 use candle_gpt2_server::{Server, ServerError, ServerOptions};
 use serde_json::json;
 
-use super::common::{
-    Client, Reply, Running, json_request, request, run, start, start_model, start_with, tiny,
-};
+#[cfg(unix)]
+use super::common::{Client, json_request, request, run};
+use super::common::{Reply, Running, start, start_model, start_with, tiny};
 
 const KEY: &str = "Authorization: Bearer first-key";
 const JSON: &str = "Content-Type: application/json";

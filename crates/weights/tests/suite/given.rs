@@ -56,6 +56,11 @@ pub(crate) fn given(folder: &Path, how: How) -> Option<GivenFiles> {
     Some(files)
 }
 
+/// An error with the slashes of names as they are given, which Windows turns around.
+fn told(error: impl std::fmt::Display) -> String {
+    error.to_string().replace('\\', "/")
+}
+
 fn with(files: GivenFiles, name: &str, bytes: Vec<u8>, how: How) -> GivenFiles {
     match how {
         How::Held => files.with_bytes(name, bytes),
@@ -243,7 +248,7 @@ fn names_are_taken_without_their_folders() {
     assert_eq!(parameters(&open(deeper).unwrap()), expected);
     // Of two with one name it cannot be told which is meant.
     let two = give(&["run/model.safetensors", "run/1/config.json", "run/2/config.json"]);
-    let error = open(two).unwrap_err().to_string();
+    let error = told(open(two).unwrap_err());
     assert_eq!(
         error,
         "picked/config.json: two files with this name were given, `run/1/config.json` and `run/2/config.json`; give \
@@ -284,7 +289,7 @@ fn a_template_is_taken_from_the_given_files() {
 
 #[test]
 fn what_is_missing_is_named() {
-    let refused = |files: GivenFiles| open(files).unwrap_err().to_string();
+    let refused = |files: GivenFiles| told(open(files).unwrap_err());
     assert_eq!(
         refused(GivenFiles::new("nothing")),
         "nothing: there is no model.safetensors, and no other weights file; add the weights, or name the folder that holds them"
@@ -360,18 +365,18 @@ fn a_file_that_cannot_be_read_to_its_end_names_the_tensor() {
     let expected = format!("given/model.safetensors: tensor `{last}` cannot be read: the file has changed");
     for dtype in [None, Some(WeightDType::Q4)] {
         let options = LoadOptions { dtype, ..LoadOptions::default() };
-        let error = broken.load(&options, &|_| ()).unwrap_err().to_string();
+        let error = told(broken.load(&options, &|_| ()).unwrap_err());
         assert!(error.starts_with(&expected), "{error}");
     }
-    assert_eq!(broken.verify(&|_| ()).unwrap_err().to_string(), expected);
+    assert_eq!(told(broken.verify(&|_| ()).unwrap_err()), expected);
     let parameter = last.strip_prefix("transformer.").unwrap();
-    let error = broken.parameter(parameter, &Device::Cpu, &|_| ()).unwrap_err().to_string();
+    let error = told(broken.parameter(parameter, &Device::Cpu, &|_| ()).unwrap_err());
     assert!(error.starts_with(&expected), "{error}");
 
-    let at_once = open_with(len, 4).unwrap_err().to_string();
+    let at_once = told(open_with(len, 4).unwrap_err());
     assert_eq!(at_once, "given/model.safetensors: cannot be read: the file has changed");
     for claimed in [0, 1, 7, 8, 9, len / 2, len - 1, len + 1, 3 << 30] {
-        let error = open_with(claimed, u64::MAX).unwrap_err().to_string();
+        let error = told(open_with(claimed, u64::MAX).unwrap_err());
         assert!(error.starts_with("given/model.safetensors: "), "{claimed}: {error}");
     }
 }
@@ -462,8 +467,8 @@ fn a_head_that_contradicts_the_configuration_is_found_in_parts() {
 #[test]
 fn a_single_file_is_told_by_its_name() {
     let error = open(GivenFiles::new("cut.gguf").with_bytes("cut.gguf", b"GGUF".as_slice())).unwrap_err();
-    let told = error.to_string();
-    assert!(told.starts_with("cut.gguf: "), "{told}");
+    let alone = told(error);
+    assert!(alone.starts_with("cut.gguf: "), "{alone}");
     let named = open(GivenFiles::new("mine").with_bytes("cut.gguf", b"GGUF".as_slice())).unwrap_err();
-    assert_eq!(named.to_string(), format!("mine/{told}"));
+    assert_eq!(told(named), format!("mine/{alone}"));
 }
