@@ -971,14 +971,24 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
     moved = of["input"] + 2 * sae.W_dec[latent] * deviation
     CLOSE(edited, model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: moved.reshape(value.shape))]))
     # Afterwards the model is as before.
-    assert not model.saes() and not sae.use_error_term
+    assert not model.acts_to_saes and not sae.use_error_term
     np.testing.assert_array_equal(model(ids), logits)
     model.add_sae(sae, use_error_term=True)
-    assert list(model.saes()) == [name] and f"{name}.hook_sae_input" in model.hook_dict
+    assert list(model.acts_to_saes) == [name] and f"{name}.hook_sae_input" in model.hook_dict
+    assert sae.cfg.hook_name == sae.cfg.metadata.hook_name == name and (sae.cfg.d_in, sae.cfg.d_sae) == (6, 10)
     CLOSE(model.run_with_saes(ids, saes=[sae], use_error_term=False), without)
     CLOSE(model(ids), logits)
     model.reset_saes()
     np.testing.assert_array_equal(model(ids), logits)
+    with model.saes([sae], use_error_term=False):
+        CLOSE(model(ids), without)
+    np.testing.assert_array_equal(model(ids), logits)
+    CLOSE(model.run_with_saes(ids, saes=[sae], reset_saes_end=False, use_error_term=False), without)
+    assert list(model.acts_to_saes) == [name]
+    CLOSE(model(ids), without)
+    with model.hooks(bwd_hooks=[("hook_embed", print)]), pytest.raises(NotImplementedError, match="do not run through SAEs"):
+        model(ids)
+    model.reset_saes()
 
 
 def test_an_autoencoder_of_other_activations_is_told(spliced):

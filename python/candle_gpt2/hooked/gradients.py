@@ -28,7 +28,7 @@ class Tape:
     def recording(self) -> Iterator[None]:
         """Keeps the values of a run, whose forward hooks may look and may not edit."""
         model, before = self.model, {}
-        if model.saes():
+        if model.acts_to_saes:
             raise NotImplementedError("backward hooks do not run through SAEs; take them out with reset_saes")
 
         def note(value: Any, hook: HookPoint) -> None:

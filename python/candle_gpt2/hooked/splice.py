@@ -1,9 +1,10 @@
 """Sparse autoencoders at hook points of a model, with what they leave unexplained added back."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,13 @@ class SAE(Module):
         return self.dictionary.hook_name
 
     @property
+    def cfg(self) -> SimpleNamespace:
+        """`hook_name`, `d_in` and `d_sae`, also as `metadata.hook_name`, where SAELens 6 has it."""
+        of = self.dictionary
+        metadata = SimpleNamespace(hook_name=of.hook_name)
+        return SimpleNamespace(hook_name=of.hook_name, d_in=of.d_in, d_sae=of.d_sae, metadata=metadata)
+
+    @property
     def W_dec(self) -> Any:
         """What one unit of each latent adds, (F, C)."""
         return self.kind.out(np.stack([self.dictionary.direction(i) for i in range(self.dictionary.d_sae)]))
@@ -80,7 +88,8 @@ class WithSAEs(HookedRootModule):
     cfg: HookedTransformerConfig
     kind: Kind
 
-    def saes(self) -> dict[str, SAE]:
+    @property
+    def acts_to_saes(self) -> dict[str, SAE]:
         """Those that are spliced in, by hook point."""
         return {name: module for name, module in self.mod_dict.items() if isinstance(module, SAE)}
 
@@ -101,7 +110,7 @@ class WithSAEs(HookedRootModule):
 
     def reset_saes(self, act_names: str | Sequence[str] | None = None) -> None:
         """Takes autoencoders out again: all, or those at these hook points."""
-        names = list(self.saes()) if act_names is None else [act_names] if isinstance(act_names, str) else act_names
+        names = list(self.acts_to_saes) if act_names is None else [act_names] if isinstance(act_names, str) else act_names
         for name in names:
             self._place(name, HookPoint(self.kind))
 
@@ -116,35 +125,43 @@ class WithSAEs(HookedRootModule):
         self.setup()
 
     @contextmanager
-    def spliced(self, saes: SAE | Sequence[SAE] = (), use_error_term: bool | None = None) -> Iterator[Any]:
-        """Autoencoders for as long as this lasts; those that were there return."""
+    def saes(
+        self, saes: SAE | Sequence[SAE] = (), reset_saes_end: bool = True, use_error_term: bool | None = None
+    ) -> Iterator[Any]:
+        """Autoencoders for as long as this lasts; those that were there return. With reset_saes_end=False they stay."""
         given = [saes] if isinstance(saes, SAE) else list(saes)
-        before = self.saes()
+        before = self.acts_to_saes
         terms = [(sae, sae.use_error_term) for sae in given]
         try:
             for sae in given:
                 self.add_sae(sae, use_error_term)
             yield self
         finally:
-            for sae, term in terms:
-                sae.use_error_term = term
-                self.reset_saes(sae.hook_name)
-                if sae.hook_name in before:
-                    self.add_sae(before[sae.hook_name])
+            if reset_saes_end:
+                for sae, term in terms:
+                    sae.use_error_term = term
+                    self.reset_saes(sae.hook_name)
+                    if sae.hook_name in before:
+                        self.add_sae(before[sae.hook_name])
 
-    def _run(self, run: Callable[..., Any], args: Any, saes: Any, use_error_term: bool | None, options: Any) -> Any:
-        with self.spliced(saes, use_error_term):
-            return run(*args, **options)
-
-    def run_with_saes(self, *args: Any, saes: Any = (), use_error_term: bool | None = None, **options: Any) -> Any:
+    def run_with_saes(
+        self, *args: Any, saes: Any = (), reset_saes_end: bool = True, use_error_term: bool | None = None, **options: Any
+    ) -> Any:
         """What `forward` gives with these autoencoders."""
-        return self._run(self.forward, args, saes, use_error_term, options)
+        with self.saes(saes, reset_saes_end, use_error_term):
+            return self.forward(*args, **options)
 
-    def run_with_cache_with_saes(self, *args: Any, saes: Any = (), use_error_term: bool | None = None, **options: Any) -> Any:
+    def run_with_cache_with_saes(
+        self, *args: Any, saes: Any = (), reset_saes_end: bool = True, use_error_term: bool | None = None, **options: Any
+    ) -> Any:
         """As run_with_cache; keys of the autoencoders are `{hook}.hook_sae_input`, `_acts_pre`, `_acts_post`, `_recons`, `_error` and
         `_output`."""
-        return self._run(self.run_with_cache, args, saes, use_error_term, options)
+        with self.saes(saes, reset_saes_end, use_error_term):
+            return self.run_with_cache(*args, **options)
 
-    def run_with_hooks_with_saes(self, *args: Any, saes: Any = (), use_error_term: bool | None = None, **options: Any) -> Any:
+    def run_with_hooks_with_saes(
+        self, *args: Any, saes: Any = (), reset_saes_end: bool = True, use_error_term: bool | None = None, **options: Any
+    ) -> Any:
         """As run_with_hooks."""
-        return self._run(self.run_with_hooks, args, saes, use_error_term, options)
+        with self.saes(saes, reset_saes_end, use_error_term):
+            return self.run_with_hooks(*args, **options)
