@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_interpret::{LensCell, LensLayer, LensValue};
-use candle_gpt2_pictures::{Graph, PictureError, Report, Width, graph_page, graph_svg, page, shown, svg};
+use candle_gpt2_pictures::{
+    AttributionGraph, PictureError, Report, Width, graph_page, graph_svg, page, shown, svg,
+};
 use serde::Serialize;
 use serde::ser::Serializer;
 use serde_json::{Value, json};
@@ -19,7 +21,7 @@ pub struct Found {
     /// What else there is.
     pub details: Details,
     /// The nodes and edges of an attribution graph, which are drawn instead of the values.
-    pub graph: Option<Graph>,
+    pub graph: Option<AttributionGraph>,
 }
 
 /// What a look found besides the values of its report.
