@@ -125,7 +125,7 @@ impl Picture {
             }
         };
         report.check()?;
-        Self::new(py, Found { report, details: Details::Json(Value::Null) })
+        Self::new(py, Found { report, details: Details::Json(Value::Null), graph: None })
     }
 
     fn __repr__(&self) -> String {

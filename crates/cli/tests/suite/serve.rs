@@ -333,7 +333,7 @@ fn wrong_calls_are_refused() {
     let empty = folder.path().join("keys.txt");
     std::fs::write(&empty, "# nothing\n").unwrap();
     let empty = empty.to_str().unwrap();
-    let cases: [(&[&str], &str); 25] = [
+    let cases: [(&[&str], &str); 28] = [
         (&["--host", "0.0.0.0"], "0.0.0.0 is an address that other machines reach, and no key is set"),
         (&["--host", "0.0.0.0"], "(--api-key-file, --host, --no-auth)"),
         (&["--port", "70000"], "--port"),
