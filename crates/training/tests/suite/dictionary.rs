@@ -398,7 +398,8 @@ fn a_training_that_goes_on_from_its_state_has_the_bits_of_one_that_never_stopped
 fn dead_latents_are_revived() {
     let alive = |dead_after| {
         let mut numbers = numbers(DictionaryKind::TopK, 24, 2);
-        numbers.learning_rate = 2e-2;
+        // Far enough for a bias to come back.
+        (numbers.steps, numbers.learning_rate, numbers.schedule) = (1000, 2e-2, Schedule::Constant);
         numbers.dictionary.as_mut().unwrap().dead_after = dead_after;
         let data = gaussians(12, &numbers);
         let mut trainer = trainer(&numbers);
@@ -408,7 +409,7 @@ fn dead_latents_are_revived() {
         let mut values = bias.to_vec1::<f32>().unwrap();
         values[12..].fill(-6.0);
         bias.set(&Tensor::new(values, &Device::Cpu).unwrap()).unwrap();
-        take(&mut trainer, 500, &data);
+        take(&mut trainer, 999, &data);
         let latents = read(&trainer).encode(&Gaussians::new(12, 2).tensor()).unwrap();
         values_of(&latents.ne(0f32).unwrap().to_dtype(DType::F32).unwrap().sum(0).unwrap())
     };
