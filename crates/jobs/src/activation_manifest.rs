@@ -54,7 +54,7 @@ pub(crate) struct Prompts {
     pub(crate) crc32: u32,
 }
 
-/// A hook point that activations are of. Part of an [`ActivationsReport`](crate::ActivationsReport).
+/// A hook point that activations are of. Part of the report of an [`ActivationsJob`](crate::ActivationsJob).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SiteWidth {
     /// TransformerLens' name, which is that of the tensor.

@@ -111,6 +111,7 @@ impl Trainer {
             return Err(TrainingError::Call { what: "the task `dictionary` needs its numbers".into() });
         };
         let config = model.config().clone();
+        numbers.check(&config)?;
         let parameters = Learner::parameters(dictionary, &config, numbers.seed)?;
         let learner = Learner::new((model, name), prepends_bos, dictionary)?;
         Self::with_weights(&config, parameters, Weights::Explained(learner.into()), numbers)

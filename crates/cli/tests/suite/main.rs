@@ -6,6 +6,7 @@ mod built_in;
 mod classify;
 mod common;
 mod compress;
+mod dictionaries;
 mod doctor;
 mod encoder_states;
 mod eval;

@@ -101,7 +101,7 @@ fn texts_become_a_folder_that_sae_lens_reads() {
     let report = run(&job).unwrap();
     assert_eq!((report.steps, report.parameters), (40, 64 * (28 + 28 + 1) + 28));
     let metrics = report.dictionary.unwrap();
-    assert!((metrics.l0 - 6.0).abs() < 1e-9 && metrics.explained_variance > 0.3, "{metrics:?}");
+    assert!(metrics.l0 <= 6.0 && metrics.l0 > 4.0 && metrics.explained_variance > 0.3, "{metrics:?}");
     assert!((report.held_out_loss.unwrap() - (1.0 - metrics.explained_variance)).abs() < 1e-12);
     let config = config(&job);
     assert_eq!(
@@ -143,13 +143,13 @@ fn shards_teach_what_texts_do() {
         let job = work.job("activations", &kind.to_string(), options);
         let report = run(&job).unwrap();
         let metrics = report.dictionary.unwrap();
-        assert!(metrics.explained_variance > 0.3, "{kind}: {metrics:?}");
+        assert!(metrics.explained_variance > 0.2, "{kind}: {metrics:?}");
         // The first tokens of texts are neither learnt nor measured.
         let all = fs::read_to_string(folder.join("activations.json")).unwrap();
         let all: Value = serde_json::from_str(&all).unwrap();
         let (tokens, sequences) = (all["tokens"].as_u64().unwrap(), all["sequences"].as_u64().unwrap());
         let held_out = report.held_out_tokens as u64;
-        assert!(held_out * 8 > tokens && held_out * 12 < 2 * tokens, "{held_out} of {tokens} are held out");
+        assert!(held_out * 12 > tokens && held_out * 8 < tokens, "{held_out} of {tokens} are held out");
         let texts = held_out - metrics.tokens as u64;
         assert_eq!(report.training_tokens as u64, tokens - held_out - (sequences - texts));
         let config = config(&job);

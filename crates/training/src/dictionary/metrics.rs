@@ -18,7 +18,18 @@ pub(crate) const MOST_TOKENS: usize = 1 << 15;
 /// Shortest text that it is measured on: the first token is left out, and the last predicts nothing.
 pub(crate) const SHORTEST: usize = 3;
 
-/// How good a dictionary is. Part of an [`Evaluation`](crate::Evaluation).
+/// How good a dictionary is. [`HeldOut::evaluate`](crate::HeldOut::evaluate) gives it in its result.
+///
+/// ```
+/// use candle_gpt2_training::DictionaryMetrics;
+///
+/// let written = r#"{"tokens": 9, "l0": 4.0, "explained_variance": 0.9, "dead_latents": 1, "cross_entropy": {"model": 2.0,
+///     "reconstructed": 2.1, "zero": 4.0, "mean": 3.0}, "delta_cross_entropy": 0.1, "recovered_from_zero": 0.95,
+///     "recovered_from_mean": 0.9, "definitions": {"l0": "mean number of latents that are not 0"}}"#;
+/// let metrics: DictionaryMetrics = serde_json::from_str(written)?;
+/// assert!(metrics.cross_entropy.zero > metrics.cross_entropy.mean);
+/// # Ok::<(), serde_json::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DictionaryMetrics {
     /// Tokens that it was measured on.
@@ -41,7 +52,7 @@ pub struct DictionaryMetrics {
     pub definitions: BTreeMap<String, String>,
 }
 
-/// Mean losses of a model's predictions, in nats for each token. Part of [`DictionaryMetrics`].
+/// Mean losses of a model's predictions, in nats for each token. Part of [`DictionaryMetrics`], whose example has them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CrossEntropies {
     /// Of the model as it is.

@@ -5,7 +5,8 @@
 //! explained, and what follows of the kind:
 //!
 //! ```text
-//! top-k, batch-top-k   1/32 · ‖e − ê‖² / ‖e − mean e‖²: e = y − ŷ, a constant; ê = â W_dec of the C/2 largest a of dead latents
+//! top-k, batch-top-k   1/32 · min(dead / (D/2), 1) · ‖e − ê‖² / ‖e − mean e‖²: e = y − ŷ, a constant; ê = â W_dec of the D/2 largest
+//!                      a of dead latents, which may be negative: so a latent that nothing reaches comes back
 //! JumpReLU             λ (L0 / k − 1)², z = a · 1[a > θ]; over the width ω around θ, ∂z/∂θ = −θ/ω and ∂1[a > θ]/∂θ = −1/ω
 //! gated                λ mean Σ π₊ / √C, and ‖π₊ W_dec + b_dec − y‖² / ‖y − mean y‖² in which W_dec and b_dec are constants;
 //!                      π = a opens the gates, and z = 1[π > 0] · (exp(r) · (a − b_enc) + b_mag)₊
@@ -149,7 +150,9 @@ impl Objective {
     ) -> (SparseRows<T>, Option<f64>) {
         let in_training = matches!(selection, Selection::Training);
         match (self.kind, selection) {
-            (DictionaryKind::TopK, _) => (self.each_row(before, |row| largest(row, self.k, |_| true)), None),
+            (DictionaryKind::TopK, _) => {
+                (self.each_row(before, |row| largest(row, self.k, |_, value| value > T::ZERO)), None)
+            }
             (DictionaryKind::JumpRelu, _) => {
                 let of_row = |row: &[T]| {
                     let with_thresholds = row.iter().zip(weights.more[0]).enumerate();
@@ -273,10 +276,12 @@ impl Objective {
 
         if self.learns_from_dead() && dead.contains(&true) {
             let most = (outputs / 2).max(1);
-            let revived = self.each_row(before, |row| largest(row, most, |latent| dead[latent]));
+            let revived = self.each_row(before, |row| largest(row, most, |latent, _| dead[latent]));
+            let count = dead.iter().filter(|dead| **dead).count();
+            let share = AUXILIARY_SHARE * (count as f64 / most as f64).min(1.0);
             // e − ê with e = y − ŷ, and so minus that: ê + (ŷ − y).
             let scale = deviations(&error, outputs);
-            let of_scale = if scale > 0.0 { AUXILIARY_SHARE / scale } else { 0.0 };
+            let of_scale = if scale > 0.0 { share / scale } else { 0.0 };
             let mut left = error;
             T::add_sparse_product(&revived, decoder, &mut left);
             loss += squares(&left) * of_scale;
@@ -441,11 +446,10 @@ impl<T: Float> Gradients<T> {
     }
 }
 
-/// The `count` largest positive values of a row among the allowed ones, in the order of their places; of equals the first.
-fn largest<T: Float>(row: &[T], count: usize, is_allowed: impl Fn(usize) -> bool) -> Vec<(usize, T)> {
-    let positive = row.iter().copied().enumerate();
-    let mut found: Vec<(usize, T)> =
-        positive.filter(|(place, value)| *value > T::ZERO && is_allowed(*place)).collect();
+/// The `count` largest values of a row among the allowed ones, in the order of their places; of equals the first.
+fn largest<T: Float>(row: &[T], count: usize, is_allowed: impl Fn(usize, T) -> bool) -> Vec<(usize, T)> {
+    let all = row.iter().copied().enumerate();
+    let mut found: Vec<(usize, T)> = all.filter(|(place, value)| is_allowed(*place, *value)).collect();
     if count < found.len() {
         found.select_nth_unstable_by(count, |(a_place, a), (b_place, b)| {
             b.to_f64().total_cmp(&a.to_f64()).then(a_place.cmp(b_place))
@@ -540,15 +544,19 @@ mod tests {
         Tensor::from_slice(values, shape, &Device::Cpu)
     }
 
-    /// One where a value is among the `count` largest positive ones of its row that are allowed.
-    fn mask(before: &Tensor, count: usize, is_allowed: impl Fn(usize) -> bool) -> Result<Tensor> {
+    fn is_positive(_: usize, value: f64) -> bool {
+        value > 0.0
+    }
+
+    /// One where a value is among the `count` largest ones of its row that are allowed.
+    fn mask(before: &Tensor, count: usize, is_allowed: impl Fn(usize, f64) -> bool) -> Result<Tensor> {
         let rows = before.to_vec2::<f64>()?;
         let of_row = |row: &Vec<f64>| {
             (0..row.len())
                 .map(|place| {
-                    let larger =
-                        (0..row.len()).filter(|other| is_allowed(*other) && row[*other] > row[place]).count();
-                    f64::from(u8::from(is_allowed(place) && row[place] > 0.0 && larger < count))
+                    let larger = (0..row.len())
+                        .filter(|other| is_allowed(*other, row[*other]) && row[*other] > row[place]);
+                    f64::from(u8::from(is_allowed(place, row[place]) && larger.count() < count))
                 })
                 .collect::<Vec<_>>()
         };
@@ -583,10 +591,10 @@ mod tests {
         let mut loss = Tensor::new(0f64, &Device::Cpu)?;
         let mut of_thresholds = None;
         let chosen = match kind {
-            DictionaryKind::TopK => mask(&fixed, k, |_| true)?,
+            DictionaryKind::TopK => mask(&fixed, k, is_positive)?,
             DictionaryKind::BatchTopK | DictionaryKind::Transcoder | DictionaryKind::SkipTranscoder => {
                 let all = fixed.reshape((1, ROWS * latents))?;
-                mask(&all, k * ROWS, |_| true)?.reshape((ROWS, latents))?
+                mask(&all, k * ROWS, is_positive)?.reshape((ROWS, latents))?
             }
             DictionaryKind::JumpRelu => {
                 fixed.broadcast_gt(&variables[4].exp()?.detach())?.to_dtype(DType::F64)?
@@ -631,9 +639,10 @@ mod tests {
             loss = (loss + sparsity * excess * excess)?;
         }
         if objective.learns_from_dead() {
-            let revived = (before * mask(&fixed, outputs / 2, |latent| dead[latent])?)?.matmul(decoder)?;
+            let revived = (before * mask(&fixed, outputs / 2, |latent, _| dead[latent])?)?.matmul(decoder)?;
             let left = error.detach().neg()?; // e = y − ŷ
             let scale = left.broadcast_sub(&left.mean_keepdim(0)?)?.sqr()?.sum_all()?;
+            // 8 of 23 latents are dead, as many as D/2 or more.
             loss = (loss + (((left - revived)?.sqr()?.sum_all()? / scale)? / 32.0)?)?;
         }
         let gradients = loss.backward()?;
@@ -726,7 +735,8 @@ mod tests {
             positive.before.iter().filter(|value| **value > 0.0).count()
         );
         // Equal values: the first ones.
-        assert_eq!(largest(&[1.0, 2.0, 2.0, -1.0, 2.0], 2, |_| true), [(1, 2.0), (2, 2.0)]);
+        assert_eq!(largest(&[1.0, 2.0, 2.0, -1.0, 2.0], 2, is_positive), [(1, 2.0), (2, 2.0)]);
+        assert_eq!(largest(&[1.0, 2.0, -3.0, -1.0], 1, |place, _| place > 1), [(3, -1.0)]);
         let objective = Objective { latents: 3, k: 1, ..objective(DictionaryKind::BatchTopK) };
         let (kept, least) = objective.largest_of_batch(&[5.0, 1.0, 1.0, 1.0, 0.0, 2.0]);
         assert_eq!((kept.columns(), kept.values(), least), (&[0, 2][..], &[5.0, 2.0][..], Some(2.0)));

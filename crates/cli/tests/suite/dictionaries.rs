@@ -1,0 +1,101 @@
+//! `gpt2 cache --prompts-file` and `gpt2 train --task dictionary` as their users call them: what they print and leave, and wrong calls.
+//! What shards hold and dictionaries learn is tested in `jobs` and `training`.
+
+use std::fs;
+
+use candle_gpt2_testing::entries;
+use serde_json::json;
+
+use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, run};
+
+#[test]
+fn prompts_become_shards_and_shards_a_dictionary() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let (prompts, shards, features) = (file("prompts.txt"), file("shards"), file("features"));
+    let names = ["Mia", "Tom", "Ben", "Lily", "Sam"];
+    let line =
+        |line: usize| format!("One day, {} and {} went to the park.\n", names[line % 5], names[line * 2 % 3]);
+    fs::write(&prompts, (0..60).map(line).collect::<String>()).unwrap();
+    let cache = |more: &[&str]| {
+        let given = [
+            "cache",
+            "--prompts-file",
+            path(&prompts),
+            "--sites",
+            "3.resid_post,1.z",
+            "--out",
+            path(&shards),
+        ];
+        run(&[&given, more].concat())
+    };
+    let written = cache(&["--shard-size", "200"]);
+    assert_eq!((written.code, written.stderr.as_str()), (SUCCESS, ""));
+    assert!(
+        written.stdout.contains(" tokens of 60 sequences in ") && written.stdout.ends_with(" tokens/s\n"),
+        "{}",
+        written.stdout
+    );
+    let before = entries(&shards);
+    assert!(before.len() > 3 && before[0] == "activations.json", "{before:?}");
+    assert_refused(&cache(&["--shard-size", "200"]), USAGE, "add --resume to go on with what is in it");
+    let report = cache(&["--shard-size", "200", "--resume", "--json"]).json();
+    assert_eq!(
+        (&report["computed_tokens"], &report["sequences"]),
+        (&json!(0), &json!(60)),
+        "complete before"
+    );
+    assert_eq!(
+        report["sites"],
+        json!([{"name": "blocks.1.attn.hook_z", "width": 192}, {"name": "blocks.3.hook_resid_post", "width": 192}])
+    );
+    assert_refused(
+        &cache(&["--shard-size", "300", "--resume"]),
+        FAILURE,
+        "shard_size is 200 there and 300 here",
+    );
+    assert_refused(&cache(&["--resume", "--positions", "1"]), USAGE, "--positions");
+    assert_refused(
+        &run(&["cache", "--sites", "z", "--shard-size", "5", "--out", path(&shards), "text"]),
+        USAGE,
+        "--prompts-file",
+    );
+    let scores = ["cache", "--prompts-file", path(&prompts), "--sites", "pattern", "--out", path(&shards)];
+    assert_refused(&run(&scores), USAGE, "--sites: blocks.0.attn.hook_pattern has no vector for each token");
+
+    let train = |more: &[&str]| {
+        let given = [
+            "train",
+            "--task",
+            "dictionary",
+            "--data",
+            path(&shards),
+            "--init",
+            "built-in",
+            "--out",
+            path(&features),
+        ];
+        run(&[
+            &given[..],
+            &["--latents", "64", "--k", "8", "--steps", "12", "--batch-size", "4", "--context", "16"],
+            more,
+        ]
+        .concat())
+    };
+    assert_refused(&train(&[]), USAGE, "needs --site, the hook point that is explained");
+    assert_refused(&train(&["--site", "3.resid_post", "--kind", "top"]), USAGE, "--kind");
+    let trained = train(&["--site", "3.resid_post", "--kind", "batch-top-k", "--json"]).json();
+    let metrics = &trained["dictionary"];
+    for number in ["l0", "explained_variance", "cross_entropy", "recovered_from_zero"] {
+        assert!(
+            metrics["definitions"][number].is_string() && !metrics[number].is_null(),
+            "{number}: {metrics}"
+        );
+    }
+    assert_eq!(trained["parameters"], 64 * (192 + 192 + 1) + 192);
+    // It is read back, by its folder.
+    let looked = run(&["look", "features", "One day, Mia was", "--sae", path(&features), "--json"]);
+    assert_eq!(looked.code, SUCCESS, "{}", looked.stderr);
+    // A folder goes on only when it is asked to.
+    assert_refused(&train(&["--site", "3.resid_post", "--kind", "batch-top-k"]), USAGE, "--resume");
+}
