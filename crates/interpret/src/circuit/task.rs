@@ -156,7 +156,9 @@ impl<'a> CircuitTask<'a> {
             }
             let most = model.config().n_positions;
             if let Some(span) = pair.spans.iter().find(|span| **span >= most) {
-                return Err(InterpretError::Mismatch(format!("span {span}: expected one of {most}, counted from 0")));
+                return Err(InterpretError::Mismatch(format!(
+                    "span {span}: expected one of {most}, counted from 0"
+                )));
             }
         }
         let span_count = pairs.iter().flat_map(|pair| &pair.spans).max().map_or(1, |last| last + 1);
