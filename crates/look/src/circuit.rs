@@ -132,28 +132,28 @@ fn percent(share: f64) -> String {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct CircuitSearch {
-    /// Pairs of prompts, one JSON object per line: clean, corrupt, answer, against; `gpt2 look data` writes some
+    /// JSON Lines file of prompt pairs: clean, corrupt, answer, against; `gpt2 look data` writes such files
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub data: PathBuf,
-    /// How edges are scored
+    /// How to score edges
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "eap-ig", value_parser = choices::<CircuitMethod>()))]
     pub method: CircuitMethod,
-    /// What a prediction is measured by
+    /// What to measure of each prediction
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METRIC", default_value = "logit-diff", value_parser = choices::<CircuitMetric>()))]
     pub metric: CircuitMetric,
-    /// Size of the circuit: a number of edges, or a share such as 5% [default: 5%; with --method acdc, what its threshold leaves]
+    /// Circuit size: a number of edges, or a share such as 5% [default: 5%; with --method acdc, --threshold decides]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N"))]
     pub edges: Option<EdgeAmount>,
-    /// How edges are chosen by their scores
+    /// How to choose edges by their scores
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "HOW", default_value = "greedy", value_parser = choices::<Selection>()))]
     pub select: Selection,
-    /// Steps of --method eap-ig
+    /// Number of steps of --method eap-ig
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = CircuitSearch::default().steps))]
     pub steps: usize,
-    /// With --method acdc: an edge is left out if the KL divergence rises by less than this, in nats
+    /// With --method acdc: leave an edge out if the KL divergence rises by less than this, in nats
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", default_value_t = CircuitSearch::default().threshold))]
     pub threshold: f64,
     /// Use only the first N pairs [default: all]
@@ -262,7 +262,7 @@ impl Look for CircuitSearch {
         });
         report.notes = vec![
             "metric: of the model, then of the circuit".into(),
-            format!("values: faithfulness; 0 = the corrupted prompts ({:.4}), 1 = the model", curve.empty),
+            format!("values: faithfulness; 0 = corrupted prompts ({:.4}), 1 = the whole model", curve.empty),
             format!(
                 "the circuit keeps {} of {}: faithfulness {:.4}",
                 circuit.edge_count(),
@@ -270,7 +270,7 @@ impl Look for CircuitSearch {
                 curve.faithfulness(value)
             ),
             format!(
-                "CPR (area under the curve, perfect 0.999) {:.4}; CMD (distance from 1, perfect 0) {:.4}",
+                "CPR {:.4} (area under the curve; perfect: 0.999), CMD {:.4} (area between the curve and 1; perfect: 0)",
                 curve.cpr(),
                 curve.cmd()
             ),
@@ -360,8 +360,8 @@ fn strongest(circuit: &Circuit, scores: &[f32]) -> String {
     let named = ranked(circuit, scores).into_iter().take(NAMED_EDGES);
     let named: Vec<String> = named.map(|(edge, score)| format!("{edge} {score:.4}")).collect();
     match named.is_empty() {
-        true => "no path of the chosen edges leads from the input to the logits; choose more `edges`".into(),
-        false => format!("strongest: {}", named.join(", ")),
+        true => "the chosen edges do not connect the input to the logits; choose more `edges`".into(),
+        false => format!("strongest edges: {}", named.join(", ")),
     }
 }
 

@@ -178,15 +178,19 @@ impl Named for CircuitMethod {
         name(
             "eap-ig",
             Self::EapIg,
-            "The mean gradient of runs on the way from the corrupted input to the clean one",
+            "EAP with integrated gradients: the mean gradient between the corrupted and the clean input",
         ),
-        name("clean-corrupted", Self::CleanCorrupted, "The mean of the gradients of both runs"),
+        name(
+            "clean-corrupted",
+            Self::CleanCorrupted,
+            "The mean of the gradients of the clean and the corrupted run",
+        ),
         name(
             "position-aware",
             Self::PositionAware,
-            "As eap, each edge at each position, or in each span that the data names",
+            "As eap, for each edge at each position, or in each span that the data names",
         ),
-        name("acdc", Self::Acdc, "A run without each edge, from the logits back; for small models"),
+        name("acdc", Self::Acdc, "One run without each edge, from the logits back; for small models"),
     ];
 }
 
@@ -205,8 +209,12 @@ pub enum DataTask {
 
 impl Named for DataTask {
     const NAMES: &'static [Name<Self>] = &[
-        name("ioi", Self::Ioi, "Indirect objects: who of two people gets what the other gives"),
-        name("greater-than", Self::GreaterThan, "Which year, or number in words, may follow another"),
+        name(
+            "ioi",
+            Self::Ioi,
+            "Indirect object identification: which of two people gets what the other gives",
+        ),
+        name("greater-than", Self::GreaterThan, "Which years, or numbers in words, may follow another"),
         name("gender", Self::Gender, "He or she, after a profession or a name"),
     ];
 }
@@ -216,12 +224,12 @@ impl Named for CircuitMetric {
         name(
             "logit-diff",
             Self::LogitDifference,
-            "Logit of the answer minus that of `against`; means where they are several",
+            "Logit of the answer minus that of the token it is compared with; means if there are several",
         ),
         name(
             "prob-diff",
             Self::ProbabilityDifference,
-            "Probability of all answers minus that of all `against`",
+            "Probability of all answers minus that of all tokens they are compared with",
         ),
         name("kl", Self::Divergence, "Kullback-Leibler divergence from the model's prediction, in nats"),
     ];
@@ -229,8 +237,12 @@ impl Named for CircuitMetric {
 
 impl Named for Selection {
     const NAMES: &'static [Name<Self>] = &[
-        name("greedy", Self::Greedy, "From the logits back: the strongest edge into what is in already"),
-        name("top", Self::Strongest, "The strongest edges, wherever they are"),
+        name(
+            "greedy",
+            Self::Greedy,
+            "From the logits back: the strongest edge into a part of the circuit so far",
+        ),
+        name("top", Self::Strongest, "The strongest edges anywhere"),
     ];
 }
 

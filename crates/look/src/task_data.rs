@@ -215,15 +215,15 @@ const MOST_PAIRS: usize = 1_000_000;
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TaskData {
-    /// The task
+    /// Task
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(value_name = "TASK", value_parser = choices::<DataTask>()))]
     pub task: DataTask,
-    /// How many pairs
+    /// Number of pairs
     #[serde(default = "usual_count")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_count()))]
     pub count: usize,
-    /// Seed of the random choices
+    /// Random seed
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = 0))]
     pub seed: u64,

@@ -5,7 +5,7 @@ use super::task::CircuitTask;
 use crate::InterpretError;
 use crate::error::Result;
 
-/// The shares of all edges at which circuits are compared. Source: the Mechanistic Interpretability Benchmark (arXiv:2504.13151).
+/// The shares of all edges at which a [`FaithfulnessCurve`] compares circuits. Source: the Mechanistic Interpretability Benchmark (arXiv:2504.13151).
 pub const EDGE_SHARES: [f64; 10] = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 
 /// What two sums of the same numbers in another order may differ by.

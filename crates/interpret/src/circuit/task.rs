@@ -154,6 +154,12 @@ impl<'a> CircuitTask<'a> {
                     pair.spans.len()
                 )));
             }
+            let most = model.config().n_positions;
+            if let Some(span) = pair.spans.iter().find(|span| **span >= most) {
+                return Err(InterpretError::Mismatch(format!(
+                    "span {span}: expected one of {most}, counted from 0"
+                )));
+            }
         }
         let span_count = pairs.iter().flat_map(|pair| &pair.spans).max().map_or(1, |last| last + 1);
         let mut alike: BTreeMap<(usize, &[usize]), Vec<usize>> = BTreeMap::new();
@@ -199,9 +205,8 @@ impl<'a> CircuitTask<'a> {
         };
         let mut sums = vec![0.0; self.span_count * self.graph().edge_count()];
         for places in &self.batches {
-            let prepared = self.prepared(places)?;
             let mut record = Record::new(places_of_sources(self.model.config().n_layer));
-            self.logits(&prepared.batch.clean, &mut record)?;
+            let prepared = self.prepared(places, &mut record)?;
             let clean = written(self.model, &record)?;
             let differences = (&prepared.corrupted - clean)?;
             let embedded = record.get(Site::outside(SiteKind::Embed))?;
@@ -235,7 +240,7 @@ impl<'a> CircuitTask<'a> {
         }
         let mut sums = vec![0.0; circuits.len()];
         for places in &self.batches {
-            let prepared = self.prepared(places)?;
+            let prepared = self.prepared(places, &mut Chain(Vec::new()))?;
             for (circuit, sum) in circuits.iter().zip(&mut sums) {
                 *sum += self.sum(&prepared, circuit, self.metric)?;
             }
@@ -266,7 +271,8 @@ impl<'a> CircuitTask<'a> {
         if self.span_count > 1 {
             return Err(InterpretError::Mismatch("ACDC does not tell edges apart by position".into()));
         }
-        let prepared = self.batches.iter().map(|places| self.prepared(places)).collect::<Result<Vec<_>>>()?;
+        let prepare = |places: &Vec<usize>| self.prepared(places, &mut Chain(Vec::new()));
+        let prepared = self.batches.iter().map(prepare).collect::<Result<Vec<_>>>()?;
         let divergence = |circuit: &Circuit| -> Result<f32> {
             let sums = prepared.iter().map(|batch| self.sum(batch, circuit, CircuitMetric::Divergence));
             Ok(rounded(sums.sum::<Result<f64>>()? / self.pairs.len() as f64))
@@ -328,13 +334,14 @@ impl<'a> CircuitTask<'a> {
         })
     }
 
-    fn prepared(&self, places: &[usize]) -> Result<Prepared> {
+    /// Both runs, of which `observer` sees the clean one.
+    fn prepared(&self, places: &[usize], observer: &mut dyn Observer) -> Result<Prepared> {
         let batch = self.batch(places)?;
         let mut record = Record::new(places_of_sources(self.model.config().n_layer));
         let pass = &mut Pass::inference().observed_by(&mut record);
         self.model.transformer().forward_with(&batch.corrupted, None, pass)?;
         let corrupted = written(self.model, &record)?;
-        let reference = log_softmax(&self.logits(&batch.clean, &mut Chain(Vec::new()))?)?;
+        let reference = log_softmax(&self.logits(&batch.clean, observer)?)?;
         Ok(Prepared { batch, corrupted, reference })
     }
 
@@ -344,7 +351,7 @@ impl<'a> CircuitTask<'a> {
         self.model.forward_with(ids, LogitsFor::LastToken, None, pass)?.squeeze(1)?.to_dtype(DType::F32)
     }
 
-    /// The metric's sum over a batch of such logits.
+    /// The sum of the metric over a batch with these logits.
     fn metric_of(prepared: &Prepared, logits: &Tensor, metric: CircuitMetric) -> candle_core::Result<Tensor> {
         let Prepared { batch, reference, .. } = prepared;
         match metric {

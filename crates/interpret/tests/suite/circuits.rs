@@ -371,6 +371,10 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
     );
     refused(&[PromptPair { correct: vec![], ..pair.clone() }], "has no right answer");
     refused(&[pair.clone(), PromptPair { spans: vec![0; 8], ..pair.clone() }], "expected 0 spans of tokens");
+    refused(
+        &[PromptPair { spans: vec![19; 8], ..pair.clone() }],
+        "span 19: expected one of 19, counted from 0",
+    );
     let same = [PromptPair { corrupted: pair.clean.clone(), ..pair.clone() }];
     let task = CircuitTask::new(&case.model, &same, CircuitMetric::LogitDifference)?;
     let scores = task.scores(EdgeMethod::Eap, &|_| ())?;

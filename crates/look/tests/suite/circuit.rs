@@ -80,12 +80,12 @@ fn spans_name_the_places_of_words() {
     }
 }
 
-/// The published circuit has 1 to 2 percent of GPT-2's edges; this model is smaller. The figure is in the model's README.
+/// A bound far below what the guide on looking inside shows, so that another training does not fail it.
 #[test]
 fn a_twentieth_of_the_edges_does_most_of_indirect_objects() {
     let loaded = built_in();
     let folder = tempfile::tempdir().unwrap();
-    let search = CircuitSearch::new(task_file(&folder, &loaded, DataTask::Ioi, 24));
+    let search = CircuitSearch::new(task_file(&folder, &loaded, DataTask::Ioi, 12));
     let found = look(&loaded, &search).unwrap();
     let details = found.details.to_json();
     let (clean, corrupted) = (details["clean"].as_f64().unwrap(), details["corrupted"].as_f64().unwrap());
@@ -99,15 +99,15 @@ fn a_twentieth_of_the_edges_does_most_of_indirect_objects() {
     assert!(kept > 3 && kept <= 35, "{kept} edges");
     let reader = reader(&loaded);
     for task in [DataTask::GreaterThan, DataTask::Gender] {
-        let file = task_file(&folder, &loaded, task, 24);
-        let few = CircuitSearch { method: CircuitMethod::Eap, pairs: Some(12), ..CircuitSearch::new(file) };
+        let file = task_file(&folder, &loaded, task, 8);
+        let few = CircuitSearch { method: CircuitMethod::Eap, pairs: Some(6), ..CircuitSearch::new(file) };
         let told = Told::default();
         let subject = LookSubject::new(&loaded, "a model".into(), &reader);
         let found = few.at(&subject, &told).unwrap().details.to_json();
         let (clean, corrupted) = (found["clean"].as_f64().unwrap(), found["corrupted"].as_f64().unwrap());
         assert!(clean > corrupted + 0.1, "{task:?}: {clean}, {corrupted}");
         let jobs = told.jobs.into_inner().unwrap();
-        assert_eq!(jobs, [("scoring edges".to_owned(), 12), ("running circuits".to_owned(), 12)]);
+        assert_eq!(jobs, [("scoring edges".to_owned(), 6), ("running circuits".to_owned(), 6)]);
     }
 }
 

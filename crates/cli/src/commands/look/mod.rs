@@ -122,20 +122,20 @@ Examples:
   gpt2 look circuit --data pairs.jsonl --model gpt2 --method eap-ig --edges 400 --json
   gpt2 look circuit --data pairs.jsonl --pairs 10 --method acdc --threshold 0.05
 
-An edge is the output of one part (the token embeddings, a head, an MLP) as part of the input of another (queries, keys or values of a \
-head, an MLP, the logits). A circuit keeps some edges; all others carry what they carry in the corrupted prompt. Edges are scored by \
-gradients (eap, eap-ig, clean-corrupted, position-aware) or by runs (acdc). Values are the faithfulness of circuits of ten sizes: 0 as \
-in the corrupted prompts, 1 as in the model. A negative score of a difference, and a positive one of kl, is that of an edge that helps; \
-the picture shows those in red.")]
+An edge is the output of one part (the token embeddings, a head, an MLP) as part of the input of another (a head's queries, keys or \
+values, an MLP, the logits). A circuit keeps some edges; all others carry what they carry for the corrupted prompt. Gradients score edges \
+(eap, eap-ig, clean-corrupted, position-aware), or runs do (acdc). Values are the faithfulness of circuits of ten sizes: 0 is the \
+corrupted prompts' metric, 1 the whole model's. The score of a useful edge is negative for a difference and positive for kl; in the \
+picture useful edges are red.")]
     Circuit(LookArguments<NoInput, CircuitSearch>),
-    /// Make pairs of prompts for `circuit`: indirect objects, greater than, he or she
+    /// Make prompt pairs for `circuit`: indirect objects, greater-than, he or she
     #[command(after_help = "\
 Examples:
   gpt2 look data ioi --count 100 --seed 1 --out ioi.jsonl
   gpt2 look data greater-than --model gpt2
 
-Each line is a pair: clean, corrupt, answer, against, and spans, the names of positions. Words are one token each of the model's \
-vocabulary; the weights are not read.")]
+Each line is a JSON object: clean, corrupt, answer, against, and spans (named positions). Every word that matters is one token of the \
+model's vocabulary. The weights are not read.")]
     Data(DataArguments),
     /// How much each token of the text matters for a prediction, by gradients
     #[command(after_help = "\
