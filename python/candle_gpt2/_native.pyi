@@ -378,6 +378,19 @@ class Model:
         top: int = 20,
         bos: bool = False,
     ) -> Picture: ...
+    def attribution_graph(
+        self,
+        text: _Text,
+        *,
+        transcoders: _Path | None = None,
+        max_feature_nodes: int = 4096,
+        max_memory: int = 4096,
+        node_threshold: float = 0.8,
+        edge_threshold: float = 0.98,
+        set: Sequence[str] | None = None,
+        top: int = 20,
+        bos: bool = False,
+    ) -> Picture: ...
     def heads(
         self,
         text: _Text | None = None,

@@ -64,6 +64,11 @@ impl Encoder {
         Ok(Self { weight, bias, activation, threshold })
     }
 
+    /// Of a weight `(C, F)` and a bias `(F)`, with ReLU of the `k` largest.
+    pub(crate) fn top_k(weight: Tensor, bias: Tensor, k: usize) -> Self {
+        Self { weight, bias, activation: LatentActivation::TopK { k }, threshold: None }
+    }
+
     /// Width of a value, `C`.
     pub(crate) fn width(&self) -> usize {
         self.weight.dims()[0]

@@ -86,7 +86,7 @@ pub enum InterpretError {
     /// An attribution graph would take too much memory.
     #[error(
         "the graph of {features} active features takes about {needed} MiB, more than the {limit} MiB that it may; \
-         lower the number of feature nodes (max_feature_nodes), or give a shorter text"
+         lower the number of feature nodes, allow more memory, or give a shorter text"
     )]
     GraphMemory {
         /// Features that are active.

@@ -20,23 +20,16 @@ const LEAST_SUM: f64 = 1e-10;
 /// The graph of a run: nodes, and what they add to each other.
 ///
 /// ```
-/// use candle_gpt2_interpret::{AttributionGraph, GraphOptions, ReplacementModel, Run};
-/// # use std::collections::BTreeMap;
+/// use candle_gpt2_interpret::{AttributionGraph, GraphOptions, ReplacementModel, Run, Transcoders};
 /// # use candle_core::{DType, Device, Tensor};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-/// # use candle_gpt2_interpret::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let random = |one: candle_gpt2::Parameter| Ok((one.name, Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
 /// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
 /// # let model = Gpt2LMHeadModel::load(&sizes, candle_gpt2::ByOutput(candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))?;
-/// # let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::ResidMid, k: None };
-/// # let random = |name: &str, shape: &[usize]| Ok((name.to_owned(), Tensor::randn(0f32, 1., shape, &Device::Cpu)?));
-/// # let tensors = [("W_enc", &[9, 6][..]), ("b_enc", &[9]), ("W_dec", &[9, 6]), ("b_dec", &[6])];
-/// # let tensors: BTreeMap<_, _> = tensors.into_iter().map(|(name, shape)| random(name, shape)).collect::<candle_core::Result<_>>()?;
-/// # let layer = TranscoderLayer::per_layer(&tensors, &config)?;
-/// # let transcoders = Transcoders::new(config.input, vec![layer.clone(), layer])?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let transcoders = Transcoders::of_neurons(&model, 5)?; // the neurons of the MLPs as features
 /// let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
 /// let graph = AttributionGraph::trace(&replacement, &|_, _| ())?;
 /// let pruned = graph.pruned(0.8, 0.98);

@@ -11,6 +11,7 @@ mod dictionary_config;
 mod encoder;
 mod error;
 mod file_tensors;
+mod frozen;
 mod gradients;
 mod graph;
 mod heads;

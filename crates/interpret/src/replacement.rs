@@ -11,10 +11,11 @@
 //! which has no node for positions and leaves the errors of the first position out.
 
 use candle_core::{D, DType, Device, Tensor};
-use candle_gpt2::{Block, Gpt2LMHeadModel, LayerNorm, QkvProjection, Site, SiteKind};
+use candle_gpt2::{Gpt2LMHeadModel, Site, SiteKind};
 
 use crate::error::Result;
-use crate::{Add, Edit, InterpretError, Place, Record, Run, TranscoderInput, TranscoderLayer, Transcoders};
+use crate::frozen::{Biases, FrozenAttention, FrozenNorm, Seen, joined, rows};
+use crate::{Add, Edit, InterpretError, Place, Run, TranscoderLayer, Transcoders};
 
 /// Logits are nodes until they have this share of the probability.
 const LOGIT_SHARE: f64 = 0.95;
@@ -110,61 +111,6 @@ pub struct Edges {
     pub biases: Vec<f64>,
 }
 
-/// A layer norm whose scale is that of the run.
-struct FrozenNorm {
-    /// `(C)`; `None` for ones.
-    weight: Option<Tensor>,
-    /// `(C)`.
-    bias: Option<Tensor>,
-    /// `(T, 1)`.
-    scale: Tensor,
-}
-
-impl FrozenNorm {
-    /// The gradient at the input of that at the output, `(B, T, C)`.
-    fn back(&self, g: &Tensor) -> candle_core::Result<Tensor> {
-        let g = match &self.weight {
-            Some(weight) => g.broadcast_mul(weight)?,
-            None => g.clone(),
-        };
-        let scale = self.scale.narrow(0, 0, g.dim(1)?)?;
-        g.broadcast_sub(&g.mean_keepdim(D::Minus1)?)?.broadcast_div(&scale)
-    }
-}
-
-/// The attention of a layer with the pattern of the run.
-struct FrozenAttention {
-    norm: FrozenNorm,
-    /// Keys by queries, `(H, T, T)`.
-    pattern: Tensor,
-    /// `(H · D, C)`.
-    value: Tensor,
-    value_bias: Option<Tensor>,
-    /// `(C, H · D)`.
-    output: Tensor,
-    output_bias: Option<Tensor>,
-}
-
-impl FrozenAttention {
-    /// The gradient before attention of that behind it, `(B, T, C)`.
-    fn back(&self, g: &Tensor, biases: &mut Biases) -> candle_core::Result<Tensor> {
-        let (batch, tokens, width) = g.dims3()?;
-        let (heads, _, _) = self.pattern.dims3()?;
-        biases.add(g, self.output_bias.as_ref())?;
-        let z = rows(g)?.matmul(&self.output)?; // (B · T, H · D)
-        let head_dim = z.dim(1)? / heads;
-        let z = z.reshape((batch, tokens, heads, head_dim))?.permute((2, 1, 0, 3))?.contiguous()?;
-        let pattern = self.pattern.narrow(1, 0, tokens)?.narrow(2, 0, tokens)?.contiguous()?;
-        let v = pattern.matmul(&z.reshape((heads, tokens, batch * head_dim))?)?; // (H, T, B · D)
-        let v = v.reshape((heads, tokens, batch, head_dim))?.permute((2, 1, 0, 3))?.contiguous()?;
-        let v = v.reshape((batch, tokens, heads * head_dim))?;
-        biases.add(&v, self.value_bias.as_ref())?;
-        let x = rows(&v)?.matmul(&self.value)?.reshape((batch, tokens, width))?;
-        biases.add(&x, self.norm.bias.as_ref())?;
-        g + self.norm.back(&x)?
-    }
-}
-
 /// What nodes write to the MLP output of a layer at one position.
 struct Writing {
     nodes: Vec<usize>,
@@ -208,49 +154,19 @@ impl FrozenLayer {
     }
 }
 
-/// What biases add to the rows of a batch, `(B)`.
-struct Biases(Option<Tensor>);
-
-impl Biases {
-    /// Adds what a bias `(C)` adds at every token to rows of gradients `(B, T, C)`.
-    fn add(&mut self, g: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<()> {
-        if let Some(bias) = bias {
-            let rows = g.broadcast_mul(bias)?.sum(D::Minus1)?.sum(D::Minus1)?;
-            self.0 = Some(match &self.0 {
-                Some(sum) => (sum + rows)?,
-                None => rows,
-            });
-        }
-        Ok(())
-    }
-
-    /// Takes in further rows.
-    fn join(&mut self, others: Self) -> candle_core::Result<()> {
-        self.0 = joined(self.0.take(), others.0)?;
-        Ok(())
-    }
-}
-
 /// The local replacement model of a run.
 ///
 /// ```
-/// use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run};
-/// # use std::collections::BTreeMap;
+/// use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run, Transcoders};
 /// # use candle_core::{DType, Device, Tensor};
 /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-/// # use candle_gpt2_interpret::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
 /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
 /// # let random = |one: candle_gpt2::Parameter| Ok((one.name, Tensor::randn(0f32, 1., one.shape, &Device::Cpu)?));
 /// # let tensors = candle_gpt2::expected_parameters(&sizes).into_iter().map(random).collect::<candle_core::Result<_>>()?;
 /// # let model = Gpt2LMHeadModel::load(&sizes, candle_gpt2::ByOutput(candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)))?;
-/// # let config = TranscodersConfig { is_cross_layer: false, input: TranscoderInput::ResidMid, k: None };
-/// # let random = |name: &str, shape: &[usize]| Ok((name.to_owned(), Tensor::randn(0f32, 1., shape, &Device::Cpu)?));
-/// # let tensors = [("W_enc", &[9, 6][..]), ("b_enc", &[9]), ("W_dec", &[9, 6]), ("b_dec", &[6])];
-/// # let tensors: BTreeMap<_, _> = tensors.into_iter().map(|(name, shape)| random(name, shape)).collect::<candle_core::Result<_>>()?;
-/// # let layer = TranscoderLayer::per_layer(&tensors, &config)?;
-/// # let transcoders = Transcoders::new(config.input, vec![layer.clone(), layer])?;
 ///
 /// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let transcoders = Transcoders::of_neurons(&model, 5)?; // the neurons of the MLPs as features
 /// let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
 /// let last = replacement.nodes().len() - 1; // a logit
 /// let edges = replacement.edges(&[last])?;
@@ -288,7 +204,7 @@ impl ReplacementModel {
         let dtype = if model.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let transcoders = transcoders.cast(dtype, model.device())?;
         let (n_layer, tokens) = (model.config().n_layer, run.ids.len());
-        let seen = Seen { record: run.record(sites(n_layer))?, dtype };
+        let seen = Seen::of(run, dtype)?;
         let read = read_layers(&seen, model, &transcoders, options.skips_first)?;
         let features: usize = read.iter().map(|layer| layer.active.len()).sum();
         if features == 0 {
@@ -316,7 +232,7 @@ impl ReplacementModel {
         for (layer, block) in model.transformer().blocks().iter().enumerate() {
             let output = seen.rows(layer, SiteKind::MlpOut)?;
             let writings = writings(layer, &output, &read, &transcoders, features + layer * tokens)?;
-            layers.push((attention(&seen, layer, block)?, writings));
+            layers.push((FrozenAttention::of(&seen, layer, block)?, writings));
         }
         let layers = layers.into_iter().zip(read).zip(transcoders.layers());
         let layers = layers.map(|(((attention, writings), read), transcoder)| FrozenLayer {
@@ -334,7 +250,11 @@ impl ReplacementModel {
         }
         Ok(Self {
             layers,
-            final_norm: frozen(&seen, model.transformer().ln_f(), Site::outside(SiteKind::LnFinalScale))?,
+            final_norm: FrozenNorm::of(
+                &seen,
+                model.transformer().ln_f(),
+                Site::outside(SiteKind::LnFinalScale),
+            )?,
             head,
             tokens: seen.outside(SiteKind::Embed)?,
             positions: seen.outside(SiteKind::PosEmbed)?,
@@ -367,11 +287,6 @@ impl ReplacementModel {
         &self.options
     }
 
-    /// Number of layers.
-    pub fn n_layer(&self) -> usize {
-        self.layers.len()
-    }
-
     /// The pre-activation of a feature, or a logit less the mean of all; 0 of nodes that depend on nothing.
     pub fn value(&self, node: usize) -> f64 {
         let first_logit = self.logits().start;
@@ -398,8 +313,8 @@ impl ReplacementModel {
         Ok(edges)
     }
 
-    /// [`Self::edges`] of a few targets, all at once.
-    fn batch(&self, targets: &[usize]) -> Result<Edges> {
+    /// Where the ways back of some targets begin, those first whose way is the longest.
+    fn starts(&self, targets: &[usize]) -> Result<Vec<Start>> {
         let mut starts = Vec::new();
         for (row, node) in targets.iter().enumerate() {
             starts.push(match self.nodes.get(*node) {
@@ -417,9 +332,15 @@ impl ReplacementModel {
                 }
             });
         }
-        let tokens = starts.iter().map(|start| start.position + 1).max().unwrap_or(1);
-        // Those whose way is the longest are there first.
         starts.sort_by_key(|start| std::cmp::Reverse(start.layer));
+        Ok(starts)
+    }
+
+    /// [`Self::edges`] of a few targets, all at once.
+    fn batch(&self, targets: &[usize]) -> Result<Edges> {
+        let starts = self.starts(targets)?;
+        // No gradient reaches tokens after the last target.
+        let tokens = starts.iter().map(|start| start.position + 1).max().unwrap_or(1);
         let mut edges = Edges {
             rows: vec![vec![0.0; self.nodes.len()]; targets.len()],
             biases: vec![0.0; targets.len()],
@@ -528,7 +449,8 @@ impl Sizes {
         let rows = features.min(options.max_feature_nodes as u64) + MAX_LOGITS as u64;
         let batch = BATCH as u64
             * (columns * 8 + BATCH_TENSORS as u64 * tokens * width * dtype.size_in_bytes() as u64);
-        rows * columns * 4 + (written + layers * tokens) * width * dtype.size_in_bytes() as u64 + batch
+        // The rows are there twice while those of features without a node are left out.
+        2 * rows * columns * 4 + (written + layers * tokens) * width * dtype.size_in_bytes() as u64 + batch
     }
 
     fn check(&self, options: &GraphOptions, dtype: DType) -> Result<()> {
@@ -547,49 +469,6 @@ impl Sizes {
 
 fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
-}
-
-/// What the run was seen to have, in one type and without the axis of the batch.
-struct Seen {
-    record: Record,
-    dtype: DType,
-}
-
-impl Seen {
-    fn get(&self, site: Site) -> candle_core::Result<Tensor> {
-        self.record.get(site)?.squeeze(0)?.to_dtype(self.dtype)
-    }
-
-    /// `(T, …)` of a block.
-    fn rows(&self, layer: usize, kind: SiteKind) -> candle_core::Result<Tensor> {
-        self.get(Site::in_block(layer, kind))
-    }
-
-    fn outside(&self, kind: SiteKind) -> candle_core::Result<Tensor> {
-        self.get(Site::outside(kind))
-    }
-
-    fn cast(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
-        tensor.to_dtype(self.dtype)
-    }
-}
-
-/// Everything that is frozen or read.
-fn sites(n_layer: usize) -> Vec<Site> {
-    const KINDS: [SiteKind; 5] =
-        [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::ResidMid, SiteKind::Ln2Scale, SiteKind::MlpOut];
-    const OUTSIDE: [SiteKind; 4] =
-        [SiteKind::Embed, SiteKind::PosEmbed, SiteKind::LnFinalScale, SiteKind::FinalNorm];
-    let inside = (0..n_layer).flat_map(|layer| KINDS.map(|kind| Site::in_block(layer, kind)));
-    inside.chain(OUTSIDE.map(Site::outside)).collect()
-}
-
-fn frozen(seen: &Seen, norm: &LayerNorm, scale: Site) -> candle_core::Result<FrozenNorm> {
-    Ok(FrozenNorm {
-        weight: Some(seen.cast(norm.weight())?),
-        bias: norm.bias().map(|bias| seen.cast(bias)).transpose()?,
-        scale: seen.get(scale)?,
-    })
 }
 
 /// What the encoder of a layer reads, and what it finds there.
@@ -613,8 +492,8 @@ fn read_layers(
     let mut first_node = 0;
     for (layer, block) in model.transformer().blocks().iter().enumerate() {
         let encoder = &transcoders.layers()[layer].encoder;
-        let norm = reading(seen, layer, block, transcoders.input())?;
-        let x = read_values(seen, layer, norm.as_ref())?;
+        let norm = FrozenNorm::before_encoder(seen, layer, block, transcoders.input())?;
+        let x = seen.read(layer, norm.as_ref())?;
         let before = encoder.pre_activations(&x)?;
         let active = active(&before, &encoder.activate(&before)?, skips_first)?;
         let count = active.len();
@@ -659,32 +538,6 @@ fn writings(
         Ok(Writing { nodes, directions: Tensor::cat(&directions, 0)?.t()?.contiguous()? })
     };
     parts.into_iter().enumerate().map(writing).collect()
-}
-
-/// The norm between the residual stream and what the encoder reads.
-fn reading(
-    seen: &Seen,
-    layer: usize,
-    block: &Block,
-    input: TranscoderInput,
-) -> candle_core::Result<Option<FrozenNorm>> {
-    let scale = Site::in_block(layer, SiteKind::Ln2Scale);
-    Ok(match input {
-        TranscoderInput::ResidMid => None,
-        TranscoderInput::Ln2Normalized => {
-            Some(FrozenNorm { weight: None, bias: None, scale: seen.get(scale)? })
-        }
-        TranscoderInput::MlpIn => Some(frozen(seen, block.ln_2(), scale)?),
-    })
-}
-
-/// What the encoder of a layer reads, `(T, C)`.
-fn read_values(seen: &Seen, layer: usize, norm: Option<&FrozenNorm>) -> candle_core::Result<Tensor> {
-    let x = seen.rows(layer, SiteKind::ResidMid)?;
-    let Some(norm) = norm else { return Ok(x) };
-    let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?.broadcast_div(&norm.scale)?;
-    let x = norm.weight.as_ref().map_or(Ok(x.clone()), |weight| x.broadcast_mul(weight))?;
-    norm.bias.as_ref().map_or(Ok(x.clone()), |bias| x.broadcast_add(bias))
 }
 
 /// The part of a reconstruction that no feature writes, `(T, C)`.
@@ -735,26 +588,6 @@ fn written(decoder: &Tensor, active: &[Active]) -> candle_core::Result<Tensor> {
     decoder.index_select(&features, 0)?.broadcast_mul(&activations)
 }
 
-fn attention(seen: &Seen, layer: usize, block: &Block) -> candle_core::Result<FrozenAttention> {
-    let attn = block.attn();
-    let width = attn.num_heads() * attn.head_dim();
-    let (of_values, first) = match attn.projection() {
-        QkvProjection::Fused(layer) => (layer, 2 * width),
-        QkvProjection::Separate { value, .. } => (value, 0),
-        QkvProjection::FusedMemory { key_value, .. } => (key_value, width),
-    };
-    let value_bias = of_values.bias().map(|bias| seen.cast(&bias.narrow(0, first, width)?));
-    let pattern = seen.rows(layer, SiteKind::Pattern)?;
-    Ok(FrozenAttention {
-        norm: frozen(seen, block.ln_1(), Site::in_block(layer, SiteKind::Ln1Scale))?,
-        pattern: pattern.transpose(1, 2)?.contiguous()?,
-        value: seen.cast(&of_values.weight().to_tensor()?.narrow(0, first, width)?)?.contiguous()?,
-        value_bias: value_bias.transpose()?,
-        output: seen.cast(&attn.out_proj().weight().to_tensor()?)?.contiguous()?,
-        output_bias: attn.out_proj().bias().map(|bias| seen.cast(bias)).transpose()?,
-    })
-}
-
 /// The nodes of the logits with their values, and what they are read by, `(N, C)`.
 fn logits(model: &Gpt2LMHeadModel, seen: &Seen) -> candle_core::Result<(Vec<(GraphNode, f64)>, Tensor)> {
     let weight = seen.cast(&model.lm_head().weight().to_tensor()?)?; // (V, C)
@@ -798,19 +631,6 @@ fn scattered(read: &Tensor, starts: &[&Start], tokens: usize) -> candle_core::Re
     starts.iter().enumerate().for_each(|(row, start)| places[row * tokens + start.position] = 1.0);
     let places = Tensor::from_vec(places, (starts.len(), tokens, 1), device)?.to_dtype(read.dtype())?;
     places.broadcast_mul(&read.unsqueeze(1)?)
-}
-
-/// Two batches, one after the other.
-fn joined(first: Option<Tensor>, second: Option<Tensor>) -> candle_core::Result<Option<Tensor>> {
-    match (first, second) {
-        (Some(first), Some(second)) => Tensor::cat(&[first, second], 0).map(Some),
-        (first, second) => Ok(first.or(second)),
-    }
-}
-
-/// `(B, T, C)` as `(B · T, C)`.
-fn rows(x: &Tensor) -> candle_core::Result<Tensor> {
-    x.contiguous()?.flatten(0, 1)
 }
 
 fn doubles(x: &Tensor) -> candle_core::Result<Tensor> {

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Site, SiteKind};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Site, SiteKind};
 use serde_json::Value;
 
 use crate::dictionary_config::{Keys, unexpected};
@@ -291,6 +291,30 @@ impl Transcoders {
             input.unwrap_or(TranscoderInput::ResidMid),
             layers.into_values().map(|(_, one)| one).collect(),
         )
+    }
+
+    /// The MLPs of a model as they are: features are the `k` neurons of each layer that read the most at a token, which are taken to
+    /// have ReLU for their activation function. What other neurons and another function add is the error.
+    ///
+    /// # Errors
+    /// When there is no memory for the weights of the MLPs in f32.
+    pub fn of_neurons(model: &Gpt2LMHeadModel, k: usize) -> candle_core::Result<Self> {
+        let layers = model.transformer().blocks().iter().map(|block| {
+            let [expand, contract] = [block.mlp().expand(), block.mlp().contract()];
+            let [read, written] = [expand, contract]
+                .map(|layer| layer.weight().to_tensor()?.to_dtype(DType::F32)?.t()?.contiguous());
+            let [read_bias, written_bias] = [expand, contract].map(|layer| match layer.bias() {
+                Some(bias) => bias.to_dtype(DType::F32),
+                None => Tensor::zeros(layer.out_features(), DType::F32, model.device()),
+            });
+            Ok(TranscoderLayer {
+                encoder: Encoder::top_k(read?, read_bias?, k.clamp(1, expand.out_features())),
+                decoders: vec![written?],
+                decoder_bias: written_bias?,
+                skip: None,
+            })
+        });
+        Ok(Self { input: TranscoderInput::MlpIn, layers: layers.collect::<candle_core::Result<_>>()? })
     }
 
     /// What they read.

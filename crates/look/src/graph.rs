@@ -8,7 +8,7 @@ use candle_gpt2::LogitsFor;
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{
     AttributionGraph, Chain, FeatureChange, GraphNode, GraphOptions, PrunedGraph, ReplacementModel, Run,
-    Transcoders,
+    TranscoderLayer, Transcoders,
 };
 use candle_gpt2_pictures::{
     AttributionGraph as DrawnGraph, Axis, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
@@ -21,6 +21,8 @@ use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
 
 /// The public frontend leaves features out that are active at more than this share of the positions.
 const COMMON: f64 = 2.0 / 3.0;
+/// Of so many neurons of each MLP a token has features if there are no transcoders.
+const NEURONS: usize = 32;
 
 /// The features that carry a prediction, and what they add to each other.
 ///
@@ -32,9 +34,10 @@ const COMMON: f64 = 2.0 / 3.0;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("One day, Mia was".into());
-/// let graph = Graph { max_feature_nodes: 100, ..Graph::new(text, "no/such/folder".into()) };
-/// let error = graph.at(&subject, &Silent).err().ok_or("it is there")?;
-/// assert!(error.to_string().contains("no/such/folder"));
+/// let found = Graph { max_feature_nodes: 100, ..Graph::new(text) }.at(&subject, &Silent)?;
+/// let graph = found.graph.as_ref().ok_or("it is drawn")?;
+/// assert!(graph.points.iter().any(|point| point.id.starts_with("E_")), "the embeddings are nodes");
+/// assert!(found.page().contains("attribution graph"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -44,9 +47,9 @@ pub struct Graph {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Transcoders of every layer: a folder of circuit-tracer's (config.yaml), or with a SAELens folder (cfg.json) for each layer
+    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder (cfg.json) for each layer [default: the neurons of the MLPs]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
-    pub transcoders: PathBuf,
+    pub transcoders: Option<PathBuf>,
     /// Compute the edges of up to N features, those with the most influence on the prediction
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().max_feature_nodes))]
     pub max_feature_nodes: usize,
@@ -59,7 +62,7 @@ pub struct Graph {
     /// Keep the edges with the most influence until they have this share of all
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().edge_threshold))]
     pub edge_threshold: f64,
-    /// Set a feature to a value, such as 3_1201_4=0 (layer, feature, position), and compare what the graph predicts with what happens; may be repeated
+    /// Set a feature to a value, such as 3_1201_4=0 (layer, feature, position), and compare the predicted effect with the actual one (repeatable)
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURE=VALUE"))]
     pub set: Vec<FeatureSetting>,
     /// How many nodes the table lists
@@ -72,7 +75,7 @@ impl Default for Graph {
         let GraphOptions { max_feature_nodes, max_bytes, .. } = GraphOptions::default();
         Self {
             text: Text::default(),
-            transcoders: PathBuf::new(),
+            transcoders: None,
             max_feature_nodes,
             max_memory: max_bytes >> 20,
             node_threshold: 0.8,
@@ -84,9 +87,9 @@ impl Default for Graph {
 }
 
 impl Graph {
-    /// Of a text, by the transcoders in a folder.
-    pub fn new(text: Text, transcoders: PathBuf) -> Self {
-        Self { text, transcoders, ..Self::default() }
+    /// Of a text, by the neurons of the MLPs.
+    pub fn new(text: Text) -> Self {
+        Self { text, ..Self::default() }
     }
 }
 
@@ -154,7 +157,8 @@ impl Display for FeatureSetting {
 #[derive(Debug)]
 pub struct CheckedGraph {
     ids: Vec<u32>,
-    transcoders: Transcoders,
+    /// `None` for the neurons.
+    transcoders: Option<Transcoders>,
 }
 
 impl Look for Graph {
@@ -168,19 +172,23 @@ impl Look for Graph {
                 return Err(wrong(format!("`{option}` {share}: expected a share from 0 to 1")));
             }
         }
-        if self.transcoders.as_os_str().is_empty() {
-            return Err(wrong("`transcoders`: give the folder of the transcoders"));
-        }
         let ids = reader.text(&self.text)?;
-        let transcoders = read_transcoders(&self.transcoders, reader.config())?;
+        let config = reader.config();
+        let read = self.transcoders.as_ref().map(|folder| read_transcoders(folder, config));
+        let transcoders = read.transpose()?;
         for setting in &self.set {
-            let latents = transcoders.layers().get(setting.layer).map(|layer| layer.latents());
-            if latents.is_none_or(|latents| setting.feature >= latents) || setting.position >= ids.len() {
-                let layers = transcoders.layers().len();
-                let latents = latents.map_or(String::new(), |latents| format!(" of {latents} features"));
+            let features = match &transcoders {
+                Some(transcoders) => {
+                    transcoders.layers().get(setting.layer).map_or(0, TranscoderLayer::latents)
+                }
+                None => config.inner_width(),
+            };
+            let sizes = [config.n_layer, features, ids.len()];
+            let found = [setting.layer, setting.feature, setting.position];
+            if found.iter().zip(sizes).any(|(found, size)| *found >= size) {
+                let [layers, features, tokens] = sizes;
                 return Err(wrong(format!(
-                    "`set` {setting}: the transcoders have {layers} layers{latents}, and the text {} tokens, all counted from 0",
-                    ids.len()
+                    "`set` {setting}: there are {layers} layers, {features} features in this one and {tokens} tokens, all counted from 0"
                 )));
             }
         }
@@ -196,6 +204,8 @@ impl Look for Graph {
             // Transcoders are trained without the token in front.
             skips_first: subject.has_bos(),
         };
+        let of_neurons = || Transcoders::of_neurons(subject.model(), NEURONS);
+        let transcoders = transcoders.map_or_else(of_neurons, Ok)?;
         let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
         let graph = traced(&replacement, reporter)?;
         let pruned = graph.pruned(self.node_threshold, self.edge_threshold);
@@ -204,6 +214,11 @@ impl Look for Graph {
         let mut report = subject.report("graph", drawn.title(), &ids);
         self.list_nodes(&mut report, &drawn);
         drawn.add_notes(&mut report);
+        if self.transcoders.is_none() {
+            report.notes.push(format!(
+                "features are neurons: the {NEURONS} most active of each MLP at each token; pass `transcoders` for trained features"
+            ));
+        }
         let mut details = drawn.frontend(self);
         if !self.set.is_empty() {
             details["interventions"] = self.intervene(&run, &replacement, &drawn, &mut report)?;
@@ -253,7 +268,7 @@ impl Graph {
             let GraphNode::Feature { activation, .. } = graph.nodes[node] else { continue };
             changes.push(FeatureChange { node: graph.origins[node], value: setting.value });
             set.push(json!({ "node_id": setting.to_string(), "from": activation, "to": setting.value }));
-            report.notes.push(format!("{setting} is set from {activation:.4} to {}", setting.value));
+            report.notes.push(format!("{setting} set from {activation:.4} to {}", setting.value));
         }
         let moved = graph.predicted(&changes);
         let mut edits = replacement.edits(&changes)?;
@@ -265,16 +280,17 @@ impl Graph {
             let GraphNode::Logit { token, .. } = graph.nodes[node] else { break };
             let (before, after) = (before[token as usize], after[token as usize]);
             let (predicted, text) = (before + moved[node], drawn.subject.shown(token));
-            report.notes.push(format!(
-                "logit of {text:?}: {before:.4}; predicted {predicted:.4}, happened {after:.4}"
-            ));
+            report
+                .notes
+                .push(format!("logit of {text:?}: {before:.4}; predicted {predicted:.4}, actual {after:.4}"));
             logits.push(json!({
-                "id": token, "text": text, "before": before, "predicted": predicted, "after": after,
+                "id": token, "text": text, "before": before, "predicted": predicted, "actual": after,
             }));
             report.metric = Some(Shown { name: drawn.logit_name(token), before, after: Some(after) });
         }
         report.notes.push(
-            "logits minus the mean of all; predicted: by the edges, with patterns, norms and active features as they are; happened: everything behind computed anew"
+            "logits are relative to their mean; predicted: from the edges, with attention patterns, norms and the set of active features frozen; \
+             actual: the model run with the change"
                 .into(),
         );
         logits.reverse();
@@ -371,18 +387,18 @@ impl Drawn<'_> {
     fn add_notes(&self, report: &mut Report) {
         let (graph, pruned) = (self.graph, self.pruned);
         report.notes.push(format!(
-            "replacement score {:.3}: the part of the influence on the logits that begins at embeddings, not at errors; \
-             completeness score {:.3}: the part of the edges, by influence, that comes from no error",
+            "replacement score {:.3} (share of the influence on the logits that comes from embeddings rather than errors), \
+             completeness score {:.3} (share of the edges, weighted by influence, that do not come from errors)",
             graph.replacement_score(),
             graph.completeness_score()
         ));
         let features = graph.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count();
         let left = match features == graph.active_features {
             true => String::new(),
-            false => format!(" ({features} of them with edges)"),
+            false => format!(" ({features} traced)"),
         };
         report.notes.push(format!(
-            "{} active features{left}; {} nodes and {} edges are kept",
+            "{} active features{left}; pruned to {} nodes and {} edges",
             graph.active_features,
             self.kept().count(),
             pruned.edges.len()
@@ -395,7 +411,7 @@ impl Drawn<'_> {
         let common = self.common();
         if common > 0 {
             report.notes.push(format!(
-                "{common} of the nodes are of features that are active at more than 2/3 of the positions; the public frontend leaves them out"
+                "{common} nodes belong to features that are active at more than 2/3 of the positions; the public frontend hides them"
             ));
         }
     }
@@ -409,7 +425,7 @@ impl Drawn<'_> {
         let (biases, left_out) = self.graph.rest(target);
         vec![
             ("features", of(|node| matches!(node, GraphNode::Feature { .. }))),
-            ("features without edges", left_out),
+            ("untraced features", left_out),
             ("errors", of(|node| matches!(node, GraphNode::Error { .. }))),
             ("token embeddings", of(|node| matches!(node, GraphNode::Embedding { .. }))),
             ("position embeddings", of(|node| matches!(node, GraphNode::Position { .. }))),

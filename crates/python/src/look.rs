@@ -157,6 +157,14 @@ looks! {
     /// sae: SAELens' folder with cfg.json and sae_weights.safetensors, or a file of OpenAI's. site: the place that it was trained on,
     /// where its file does not say. top: how many features.
     features: Features(text, sae), "($self, text, sae, *, site=None, top=20, bos=False)";
+
+    /// Which features of the MLPs carry the prediction of a text, and how they act on each other (attribution graph): a picture of
+    /// nodes and edges; its values are the influence of the nodes with the most. details: nodes and links as the public frontend of
+    /// attribution graphs has them, replacement_score, completeness_score, and with `set` interventions.
+    ///
+    /// transcoders: a folder of circuit-tracer, or with a SAELens folder for each layer; without it features are neurons. set: features
+    /// that are set to values, such as "3_1201_4=0" (layer, feature, position). max_memory: in MiB.
+    attribution_graph: Graph(text), "($self, text, *, transcoders=None, max_feature_nodes=4096, max_memory=4096, node_threshold=0.8, edge_threshold=0.98, set=None, top=20, bos=False)";
 }
 
 #[pymethods]

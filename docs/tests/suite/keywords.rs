@@ -9,8 +9,9 @@ use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
 use candle_gpt2_jobs::{ActivationsOptions, ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
-    Ablate, Activations, Attention, Attribute, CircuitSearch, Estimate, Features, HeadKinds, Heads, Instead,
-    Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData, TokenChoice,
+    Ablate, Activations, Attention, Attribute, CircuitSearch, Estimate, FeatureSetting, Features, Graph,
+    HeadKinds, Heads, Instead, Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData,
+    TokenChoice,
 };
 use clap::{Arg, ArgAction, Args, Command};
 
@@ -51,6 +52,7 @@ fn methods() -> Vec<Method> {
         method("saliency", command::<Saliency>(), text),
         method("neurons", command::<Neurons>(), &[("text", "_Text"), ("neuron", "str | tuple[int, int]")]),
         method("features", command::<Features>(), &[("text", "_Text"), ("sae", "_Path")]),
+        method("attribution_graph", command::<Graph>(), text),
         method("heads", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
     ]
 }
@@ -90,6 +92,7 @@ fn python_type(option: &Arg) -> String {
         (TypeId::of::<Neuron>(), "str | tuple[int, int]"),
         (TypeId::of::<TokenChoice>(), "_Token"),
         (TypeId::of::<Instead>(), "_Instead"),
+        (TypeId::of::<FeatureSetting>(), "str"),
     ];
     let known = types.iter().find(|(id, _)| option.get_value_parser().type_id() == *id);
     let (_, known) = known.unwrap_or_else(|| panic!("{}: how does Python write its type?", option.get_id()));
@@ -282,6 +285,7 @@ fn the_page_of_options_has_those_of_every_struct() {
         ("`gpt2 look saliency` (`Saliency`)", command::<Saliency>()),
         ("`gpt2 look neurons` (`Neurons`)", command::<Neurons>()),
         ("`gpt2 look features` (`Features`)", command::<Features>()),
+        ("`gpt2 look graph` (`Graph`)", command::<Graph>()),
     ] {
         page += &section(title, &command);
     }

@@ -168,6 +168,7 @@ fn every_look_works_on_the_built_in_model() {
         ("ablate", &[text], &[6, 3]),
         ("saliency", &[text], &[3]),
         ("features", &sae, &[0, 3]),
+        ("graph", &[text], &[20]),
         ("patch", &both, &[6, 3]),
         ("path", &both, &[6, 3]),
         ("estimate", &both, &[6, 3]),

@@ -5,6 +5,7 @@ mod activations;
 mod circuit;
 mod common;
 mod found;
+mod graph;
 mod names;
 mod refused;
 mod steering;

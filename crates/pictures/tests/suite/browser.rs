@@ -2,7 +2,7 @@
 //!
 //! Needs Chromium; where there is none, each test says what was skipped.
 
-use candle_gpt2_pictures::{Axis, Report, page};
+use candle_gpt2_pictures::{Axis, Report, graph_page, page};
 use candle_gpt2_testing::page_in_browser;
 
 use crate::samples;
@@ -174,4 +174,67 @@ fn a_report_that_does_not_multiply_up_is_said_on_the_page() {
     report.values.pop();
     let Some(dom) = opened(&report, "", "") else { return };
     assert!(dom.contains("<li>a report with the axes (layer 2, head 3) cannot have 5 values"));
+}
+
+/// The labels of the buttons in the element with this `id`.
+fn buttons(dom: &str, id: &str) -> Vec<String> {
+    let (_, after) = dom.split_once(&format!("id=\"{id}\"")).unwrap();
+    let (inside, _) = after.split_once("</div>").unwrap();
+    let button = |part: &str| part.split_once('>').unwrap().1.split('<').next().unwrap().to_owned();
+    inside.split("<button").skip(1).map(button).collect()
+}
+
+#[test]
+fn a_graph_shows_the_edges_of_the_chosen_node() {
+    let (report, graph) = samples::attribution_graph();
+    let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=0_7_2", "") else { return };
+    assert_eq!(text(&dom, "graph-name"), "node 0_7_2");
+    assert_eq!(buttons(&dom, "graph-in"), ["+2.00  node E_1_2", "−0.500  node P_2_2"]);
+    assert_eq!(buttons(&dom, "graph-out"), ["+1.50  node 3_5_11"]);
+    assert_eq!(dom.matches("<circle").count(), 5);
+    // Without an address the first logit is chosen.
+    let Some(dom) = page_in_browser(&graph_page(&report, &graph), "", "") else { return };
+    assert_eq!(text(&dom, "graph-name"), "node 3_5_11");
+}
+
+#[test]
+fn nodes_are_chosen_pinned_and_grouped_by_keyboard_and_the_address_follows() {
+    let (report, graph) = samples::attribution_graph();
+    let script = "
+        const press = key => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
+        document.querySelector('circle.logit').focus();
+        press('p');
+        press('ArrowDown');
+        press('ArrowLeft');
+        press('p');
+        const group = document.getElementById('graph-group');
+        group.value = 'one';
+        group.dispatchEvent(new Event('change'));
+        document.querySelector('circle[tabindex=\"0\"]').focus();
+        press('ArrowDown');
+        press('p');
+        document.body.dataset.address = location.hash";
+    let Some(dom) = page_in_browser(&graph_page(&report, &graph), "", script) else { return };
+    assert_eq!(text(&dom, "graph-name"), "node E_1_2");
+    assert_eq!(buttons(&dom, "graph-pinned"), ["3_5_11", "0_7_2", "E_1_2"]);
+    let pinned = dom.split_once("id=\"graph-pinned\"").unwrap().1;
+    assert!(
+        pinned.contains("one → node 3_5_11: +1.50") && pinned.contains("node E_1_2 → one: +2.00"),
+        "{pinned}"
+    );
+    let address = "#node=E_1_2&amp;pinned=3_5_11%2C0_7_2%2CE_1_2&amp;group.one=0_7_2";
+    assert!(dom.contains(&format!("data-address=\"{address}\"")), "{dom}");
+    // The address brings all of it back.
+    let fragment = address[1..].replace("&amp;", "&");
+    let Some(again) = page_in_browser(&graph_page(&report, &graph), &fragment, "") else { return };
+    assert_eq!(buttons(&again, "graph-pinned"), ["3_5_11", "0_7_2", "E_1_2"]);
+    assert_eq!(text(&again, "graph-name"), "node E_1_2");
+}
+
+#[test]
+fn tokens_of_a_graph_cannot_break_its_page() {
+    let (mut report, graph) = samples::attribution_graph();
+    report.tokens = samples::hostile();
+    let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=err_0_4", "") else { return };
+    assert_eq!(buttons(&dom, "graph-out"), ["−0.250  node 3_5_11"]);
 }

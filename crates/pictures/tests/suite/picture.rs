@@ -1,6 +1,6 @@
 //! What is in an SVG picture: well-formed, one rectangle a cell, texts as texts, clear errors.
 
-use candle_gpt2_pictures::{Axis, PictureError, Report, Scale, Width, svg};
+use candle_gpt2_pictures::{Axis, PictureError, Report, Scale, Width, graph_svg, svg};
 
 use crate::samples;
 
@@ -235,4 +235,29 @@ fn end_of(report: &Report) -> f64 {
     let (_, path) = picture.split_once(" d=\"").unwrap();
     let numbers: Vec<&str> = path.split('"').next().unwrap().split([' ', 'M', 'C']).collect();
     numbers[numbers.len() - 2].parse().unwrap()
+}
+
+#[test]
+fn a_graph_has_a_circle_a_node_and_a_line_an_edge() {
+    let (report, graph) = samples::attribution_graph();
+    for width in [Width::OneColumn, Width::TwoColumns] {
+        let (tags, texts) = parsed(&graph_svg(&report, &graph, width).unwrap());
+        assert_eq!(tags.iter().filter(|tag| tag.starts_with("circle")).count(), 5);
+        assert_eq!(tags.iter().filter(|tag| tag.starts_with("line ")).count(), 4);
+        for text in ["embeddings", "layer 0", "logits", "·John 2"] {
+            assert!(texts.iter().any(|found| found == text), "{text}");
+        }
+    }
+    let (mut report, mut graph) = samples::attribution_graph();
+    report.tokens = samples::hostile();
+    parsed(&graph_svg(&report, &graph, Width::TwoColumns).unwrap());
+    graph.lines = vec![graph.lines[0]; 500];
+    let (tags, texts) = parsed(&graph_svg(&report, &graph, Width::TwoColumns).unwrap());
+    assert_eq!(tags.iter().filter(|tag| tag.starts_with("line ")).count(), 400);
+    assert!(texts.iter().any(|text| text == "the 400 strongest of 500 edges"));
+    graph.points = vec![graph.points[0].clone(); 3001];
+    let refused = graph_svg(&report, &graph, Width::TwoColumns).unwrap_err().to_string();
+    assert!(refused.contains("3001 cells are too many for one picture (at most 3000)"), "{refused}");
+    graph.points.clear();
+    assert_eq!(graph_svg(&report, &graph, Width::TwoColumns), Err(PictureError::Nothing));
 }

@@ -1,6 +1,9 @@
 //! Reports with values that a test can name.
 
-use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric, Report, Scale, Token};
+use candle_gpt2_pictures::{
+    AttributionGraph, Axis, Graph, GraphLine, GraphLink, GraphNode, GraphPoint, Metric, PointKind, Report,
+    Scale, Token,
+};
 
 /// The tokens of a short sentence.
 pub(crate) fn sentence() -> Vec<Token> {
@@ -185,4 +188,37 @@ pub(crate) fn graph() -> Report {
 pub(crate) fn graph_of_ports(port: Option<char>) -> Report {
     let nodes = vec![node("input", 0, 0.5), node("a0.h0", 1, 0.5)];
     Report { graph: Some(Graph { nodes, links: vec![GraphLink { port, ..link(0, 1, 1.0) }] }), ..graph() }
+}
+
+/// A graph of a few nodes over the tokens of a sentence: each leads to the next.
+pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
+    let mut report = attention(1, 1, sentence());
+    report.title = "attribution graph".into();
+    let point = |id: &str, kind, row, column, influence| GraphPoint {
+        id: id.into(),
+        name: format!("node {id}"),
+        kind,
+        row,
+        column,
+        influence,
+        share: 0.5,
+        activation: None,
+    };
+    let points = vec![
+        point("E_1_2", PointKind::Embedding, 0, 2, 0.2),
+        point("P_2_2", PointKind::Position, 0, 2, 0.1),
+        point("0_7_2", PointKind::Feature, 1, 2, 0.5),
+        point("err_0_4", PointKind::Error, 1, 4, 0.3),
+        point("3_5_11", PointKind::Logit, 2, 11, 0.0),
+    ];
+    let line = |source, target, weight| GraphLine { source, target, weight };
+    let lines = vec![line(0, 2, 2.0), line(1, 2, -0.5), line(2, 4, 1.5), line(3, 4, -0.25)];
+    (
+        report,
+        AttributionGraph {
+            rows: ["embeddings", "layer 0", "logits"].map(String::from).to_vec(),
+            points,
+            lines,
+        },
+    )
 }

@@ -1,0 +1,195 @@
+//! What the local replacement model freezes of a run, and the way of gradients back through it.
+//!
+//! With `LNᵀ(g) = (w∘g − mean(w∘g)) / s` for a norm of weight `w` and scale `s`, a gradient passes attention as
+//! `g + LN1ᵀ(patternᵀ(g · W_O) · W_V)`. What biases add on the way is summed up.
+
+use candle_core::{D, DType, Tensor};
+use candle_gpt2::{Block, LayerNorm, QkvProjection, Site, SiteKind};
+
+use crate::{Record, Run, TranscoderInput};
+
+/// A layer norm whose scale is that of the run.
+pub(crate) struct FrozenNorm {
+    /// `(C)`; `None` for ones.
+    weight: Option<Tensor>,
+    /// `(C)`.
+    pub(crate) bias: Option<Tensor>,
+    /// `(T, 1)`.
+    scale: Tensor,
+}
+
+impl FrozenNorm {
+    /// A norm, and where its scale was seen.
+    pub(crate) fn of(seen: &Seen, norm: &LayerNorm, scale: Site) -> candle_core::Result<Self> {
+        Ok(Self {
+            weight: Some(seen.cast(norm.weight())?),
+            bias: norm.bias().map(|bias| seen.cast(bias)).transpose()?,
+            scale: seen.get(scale)?,
+        })
+    }
+
+    /// The norm between the residual stream and what an encoder reads.
+    pub(crate) fn before_encoder(
+        seen: &Seen,
+        layer: usize,
+        block: &Block,
+        input: TranscoderInput,
+    ) -> candle_core::Result<Option<Self>> {
+        let scale = Site::in_block(layer, SiteKind::Ln2Scale);
+        Ok(match input {
+            TranscoderInput::ResidMid => None,
+            TranscoderInput::Ln2Normalized => {
+                Some(Self { weight: None, bias: None, scale: seen.get(scale)? })
+            }
+            TranscoderInput::MlpIn => Some(Self::of(seen, block.ln_2(), scale)?),
+        })
+    }
+
+    /// The gradient at the input of that at the output, `(B, T, C)`.
+    pub(crate) fn back(&self, g: &Tensor) -> candle_core::Result<Tensor> {
+        let g = match &self.weight {
+            Some(weight) => g.broadcast_mul(weight)?,
+            None => g.clone(),
+        };
+        let scale = self.scale.narrow(0, 0, g.dim(1)?)?;
+        g.broadcast_sub(&g.mean_keepdim(D::Minus1)?)?.broadcast_div(&scale)
+    }
+}
+
+/// The attention of a layer with the pattern of the run.
+pub(crate) struct FrozenAttention {
+    norm: FrozenNorm,
+    /// Keys by queries, `(H, T, T)`.
+    pattern: Tensor,
+    /// `(H · D, C)`.
+    value: Tensor,
+    value_bias: Option<Tensor>,
+    /// `(C, H · D)`.
+    output: Tensor,
+    output_bias: Option<Tensor>,
+}
+
+impl FrozenAttention {
+    pub(crate) fn of(seen: &Seen, layer: usize, block: &Block) -> candle_core::Result<Self> {
+        let attn = block.attn();
+        let width = attn.num_heads() * attn.head_dim();
+        let (of_values, first) = match attn.projection() {
+            QkvProjection::Fused(layer) => (layer, 2 * width),
+            QkvProjection::Separate { value, .. } => (value, 0),
+            QkvProjection::FusedMemory { key_value, .. } => (key_value, width),
+        };
+        let value_bias = of_values.bias().map(|bias| seen.cast(&bias.narrow(0, first, width)?));
+        let pattern = seen.rows(layer, SiteKind::Pattern)?;
+        Ok(Self {
+            norm: FrozenNorm::of(seen, block.ln_1(), Site::in_block(layer, SiteKind::Ln1Scale))?,
+            pattern: pattern.transpose(1, 2)?.contiguous()?,
+            value: seen.cast(&of_values.weight().to_tensor()?.narrow(0, first, width)?)?.contiguous()?,
+            value_bias: value_bias.transpose()?,
+            output: seen.cast(&attn.out_proj().weight().to_tensor()?)?.contiguous()?,
+            output_bias: attn.out_proj().bias().map(|bias| seen.cast(bias)).transpose()?,
+        })
+    }
+
+    /// The gradient before attention of that behind it, `(B, T, C)`.
+    pub(crate) fn back(&self, g: &Tensor, biases: &mut Biases) -> candle_core::Result<Tensor> {
+        let (batch, tokens, width) = g.dims3()?;
+        let (heads, _, _) = self.pattern.dims3()?;
+        biases.add(g, self.output_bias.as_ref())?;
+        let z = rows(g)?.matmul(&self.output)?; // (B · T, H · D)
+        let head_dim = z.dim(1)? / heads;
+        let z = z.reshape((batch, tokens, heads, head_dim))?.permute((2, 1, 0, 3))?.contiguous()?;
+        let pattern = self.pattern.narrow(1, 0, tokens)?.narrow(2, 0, tokens)?.contiguous()?;
+        let v = pattern.matmul(&z.reshape((heads, tokens, batch * head_dim))?)?; // (H, T, B · D)
+        let v = v.reshape((heads, tokens, batch, head_dim))?.permute((2, 1, 0, 3))?.contiguous()?;
+        let v = v.reshape((batch, tokens, heads * head_dim))?;
+        biases.add(&v, self.value_bias.as_ref())?;
+        let x = rows(&v)?.matmul(&self.value)?.reshape((batch, tokens, width))?;
+        biases.add(&x, self.norm.bias.as_ref())?;
+        g + self.norm.back(&x)?
+    }
+}
+
+/// What biases add to the rows of a batch, `(B)`.
+pub(crate) struct Biases(pub(crate) Option<Tensor>);
+
+impl Biases {
+    /// Adds what a bias `(C)` adds at every token to rows of gradients `(B, T, C)`.
+    pub(crate) fn add(&mut self, g: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<()> {
+        if let Some(bias) = bias {
+            let rows = g.broadcast_mul(bias)?.sum(D::Minus1)?.sum(D::Minus1)?;
+            self.0 = Some(match &self.0 {
+                Some(sum) => (sum + rows)?,
+                None => rows,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes in further rows.
+    pub(crate) fn join(&mut self, others: Self) -> candle_core::Result<()> {
+        self.0 = joined(self.0.take(), others.0)?;
+        Ok(())
+    }
+}
+
+/// What the run was seen to have, in one type and without the axis of the batch.
+pub(crate) struct Seen {
+    record: Record,
+    dtype: DType,
+}
+
+impl Seen {
+    /// What a run has of all that is frozen or read.
+    pub(crate) fn of(run: &Run, dtype: DType) -> candle_core::Result<Self> {
+        Ok(Self { record: run.record(sites(run.model.config().n_layer))?, dtype })
+    }
+
+    /// What an encoder reads in a layer behind this norm, `(T, C)`.
+    pub(crate) fn read(&self, layer: usize, norm: Option<&FrozenNorm>) -> candle_core::Result<Tensor> {
+        let x = self.rows(layer, SiteKind::ResidMid)?;
+        let Some(norm) = norm else { return Ok(x) };
+        let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?.broadcast_div(&norm.scale)?;
+        let x = norm.weight.as_ref().map_or(Ok(x.clone()), |weight| x.broadcast_mul(weight))?;
+        norm.bias.as_ref().map_or(Ok(x.clone()), |bias| x.broadcast_add(bias))
+    }
+
+    fn get(&self, site: Site) -> candle_core::Result<Tensor> {
+        self.record.get(site)?.squeeze(0)?.to_dtype(self.dtype)
+    }
+
+    /// `(T, …)` of a block.
+    pub(crate) fn rows(&self, layer: usize, kind: SiteKind) -> candle_core::Result<Tensor> {
+        self.get(Site::in_block(layer, kind))
+    }
+
+    pub(crate) fn outside(&self, kind: SiteKind) -> candle_core::Result<Tensor> {
+        self.get(Site::outside(kind))
+    }
+
+    pub(crate) fn cast(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
+        tensor.to_dtype(self.dtype)
+    }
+}
+
+/// Everything that is frozen or read.
+fn sites(n_layer: usize) -> Vec<Site> {
+    const KINDS: [SiteKind; 5] =
+        [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::ResidMid, SiteKind::Ln2Scale, SiteKind::MlpOut];
+    const OUTSIDE: [SiteKind; 4] =
+        [SiteKind::Embed, SiteKind::PosEmbed, SiteKind::LnFinalScale, SiteKind::FinalNorm];
+    let inside = (0..n_layer).flat_map(|layer| KINDS.map(|kind| Site::in_block(layer, kind)));
+    inside.chain(OUTSIDE.map(Site::outside)).collect()
+}
+
+/// Two batches, one after the other.
+pub(crate) fn joined(first: Option<Tensor>, second: Option<Tensor>) -> candle_core::Result<Option<Tensor>> {
+    match (first, second) {
+        (Some(first), Some(second)) => Tensor::cat(&[first, second], 0).map(Some),
+        (first, second) => Ok(first.or(second)),
+    }
+}
+
+/// `(B, T, C)` as `(B · T, C)`.
+pub(crate) fn rows(x: &Tensor) -> candle_core::Result<Tensor> {
+    x.contiguous()?.flatten(0, 1)
+}

@@ -1,0 +1,301 @@
+//! Attribution graphs as they are shown: files of transcoders, the JSON of the public frontend, interventions.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+
+use candle_core::{Device, Tensor, safetensors};
+use candle_gpt2_look::{FeatureSetting, Found, Graph, Look, LookSubject, Reader, read_transcoders};
+use candle_gpt2_pictures::{PointKind, Width};
+use candle_gpt2_testing::{Fixture, fixture_path, json_fixture, pattern, values};
+use serde_json::{Value, json};
+
+use crate::common::{Case, Told, built_in, look, reader, words};
+
+fn folder(name: &str) -> PathBuf {
+    let config = fixture_path(&format!("graphs/{name}/expected.json"));
+    config.parent().unwrap().join("transcoders")
+}
+
+/// The graph of a fixture, whole.
+fn graph_of(name: &str) -> (Case, Graph, Value) {
+    let recorded = json_fixture(&format!("graphs/{name}/expected"));
+    let case = Case::open(recorded["checkpoint"].as_str().unwrap());
+    let graph = Graph { transcoders: Some(folder(name)), ..Graph::new(case.text("clean_ids")) };
+    (case, graph, recorded)
+}
+
+/// Those whose first token has features; without a BOS token it has.
+const GRAPHS: [&str; 4] = ["set-relu", "cross-layer-skip", "set-skip", "set-topk"];
+
+#[test]
+fn transcoders_of_every_format_give_the_graph_of_their_fixture() {
+    for name in GRAPHS {
+        let (case, graph, recorded) = graph_of(name);
+        let found = look(&case.loaded, &graph).unwrap();
+        let json = serde_json::to_value(&found).unwrap();
+        let expected = Fixture::open(&format!("graphs/{name}/expected"));
+        let kept: f64 = values(&expected.tensor("nodes")).iter().sum();
+        assert_eq!(json["nodes"].as_array().unwrap().len() as f64, kept, "{name}");
+        let links = expected.tensor("kept").dim(0).unwrap();
+        assert_eq!(json["links"].as_array().unwrap().len(), links, "{name}");
+        for (key, score) in [("replacement", "replacement_score"), ("completeness", "completeness_score")] {
+            let [expected, found] = [&recorded[key], &json[score]].map(|value| value.as_f64().unwrap());
+            assert!((expected - found).abs() < 1e-4, "{name}: {score} {found} for {expected}");
+        }
+    }
+    let config = Case::open("untied").loaded.config().clone();
+    let read = read_transcoders(&folder("saelens-skip"), &config).unwrap();
+    assert_eq!((read.layers().len(), read.is_cross_layer()), (3, false));
+    let config = Case::open("inverse_layer").loaded.config().clone();
+    assert!(read_transcoders(&folder("cross-layer"), &config).unwrap().is_cross_layer());
+}
+
+fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_else(|| panic!("{key} of {value} is no text"))
+}
+
+/// What the public schema asks for, and what its page stumbles over.
+fn assert_frontend(found: &Found, layers: usize, tokens: usize) {
+    let json = serde_json::to_value(found).unwrap();
+    for key in ["slug", "scan", "prompt"] {
+        text_of(&json["metadata"], key);
+    }
+    assert_eq!(json["metadata"]["prompt_tokens"].as_array().unwrap().len(), tokens);
+    assert_eq!(json["qParams"]["linkType"], "both");
+    let nodes = json["nodes"].as_array().unwrap();
+    let (mut ids, mut places) = (BTreeSet::new(), BTreeSet::new());
+    for node in nodes {
+        assert!(ids.insert(text_of(node, "node_id")), "{node} has the id of another node");
+        let kind = text_of(node, "feature_type");
+        if kind != "cross layer transcoder" {
+            assert!(places.insert(text_of(node, "jsNodeId")), "{node} has the place of another node");
+        }
+        assert!(node["feature"].is_i64() && node["ctx_idx"].as_u64().unwrap() < tokens as u64);
+        match kind {
+            "cross layer transcoder" => {
+                let numbers: Vec<u64> =
+                    text_of(node, "node_id").split('_').map(|part| part.parse().unwrap()).collect();
+                let (layer, feature) = (numbers[0], numbers[1]);
+                let sum = layer + feature;
+                assert_eq!(node["feature"], sum * (sum + 1) / 2 + feature, "Cantor's number");
+                assert_eq!(text_of(node, "layer"), layer.to_string());
+                assert!(node["activation"].as_f64().unwrap() > 0.0);
+            }
+            "mlp reconstruction error" => assert_eq!(node["feature"], -1),
+            "embedding" => assert_eq!(node["layer"], "E"),
+            "logit" => {
+                assert_eq!(text_of(node, "layer"), (layers + 1).to_string());
+                assert!(text_of(node, "clerp").contains("(p="), "the page reads the probability there");
+            }
+            other => panic!("the page knows no {other}"),
+        }
+        if kind != "logit" {
+            assert!((0.0..=1.0).contains(&node["influence"].as_f64().unwrap()));
+        }
+    }
+    let targets = nodes.iter().filter(|node| node["is_target_logit"] == true).count();
+    assert_eq!(targets, 1, "one logit is the one that is looked at");
+    for link in json["links"].as_array().unwrap() {
+        assert!(ids.contains(text_of(link, "source")) && ids.contains(text_of(link, "target")));
+        assert!(link["weight"].is_f64());
+    }
+    let graph = found.graph.as_ref().unwrap();
+    let mut ranked: Vec<(f64, f64)> =
+        graph.points.iter().map(|point| (point.influence, point.share)).collect();
+    ranked.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.total_cmp(&b.1)));
+    assert!(ranked.windows(2).all(|pair| pair[0].1 <= pair[1].1), "shares rise with the rank");
+}
+
+#[test]
+fn the_public_frontend_can_read_every_graph() {
+    for name in GRAPHS {
+        let (case, graph, recorded) = graph_of(name);
+        let found = look(&case.loaded, &graph).unwrap();
+        assert_frontend(&found, case.loaded.config().n_layer, recorded["ids"].as_array().unwrap().len());
+    }
+    // Neurons, with a tokenizer and a BOS token: the first token has no features.
+    let loaded = built_in();
+    let with_bos = Reader::new(loaded.vocabulary(), true).unwrap();
+    let subject = LookSubject::new(&loaded, "built-in".into(), &with_bos);
+    let graph = Graph { max_feature_nodes: 300, ..Graph::new(words("A red ball and a blue cup, a red")) };
+    let told = Told::default();
+    let found = graph.at(&subject, &told).unwrap();
+    assert_frontend(&found, 6, 11);
+    let jobs = told.jobs.lock().unwrap();
+    assert!(jobs[0].0 == "tracing" && (301..=310).contains(&jobs[0].1), "{jobs:?}");
+    let notes = found.report.notes.join("\n");
+    assert!(notes.contains("(300 traced)") && notes.contains("features are neurons"), "{notes}");
+    let drawn = found.graph.as_ref().unwrap();
+    assert!(drawn.points.iter().all(|point| point.column > 0 || point.kind != PointKind::Feature));
+    assert!(found.page().contains("attribution graph of the prediction"));
+    let picture = found.svg(Width::TwoColumns).unwrap();
+    assert_eq!(picture.matches("<circle").count(), drawn.points.len());
+    assert!(picture.contains("·ball"), "tokens stand below");
+}
+
+/// The sum that the notes spell out is the logit, whether all features have edges or only some.
+#[test]
+fn the_sum_in_the_notes_is_the_logit() {
+    for max_feature_nodes in [10, 4096] {
+        let (case, graph, _) = graph_of("cross-layer-skip");
+        let graph = Graph { max_feature_nodes, ..graph };
+        let found = look(&case.loaded, &graph).unwrap();
+        let metric = found.report.metric.as_ref().unwrap();
+        let sum = found.report.notes.iter().find(|note| note.contains(" = ")).unwrap();
+        let (_, parts) = sum.split_once(" = ").unwrap();
+        let parts: f64 =
+            parts.split(" + ").map(|part| part.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum();
+        assert!((parts - metric.before).abs() < 1e-3, "{sum}: {} is the logit", metric.before);
+        assert_eq!(sum.contains("untraced features"), max_feature_nodes == 10);
+    }
+}
+
+#[test]
+fn a_feature_that_is_set_moves_what_is_predicted_and_what_happens() {
+    let (case, graph, _) = graph_of("set-skip");
+    let whole = look(&case.loaded, &graph).unwrap();
+    let strongest = |found: &Found| {
+        let drawn = found.graph.as_ref().unwrap();
+        let features = drawn.points.iter().filter(|point| point.kind == PointKind::Feature);
+        features.max_by(|a, b| a.influence.total_cmp(&b.influence)).unwrap().clone()
+    };
+    let feature = strongest(&whole);
+    let set = |value: f64| {
+        let setting: FeatureSetting = format!("{}={value:?}", feature.id).parse().unwrap();
+        let found = look(&case.loaded, &Graph { set: vec![setting], ..graph.clone() }).unwrap();
+        let details = found.details.to_json()["interventions"].clone();
+        let logits = details["logits"].as_array().unwrap().clone();
+        assert_eq!(details["set"][0]["node_id"], feature.id.as_str());
+        let of =
+            |key: &str| -> Vec<f64> { logits.iter().map(|logit| logit[key].as_f64().unwrap()).collect() };
+        (of("before"), of("predicted"), of("actual"), found)
+    };
+    let near = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
+    let (before, predicted, after, _) = set(feature.activation.unwrap());
+    assert!(near(&before, &predicted) && near(&before, &after), "what is set to what it is changes nothing");
+    let (before, predicted, after, found) = set(0.0);
+    assert!(!near(&before, &predicted) && !near(&before, &after), "{before:?} {predicted:?} {after:?}");
+    let metric = found.report.metric.unwrap();
+    assert!((metric.before - before[0]).abs() < 1e-6 && (metric.after.unwrap() - after[0]).abs() < 1e-6);
+    assert!(found.report.notes.iter().any(|note| note.contains("predicted") && note.contains("actual")));
+}
+
+#[test]
+fn wrong_questions_about_graphs_are_refused() {
+    let loaded = built_in();
+    let reader = reader(&loaded);
+    let graph = Graph::new(words("The big dog"));
+    let setting = |text: &str| vec![text.parse::<FeatureSetting>().unwrap()];
+    let told = |graph: Graph| {
+        let error = graph.check(&reader).unwrap_err();
+        (error.is_usage(), error.to_string())
+    };
+    for (graph, expected) in [
+        (
+            Graph { node_threshold: 1.5, ..graph.clone() },
+            "`node_threshold` 1.5: expected a share from 0 to 1",
+        ),
+        (Graph { edge_threshold: f64::NAN, ..graph.clone() }, "`edge_threshold` NaN: expected a share"),
+        (Graph { set: setting("6_0_0=1"), ..graph.clone() }, "`set` 6_0_0: there are 6 layers"),
+        (Graph { set: setting("5_768_0=1"), ..graph.clone() }, "768 features in this one and 3 tokens"),
+        (Graph { set: setting("5_0_3=1"), ..graph.clone() }, "`set` 5_0_3: there are 6 layers"),
+    ] {
+        let (is_usage, message) = told(graph);
+        assert!(is_usage && message.contains(expected), "`{expected}` is not in: {message}");
+    }
+    for text in ["", "1_2=3", "1_2_3", "1_2_3=x", "1_2_3=inf", "a_2_3=1", "1_2_3_4=1"] {
+        let error = text.parse::<FeatureSetting>().unwrap_err();
+        assert!(error.contains("write LAYER_FEATURE_POSITION=VALUE"), "{error}");
+    }
+    assert!(serde_json::from_value::<Graph>(json!({"text": "a", "set": ["1_2_3=0"]})).is_ok());
+    assert!(serde_json::from_value::<Graph>(json!({"text": "a", "set": ["1=0"]})).is_err());
+
+    let asked = |graph: Graph| {
+        let error = look(&loaded, &graph).unwrap_err();
+        assert!(error.is_usage(), "{error}");
+        error.to_string()
+    };
+    let silent = (0..768).map(|feature| setting(&format!("0_{feature}_1=1"))).find_map(|set| {
+        let error = asked_or_none(&loaded, Graph { set, ..graph.clone() })?;
+        Some(error)
+    });
+    assert!(silent.unwrap().contains("the feature is not active there"));
+    let message = asked(Graph { max_memory: 0, ..graph.clone() });
+    assert!(
+        message.contains("more than the 0 MiB that it may; lower the number of feature nodes"),
+        "{message}"
+    );
+    let message = asked(Graph { max_feature_nodes: 1, set: few(&loaded), ..graph });
+    assert!(message.contains("raise `max_feature_nodes`"), "{message}");
+}
+
+fn asked_or_none(loaded: &candle_gpt2_engine::LoadedModel, graph: Graph) -> Option<String> {
+    look(loaded, &graph).err().map(|error| error.to_string())
+}
+
+/// A feature that is active, and not the one with the most influence.
+fn few(loaded: &candle_gpt2_engine::LoadedModel) -> Vec<FeatureSetting> {
+    let found = look(loaded, &Graph::new(words("The big dog"))).unwrap();
+    let mut features = found.graph.unwrap().points;
+    features.retain(|point| point.kind == PointKind::Feature);
+    features.sort_by(|a, b| b.influence.total_cmp(&a.influence));
+    vec![format!("{}=0", features[1].id).parse().unwrap()]
+}
+
+/// Folders that hold no transcoders of this model: each message names the file and says what is wrong.
+#[test]
+fn folders_without_transcoders_of_this_model_are_refused() {
+    let model = Case::open("plain").loaded.config().clone(); // 2 layers, width 21
+    let given = candle_gpt2_testing::temporary_folder();
+    let path = |name: &str| given.path().join(name);
+    let refused = || format!("{:#}", Chained(read_transcoders(given.path(), &model).unwrap_err()));
+    assert!(refused().contains("there are no transcoders here; expected config.yaml"));
+
+    let config =
+        "model_kind: transcoder_set\nfeature_input_hook: hook_resid_mid\nfeature_output_hook: hook_mlp_out\n";
+    std::fs::write(path("config.yaml"), "model_kind: [").unwrap();
+    assert!(refused().contains("config.yaml") && refused().contains("expected YAML"));
+    std::fs::write(path("config.yaml"), "model_kind: sae\n").unwrap();
+    assert!(refused().contains("`model_kind`: expected \"transcoder_set\""));
+    std::fs::write(path("config.yaml"), config).unwrap();
+    assert!(refused().contains("layer_0.safetensors"));
+    std::fs::write(path("layer_0.safetensors"), b"damaged").unwrap();
+    assert!(refused().contains("there are transcoders for 1 layers, and the model has 2"));
+    std::fs::write(path("layer_1.safetensors"), b"damaged").unwrap();
+    assert!(refused().contains("layer_0.safetensors"), "{}", refused());
+    let write = |layer: usize, width: usize, value: f64| {
+        let tensors = HashMap::from([
+            ("W_enc", pattern(&[4, width], 1.0, 1)),
+            ("b_enc", pattern(&[4], 1.0, 2)),
+            ("W_dec", pattern(&[4, width], 1.0, 3)),
+            ("b_dec", Tensor::full(value, width, &Device::Cpu).unwrap()),
+        ]);
+        safetensors::save(&tensors, path(&format!("layer_{layer}.safetensors"))).unwrap();
+    };
+    (0..2).for_each(|layer| write(layer, 20, 0.0));
+    assert!(refused().contains("for values of width 20, and the model has 21"), "{}", refused());
+    write(0, 21, 0.0);
+    assert!(refused().contains("layer 1: expected values of width 21"), "{}", refused());
+    write(1, 21, f64::NAN);
+    assert!(refused().contains("layer_1.safetensors: tensor `b_dec`: element 0 is NaN"), "{}", refused());
+    write(1, 21, 0.0);
+    assert_eq!(read_transcoders(given.path(), &model).unwrap().layers().len(), 2);
+    std::fs::remove_file(path("config.yaml")).unwrap();
+    std::fs::write(path("config.json"), r#"{"model_kind": "cross_layer_transcoder"}"#).unwrap();
+    assert!(refused().contains("W_enc_0.safetensors"), "{}", refused());
+}
+
+/// An error with its causes.
+struct Chained(candle_gpt2_look::LookError);
+
+impl std::fmt::Display for Chained {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = std::error::Error::source(&self.0);
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
