@@ -23,8 +23,10 @@ site=$(cd "$site" && pwd)
 
 # As deep as the sources, so that links from its pages into the code lead to the copies of these files.
 mdbook build docs --dest-dir "$site/docs/book"
+rm -f "$site/docs/book/404.html" # for a server
 cargo doc --workspace --no-deps --locked
 cp -r "${CARGO_TARGET_DIR:-target}/doc" "$site/rust"
+rm -f "$site"/rust/*.json # of scripts/check_examples.py
 cp "$page" "$site/page/gpt2.html"
 python3 scripts/site.py "$site"
 echo "$site/index.html"

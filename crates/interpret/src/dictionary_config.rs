@@ -47,7 +47,7 @@ pub enum DictionaryFormat {
 pub enum TrainedOn {
     /// Those of the checkpoint as it is.
     Checkpoint,
-    /// Those that TransformerLens makes of them, see [`Processing`].
+    /// Those that TransformerLens makes of them, see [`Processing`](crate::Processing).
     TransformerLens,
 }
 

@@ -47,7 +47,8 @@ impl Display for Shape<'_> {
 }
 
 /// Why the file of a dictionary, of a tuned lens or of a control vector cannot be used.
-/// [`Dictionary::from_tensors`] and [`DictionaryConfig::from_json`] return it.
+/// [`Dictionary::from_tensors`](crate::Dictionary::from_tensors) and
+/// [`DictionaryConfig::from_json`](crate::DictionaryConfig::from_json) return it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
