@@ -307,7 +307,7 @@ try_image() {
     mount --bind "$root" "$root"
     mount -o remount,bind,ro "$root"
     for volume in tmp models; do mount -t tmpfs -o mode=1777 tmpfs "$root/$volume"; done
-    run=(env -i HF_HOME=/models GPT2_API_KEY=only-for-this-rehearsal chroot "${@:2}" "$root" /gpt2)
+    run=(env -i PATH="$PATH" HF_HOME=/models GPT2_API_KEY=only-for-this-rehearsal chroot "${@:2}" "$root" /gpt2)
     "${run[@]}" serve "${place[@]}" &
     for _ in {1..100}; do
       if "${run[@]}" serve --check "${place[@]}" 2>/dev/null; then ready=yes; break; fi

@@ -4,7 +4,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)/target/wine
 library=$root/library/bcryptprimitives.dll
-export WINEPREFIX=$root/prefix WINEPATH=$root/library WINEDEBUG=${WINEDEBUG:--all}
+export WINEPREFIX=$root/prefix WINEDEBUG=${WINEDEBUG:--all}
 # Without the parts that it would ask to download.
 export WINEDLLOVERRIDES='mscoree,mshtml='
 
@@ -27,4 +27,8 @@ C
   fi
   flock -u 9
 fi
+# Windows looks for libraries next to the program; tests are next to the folder of the program that they start.
+for folder in "$(dirname "$1")" "$(dirname "$1")/.."; do
+  [ -e "$folder/bcryptprimitives.dll" ] || cp "$library" "$folder"
+done
 exec wine "$@"

@@ -16,7 +16,8 @@ const LOCK: &str = ".lock";
 #[derive(Debug)]
 pub(crate) struct JobFolder {
     path: PathBuf,
-    _lock: File,
+    /// Held until this is dropped.
+    lock: Option<File>,
     is_new: bool,
     /// What killed processes left, at the time that it was locked.
     leftovers: Vec<PathBuf>,
@@ -42,12 +43,12 @@ impl JobFolder {
         fs::create_dir_all(path).map_err(failed)?;
         let mut options = OpenOptions::new();
         let lock = open_locked(&path.join(LOCK), options.write(true).create(true).truncate(false));
-        let _lock = lock.map_err(|error| match error.kind() {
+        let lock = lock.map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => in_use(path),
             _ => failed(error),
         })?;
         let leftovers = leftovers(path, results)?;
-        Ok(Self { path: path.to_owned(), _lock, is_new, leftovers })
+        Ok(Self { path: path.to_owned(), lock: Some(lock), is_new, leftovers })
     }
 
     /// Refuses a folder that another process writes, and touches nothing.
@@ -119,6 +120,8 @@ impl Drop for JobFolder {
     fn drop(&mut self) {
         // Nothing more can be done than try. A folder with something in it is not removed.
         let _ = fs::remove_file(self.path.join(LOCK));
+        // Some file systems of Windows keep the name of a file until it is closed.
+        drop(self.lock.take());
         if self.is_new {
             let _ = fs::remove_dir(&self.path);
         }

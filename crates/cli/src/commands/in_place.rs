@@ -62,11 +62,12 @@ impl InPlaceArguments {
             return Ok(Source { reader: Box::new(stdin()), length: None });
         };
         let name = || path.display().to_string();
-        let file = File::open(path).with_context(name)?;
-        let metadata = file.metadata().with_context(name)?;
-        if metadata.is_dir() {
+        // Windows opens no folder.
+        if path.is_dir() {
             bail!("{}: a folder; name a file", path.display());
         }
+        let file = File::open(path).with_context(name)?;
+        let metadata = file.metadata().with_context(name)?;
         let length = metadata.is_file().then_some(metadata.len());
         Ok(Source { reader: Box::new(file), length })
     }
