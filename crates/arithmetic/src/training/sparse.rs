@@ -307,8 +307,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "column Some(22) of 22")]
+    #[should_panic(expected = " of 3")]
     fn a_column_that_the_table_lacks_is_refused() {
-        add_sparse_product(&entries(5), MatrixView::new(&[0f32; 22], 22, 1), &mut [0f32; 5]);
+        add_sparse_product(&entries(5), MatrixView::new(&[0f32; 3], 3, 1), &mut [0f32; 5]);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! top-k, batch-top-k   1/32 · min(dead / (D/2), 1) · ‖e − ê‖² / ‖e − mean e‖²: e = y − ŷ, a constant; ê = â W_dec of the D/2 largest
-//!                      a of dead latents, which may be negative: so a latent that nothing reaches comes back
+//!                      a of dead latents, also of negative ones, as in SAELens
 //! JumpReLU             λ (L0 / k − 1)², z = a · 1[a > θ]; over the width ω around θ, ∂z/∂θ = −θ/ω and ∂1[a > θ]/∂θ = −1/ω
 //! gated                λ mean Σ π₊ / √C, and ‖π₊ W_dec + b_dec − y‖² / ‖y − mean y‖² in which W_dec and b_dec are constants;
 //!                      π = a opens the gates, and z = 1[π > 0] · (exp(r) · (a − b_enc) + b_mag)₊
