@@ -338,8 +338,7 @@ impl Maker<'_> {
                 draft.frame
             )));
         }
-        let tokens =
-            |words: Vec<String>| words.into_iter().map(|word| crate::TokenChoice::Text(word)).collect();
+        let tokens = |words: Vec<String>| words.into_iter().map(crate::TokenChoice::Text).collect();
         Ok(WrittenPair { texts, answer: tokens(answer), against: tokens(against), spans: places })
     }
 
@@ -356,7 +355,7 @@ impl Maker<'_> {
             let [first, second] = *self.pick(&[[giver, getter], [getter, giver]]);
             let words = [("X", first), ("Y", second), ("P", *self.pick(&places)), ("O", *self.pick(&things))];
             let draft = Draft {
-                frame: *self.pick(GIVING),
+                frame: self.pick::<&str>(GIVING),
                 shared: words.map(|(role, word)| (role, word.to_owned())).into(),
                 clean: vec![("A", giver.to_owned())],
                 corrupt: vec![("A", third.to_owned())],
@@ -380,7 +379,7 @@ impl Maker<'_> {
                 .map(|_| {
                     let place = *self.pick(&inner);
                     let draft = Draft {
-                        frame: *self.pick(HOURS),
+                        frame: self.pick::<&str>(HOURS),
                         shared: Vec::new(),
                         clean: vec![("N", numbers[place].to_owned())],
                         corrupt: vec![("N", numbers[0].to_owned())],
@@ -403,7 +402,7 @@ impl Maker<'_> {
                 let words =
                     |digits: &[u32]| digits.iter().map(|digits| format!("{digits:02}")).collect::<Vec<_>>();
                 let draft = Draft {
-                    frame: *self.pick(YEARS),
+                    frame: self.pick::<&str>(YEARS),
                     shared: vec![("E", (*self.pick(&events)).to_owned()), ("C", century.to_string())],
                     clean: vec![("N", of(place))],
                     corrupt: vec![("N", "01".to_owned())],
@@ -457,7 +456,7 @@ impl Maker<'_> {
                     (false, false) => *self.pick(&women),
                 };
                 let draft = Draft {
-                    frame: *self.pick(if has_professions { OF_PROFESSIONS } else { OF_NAMES }),
+                    frame: self.pick::<&str>(if has_professions { OF_PROFESSIONS } else { OF_NAMES }),
                     shared: vec![("O", (*self.pick(&things)).to_owned())],
                     clean: vec![("A", subject.to_owned())],
                     corrupt: vec![("A", other.to_owned())],
