@@ -70,7 +70,7 @@ fn a_token_in_front_is_part_of_the_text_and_said() {
     check(&look(&["--bos"]), "attention", &[0, 353, 383, 71], true);
     check(&look(&["--bos", "--no-bos"]), "attention", &[353, 383, 71], false);
     let table = run(&["look", "ablate", "--bos", "--ids", "353,383"]);
-    assert!(table.stdout.contains("(BOS token in front)"), "{}", table.stdout);
+    assert!(table.stdout.contains("(with a BOS token)"), "{}", table.stdout);
     // The tokens read twice have one in front, too.
     let heads = run(&["look", "heads", "--bos", "--length", "5", "--json"]).json();
     check(&heads, "heads", &[], true);

@@ -20,7 +20,7 @@ fn words(line: &str) -> Vec<&str> {
 fn every_table_names_tokens_model_and_what_was_in_front() {
     let text = table(&samples::attention(1, 2, samples::sentence()));
     assert!(text.starts_with(
-        "attention\nmodel: gpt2\ntokens (BOS token in front):\n  0 <|endoftext|>  1 When  2 ·John"
+        "attention\nmodel: gpt2\ntokens (with a BOS token):\n  0 <|endoftext|>  1 When  2 ·John"
     ));
     assert!(text.ends_with("\n  A head's shares add up to 1.\n"));
 }
