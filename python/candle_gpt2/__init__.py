@@ -10,13 +10,13 @@ Options of ``generate``, ``stream`` and ``stream_batch`` have the names of trans
   ``stop_strings``
 - sampling: ``do_sample``, ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``epsilon_cutoff``,
   ``eta_cutoff``, ``seed``, ``num_return_sequences``
-- changing the logits: ``encoder_repetition_penalty``, ``repetition_penalty``, ``presence_penalty``,
+- logits processors: ``encoder_repetition_penalty``, ``repetition_penalty``, ``presence_penalty``,
   ``frequency_penalty``, ``no_repeat_ngram_size``, ``encoder_no_repeat_ngram_size``, ``bad_words_ids``,
   ``sequence_bias``, ``suppress_tokens``, ``begin_suppress_tokens``, ``forced_bos_token_id``,
   ``renormalize_logits``
-- searching: ``num_beams``, ``num_beam_groups``, ``diversity_penalty``, ``pad_token_id``, ``length_penalty``,
+- search: ``num_beams``, ``num_beam_groups``, ``diversity_penalty``, ``pad_token_id``, ``length_penalty``,
   ``early_stopping``, ``penalty_alpha``
-- drafting: ``num_assistant_tokens``, ``prompt_lookup_num_tokens``
+- speculative decoding: ``num_assistant_tokens``, ``prompt_lookup_num_tokens``
 - of this package: ``stop`` for ``stop_strings``, ``bad_words`` (texts), ``logit_bias`` (a dict of token ids), ``seed`` as a
   list with one for each prompt, ``logits_processor`` (a function of the token ids so far and of the logits, which
   returns other logits or None; or a list of such functions); ``temperature=0`` and ``do_sample=False`` take the most

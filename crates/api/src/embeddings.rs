@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::answer::json;
 use crate::body::{Body, Fields, Integer, Text, fields, words};
 use crate::completion::Prompts;
+use crate::encoding::Encoding;
 use crate::options::{MAX_NAME_BYTES, Truncation};
 use crate::prompts::{empty, tokens_of};
 use crate::{ApiError, Reply, ServedModel, Warnings};
@@ -33,11 +34,6 @@ fields! {
         truncate_prompt_tokens: Option<Truncation>,
     }
     ignored ["user", "priority", "add_special_tokens"]
-}
-
-words! {
-    /// How a vector is written.
-    Encoding { "float" => Float, "base64" => Base64 }
 }
 
 words! {

@@ -12,15 +12,18 @@ mod completion;
 #[cfg(test)]
 mod description;
 mod embeddings;
+mod encoding;
 mod error;
 mod form;
 mod inside;
+mod inside_fields;
 mod look;
 mod options;
 mod pieces;
 mod plan;
 mod prompts;
 mod routes;
+mod seen;
 mod served;
 mod session;
 mod setup;

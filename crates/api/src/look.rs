@@ -13,7 +13,7 @@ use crate::body::{
     Body, Count, Field, Fields, Integer, List, TextOrList, TokenId, fields, found, words, wrong_value,
 };
 use crate::completion::{self, CompletionRequest};
-use crate::inside::InsideFields;
+use crate::inside_fields::InsideFields;
 use crate::pieces::name;
 use crate::plan::{config_of, processors_of};
 use crate::prompts::{check_ids, check_length, encode};

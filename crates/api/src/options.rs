@@ -17,7 +17,7 @@ use crate::body::{
     number, whole_number, written,
 };
 use crate::form::{FormFields, read_grammar};
-use crate::inside::{Asked, InsideFields};
+use crate::inside_fields::{Asked, InsideFields};
 use crate::{ApiError, ServedModel};
 
 /// Largest `n`, as OpenAI has it; a server may allow fewer.

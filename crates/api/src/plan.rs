@@ -9,9 +9,9 @@ use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::body::{Count, Integer, Text, TokenIds};
-use crate::inside::observers;
 use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
+use crate::seen::observers;
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel, Warnings};
 

@@ -61,6 +61,7 @@ pub(crate) enum Command {
     /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
     Look(Box<LookCommandArguments>),
     /// Write the activations of a run to a file: residual streams, attention patterns, neurons
+    #[command(mut_arg("shard_size", |size| size.requires("prompts_file")))]
     Cache(Box<CacheArguments>),
     /// Print the tokens of a text, or encode files into token files to train on, in nanoGPT's or llm.c's format
     Tokenize(TokenizeArguments),

@@ -348,6 +348,8 @@ mod tests {
                 "train" => &["--data", "d", "--init", "i", "--out", "o"],
                 "cache" => &["--sites", "z", "--out", "o"],
                 "look features" => &["--sae", "s"],
+                "look circuit" => &["--data", "d"],
+                "look data" => &["ioi"],
                 "look neurons" => &["--neuron", "1.1"],
                 "eval" => &["kl"],
                 _ => &[],

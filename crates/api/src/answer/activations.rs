@@ -1,12 +1,9 @@
 //! What is told of the inside of the model: `activations` and `activations_info` of a text.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::PoisonError;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use candle_core::{DType, Device, Tensor};
-use candle_gpt2::{Gpt2Config, Site};
-use candle_gpt2_interpret::token_shape;
+use candle_core::{Device, Tensor};
 use candle_gpt2_weights::tensor_bytes;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -15,54 +12,11 @@ use super::Answer;
 use super::text::{PromptAnswer, TextAnswer};
 use super::write::{List, Usage, json};
 use crate::ApiError;
-use crate::embeddings::Encoding;
-use crate::inside::Inspected;
+use crate::encoding::Encoding;
 use crate::pieces::{Pieces, name};
-
-/// The places that are shown, and how their numbers are written.
-#[derive(Debug)]
-pub(crate) struct ShownSites {
-    pub(crate) sites: Vec<Site>,
-    pub(crate) config: Gpt2Config,
-    pub(crate) encoding: Encoding,
-}
-
-/// What was seen of a text.
-#[derive(Debug)]
-pub(super) struct Seen {
-    /// The tokens, counted from 0 in the text.
-    positions: Vec<usize>,
-    values: Vec<SeenAt>,
-}
-
-/// What was seen at one place.
-#[derive(Debug)]
-struct SeenAt {
-    site: Site,
-    shape: Vec<usize>,
-    numbers: Vec<f32>,
-}
+use crate::seen::{Seen, SeenAt, ShownSites};
 
 impl Seen {
-    /// What an inspection has of a text that has ended.
-    pub(super) fn of(inspected: &Inspected, shown: &ShownSites) -> Result<Self, ApiError> {
-        let inspection = inspected.lock().unwrap_or_else(PoisonError::into_inner);
-        let (positions, record) = (inspection.positions().to_vec(), inspection.record()?);
-        let keys = positions.last().map_or(0, |last| last + 1);
-        let seen_at = |site: &Site| {
-            let mut shape = token_shape(&shown.config, site.kind, keys);
-            // There is no axis of rows.
-            shape.insert(site.kind.token_axis() - 1, positions.len());
-            let numbers = match record.values.get(site) {
-                Some(value) => value.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?,
-                None => Vec::new(),
-            };
-            Ok(SeenAt { site: *site, shape, numbers })
-        };
-        let values = shown.sites.iter().map(seen_at).collect::<Result<_, ApiError>>()?;
-        Ok(Self { positions, values })
-    }
-
     /// Adds both entries to a choice.
     pub(super) fn write<M: SerializeMap>(
         &self,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use candle_gpt2_generation::{Event, GenerationError, StopReason, TokenLogprobs};
 
-pub(crate) use activations::ShownSites;
 pub(crate) use text::PromptAnswer;
 use text::Sent;
 pub(crate) use wants::{Head, Shape, Wants};

@@ -3,11 +3,10 @@
 use candle_gpt2_generation::{StopReason, TokenLogprobs};
 use serde_json::{Value, json};
 
-use super::activations::Seen;
 use super::wants::Wants;
 use crate::ApiError;
-use crate::inside::Inspected;
 use crate::pieces::{CharCounter, Pieces};
+use crate::seen::{Inspected, Seen};
 
 /// A prompt, with what is told of it.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! What a response is to hold.
 
-use super::activations::ShownSites;
+use crate::seen::ShownSites;
 
 /// The shape of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

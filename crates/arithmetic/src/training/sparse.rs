@@ -129,7 +129,7 @@ pub(super) fn add_sparse_product<T: Real>(
             let row = part.first_row + index;
             let terms =
                 entries.row(row).map(|(column, value)| (value, &table[column * width..(column + 1) * width]));
-            T::vectorized(AddTerms { terms, sum: part.row(index) });
+            add_terms(terms, part.row(index));
         }
     });
 }
@@ -183,30 +183,36 @@ pub(super) fn add_sparse_gradient<T: Real>(
             let of_column = places[starts[column]..starts[column + 1]].iter();
             let terms = of_column
                 .map(|(row, place)| (entries.values[*place], &gradient[row * width..(row + 1) * width]));
-            T::vectorized(AddTerms { terms, sum: part.row(index) });
+            add_terms(terms, part.row(index));
         }
     });
 }
 
 /// Adds multiples of rows to a sum.
-struct AddTerms<'s, I, T> {
-    terms: I,
-    sum: &'s mut [T],
+fn add_terms<'t, T: Real>(terms: impl Iterator<Item = (T, &'t [T])>, sum: &mut [T]) {
+    for (factor, values) in terms {
+        T::vectorized(AddMultiple { factor, values, sum });
+    }
 }
 
-impl<'t, T: Number, I: Iterator<Item = (T, &'t [T])>> Work<T> for AddTerms<'_, I, T> {
+/// Adds the multiple of a row to a sum.
+struct AddMultiple<'a, T> {
+    factor: T,
+    values: &'a [T],
+    sum: &'a mut [T],
+}
+
+impl<T: Number> Work<T> for AddMultiple<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
-        let Self { terms, sum } = self;
-        for (factor, values) in terms {
-            let factor = v.splat(factor);
-            for first in (0..sum.len()).step_by(LANES) {
-                let (sum, values) = (&mut sum[first..], &values[first..]);
-                let added = v.mul_add(factor, v.load_first(values, T::ZERO), v.load_first(sum, T::ZERO));
-                v.store_first(added, sum);
-            }
+        let Self { factor, values, sum } = self;
+        let factor = v.splat(factor);
+        for first in (0..sum.len()).step_by(LANES) {
+            let (sum, values) = (&mut sum[first..], &values[first..]);
+            let added = v.mul_add(factor, v.load_first(values, T::ZERO), v.load_first(sum, T::ZERO));
+            v.store_first(added, sum);
         }
     }
 }

@@ -142,8 +142,11 @@ fn flags_choose_what_is_reported() {
     let look = |what: &str, more: &[&str]| run(&[&["look", what], &ids[..], &metric, more].concat()).json();
     let name = |report: &Value| report["metric"]["name"].as_str().unwrap().to_owned();
     let probability = look("ablate", &["--measure", "probability", "--position", "1"]);
-    assert!(name(&probability).contains("probability of") && name(&probability).ends_with("at position 1"));
-    assert!(name(&look("attribute", &[])).contains(" minus "), "the answer against the other token");
+    assert!(
+        name(&probability).starts_with("probability difference (")
+            && name(&probability).ends_with("at position 1")
+    );
+    assert!(name(&look("attribute", &[])).contains(" − "), "the answer against the other token");
     let lens =
         run(&[&["look", "lens"], &ids[..], &["--watch", "#300", "--watch", "#301", "--top", "3"]].concat());
     let cell = &lens.json()["layers"][0]["cells"][0];
