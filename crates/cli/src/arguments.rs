@@ -50,7 +50,7 @@ pub(crate) enum Command {
     /// Continue a prompt
     Generate(Box<GenerateArguments>),
     /// Score a text: per-token log-probabilities, loss, perplexity
-    Score(ScoreArguments),
+    Score(Box<ScoreArguments>),
     /// Classify a text or each of its tokens, or pick the best of several choices
     Classify(Box<ClassifyArguments>),
     /// Evaluate with named protocols: LAMBADA, WikiText, HellaSwag and others, bits per byte, KL divergence of two models
@@ -61,12 +61,11 @@ pub(crate) enum Command {
     /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
     Look(Box<LookCommandArguments>),
     /// Write the activations of a run to a file: residual streams, attention patterns, neurons
-    #[command(mut_arg("shard_size", |size| size.requires("prompts_file")))]
     Cache(Box<CacheArguments>),
     /// Print the tokens of a text, or encode files into token files to train on, in nanoGPT's or llm.c's format
     Tokenize(TokenizeArguments),
     /// Train a model from scratch, or train a checkpoint further
-    Train(TrainArguments),
+    Train(Box<TrainArguments>),
     /// Show a checkpoint's configuration, tensors, parameter counts and memory
     Inspect(InspectArguments),
     /// Write a checkpoint in another format: a Hugging Face folder, or a GGUF file for llama.cpp

@@ -17,6 +17,9 @@ use crate::{DataSize, HeldOut, Hyperparameters, JobError, TrainingData, Training
 /// Bytes of a number.
 const F32_BYTES: usize = 4;
 
+/// Tokens of a shard, where its sequences begin, and where its values lie.
+type Contents = (Vec<u32>, Vec<i64>, [Range<usize>; 2]);
+
 /// A folder of activations, whose shards are there.
 pub(crate) struct ActivationFolder {
     folder: PathBuf,
@@ -119,7 +122,7 @@ impl ActivationFolder {
                 path: file.path().to_owned(),
                 what: format!("{what}; the shard is damaged: remove the folder and make it again"),
             };
-            let read = || -> candle_core::Result<(Vec<u32>, Vec<i64>, [Range<usize>; 2])> {
+            let read = || -> candle_core::Result<Contents> {
                 let tensors = SliceSafetensors::new(&file)?;
                 let ids = tensors.load(TOKENS, &Device::Cpu)?.to_vec1::<u32>()?;
                 let starts = tensors.load(STARTS, &Device::Cpu)?.to_vec1::<i64>()?;

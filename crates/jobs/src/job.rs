@@ -375,7 +375,7 @@ impl TrainJob {
             model: model.clone(),
             n_head: self.options.n_head,
             hub: self.hub.clone(),
-            device: self.options.device.clone(),
+            device: self.options.device,
             ..ModelOptions::default()
         };
         let loaded = options.open(reporter)?.load(reporter)?;

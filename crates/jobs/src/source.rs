@@ -12,6 +12,7 @@ use crate::text_data::{TextSource, trained_tokenizer};
 use crate::{ClassWeights, Hyperparameters, Task, TrainOptions, TrainingData, TrainingError};
 
 /// Data files.
+#[expect(clippy::large_enum_variant, reason = "a training has one")]
 pub(crate) enum Source {
     /// Of texts, or of their tokens.
     Texts(TextSource),

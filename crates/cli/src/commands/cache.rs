@@ -71,7 +71,8 @@ pub(crate) fn run(arguments: &CacheArguments, hub: &HubOptions) -> Result<ExitCo
     if let Some(prompts) = &arguments.prompts_file {
         return write_shards(arguments, prompts, hub);
     }
-    let format = CacheFormat::of(&arguments.out)?;
+    let format = CacheFormat::of(&arguments.out)
+        .map_err(|error| UsageError(format!("{error}; a folder of shards needs --prompts-file")))?;
     expect_free(&arguments.out)?;
     let opening = &arguments.look.look;
     let (loaded, reader, (activations, checked)) = opening.open(hub, |reader| {

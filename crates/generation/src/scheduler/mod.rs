@@ -13,6 +13,7 @@ mod prefill;
 mod request;
 mod search;
 mod text;
+mod text_observer;
 
 use std::collections::VecDeque;
 use std::mem;
@@ -28,12 +29,12 @@ use crate::prefixes::{Prefixes, Sharers};
 use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 
 pub use event::{Event, Found, Step, StopReason};
-pub use observed::TextObserver;
-use observed::{Observed, check_observers};
 use prefill::Prefill;
 pub use request::{Request, RequestId, SchedulerOptions};
 use request::{Search, kept_tokens};
-use text::{Accepted, Text};
+use text::{Accepted, Observed, Text};
+pub use text_observer::TextObserver;
+use text_observer::check_observers;
 
 /// Makes the texts of all requests, each the one that its prompt gives alone, whatever comes and goes beside it: each has its
 /// own generator of random numbers under its seed.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Config, KvSlot};
 
-use super::observed::TextObserver;
+use super::text_observer::TextObserver;
 use crate::{GenerationConfig, GenerationError, LogitsProcessor, SearchMode};
 
 /// How much a [`Scheduler`](crate::Scheduler) does at once. What [`Scheduler::new`](crate::Scheduler::new) takes.

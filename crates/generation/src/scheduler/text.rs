@@ -1,5 +1,6 @@
 //! One text: what was asked, what it has so far, and how its next tokens are chosen.
 
+use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -8,8 +9,8 @@ use candle_gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
 use super::event::StopReason;
-use super::observed::TextObserver;
 use super::request::RequestId;
+use super::text_observer::TextObserver;
 use crate::clock::Deadline;
 use crate::draft::Success;
 use crate::logprobs::{Expected, biased};
@@ -35,6 +36,9 @@ pub(super) struct Accepted {
     pub(super) sharers: Sharers,
     pub(super) observers: Vec<TextObserver>,
 }
+
+/// The observed texts that gain a token in each step, each with its memory.
+pub(super) type Observed<T> = VecDeque<(Text<T>, Gpt2Cache)>;
 
 /// A text in the making.
 pub(super) struct Text<T> {
