@@ -343,14 +343,14 @@ fn a_curve_ends_at_the_model() -> Result<()> {
         assert_eq!(circuit.edge_count(), point.edges);
         assert_eq!(task.values(&[circuit], &|_| ())?, [point.value]);
     }
-    let area: f32 = curve
+    let area: f64 = curve
         .points
         .windows(2)
         .map(|pair| {
-            (pair[1].share - pair[0].share) as f32 * (pair[0].faithfulness + pair[1].faithfulness) / 2.0
+            (pair[1].share - pair[0].share) * f64::from(pair[0].faithfulness + pair[1].faithfulness) / 2.0
         })
         .sum();
-    assert!((curve.cpr() - area).abs() < 1e-5, "{} for {area}", curve.cpr());
+    assert!((f64::from(curve.cpr()) - area).abs() < 1e-5, "{} for {area}", curve.cpr());
     Ok(())
 }
 
