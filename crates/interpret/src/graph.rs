@@ -68,7 +68,7 @@ pub struct PrunedGraph {
 }
 
 /// What a node adds to another one. Part of a [`PrunedGraph`].
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What a node adds to another one. Part of a pruned [`AttributionGraph`].
 pub struct AttributionEdge {
     /// The node that adds it.
     pub source: usize,

@@ -71,7 +71,7 @@ pub struct GraphPoint {
     pub activation: Option<f64>,
 }
 
-/// What kind of node a [`GraphPoint`] is.
+/// What kind of node a point of an [`AttributionGraph`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PointKind {
