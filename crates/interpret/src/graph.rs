@@ -67,8 +67,8 @@ pub struct PrunedGraph {
     pub shares: Vec<f64>,
 }
 
-/// What a node adds to another one. Part of a [`PrunedGraph`].
 /// What a node adds to another one. Part of a pruned [`AttributionGraph`].
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttributionEdge {
     /// The node that adds it.
     pub source: usize,
