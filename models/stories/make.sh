@@ -60,14 +60,14 @@ first_lesson rows-and-stories rows-and-stories --init "$out/positions" --random-
   --document-starts 0.5 --steps "${ROWS_AND_STORIES_STEPS:-1200}" --keep-steps 100,300,600,1200
 
 # Then short texts that need names of the same scene: who gets what. In the mixture alone this is not learned in 22 million tokens.
-lesson practice practice --init "$out/rows-and-stories" --steps "${PRACTICE_STEPS:-12000}" --batch-size 8 --context 128 \
+lesson practice practice --init "$out/rows-and-stories" --steps "${PRACTICE_STEPS:-10000}" --batch-size 8 --context 128 \
   --random-positions --document-starts 0.5 --lr 2e-3 --schedule constant --weight-decay 0.1 \
-  --keep-steps 250,500,1000,2000,3000,4000,5000,6000,8000,10000,12000
+  --keep-steps 250,500,1000,2000,3000,4000,5000,6000,8000,10000
 
 # Then everything, in windows of 128, 256 and 512. No text comes twice.
-lesson train train --init "$out/practice" --steps "${STEPS:-13000}" --batch-size 8 \
-  --context-ramp "${CONTEXT_RAMP:-0:128,3000:256,11000:512}" --random-positions --document-starts 0.5 --lr 2e-3 \
-  --schedule linear --final-share 0 --weight-decay 0.1 --keep-steps 500,1000,2000,3000,4000,5000,6000,7000,8000,9000,10000,11000,12000,13000
+lesson train train --init "$out/practice" --steps "${STEPS:-9500}" --batch-size 8 \
+  --context-ramp "${CONTEXT_RAMP:-0:128,3000:256,8000:512}" --random-positions --document-starts 0.5 --lr 2e-3 \
+  --schedule linear --final-share 0 --weight-decay 0.1 --keep-steps 500,1000,2000,3000,4000,5000,6000,7000,8000,9000,9500
 
 [ -f "$out/model.gguf" ] || gpt2 convert "$out/train" "$out/model.gguf" --dtype q8_0
 probes history "$out"/{rows,positions,rows-and-stories,practice,train} > "$out/history.json"

@@ -44,26 +44,26 @@ const ROWS_AND_STORIES: Shares = &[
 
 /// What needs names of the same scene, again and again in short documents: a third is two people, of whom one does something for the other.
 const PRACTICE: Shares = &[
-    (Part::Story, 22),
-    (Part::Rows, 10),
-    (Part::Short(Exercise::Copying), 19),
-    (Part::Short(Exercise::TwoPeople), 28),
+    (Part::Story, 27),
+    (Part::Rows, 12),
+    (Part::Short(Exercise::Copying), 12),
+    (Part::Short(Exercise::TwoPeople), 32),
     (Part::Short(Exercise::Agreement), 4),
-    (Part::Short(Exercise::Gender), 7),
+    (Part::Short(Exercise::Gender), 5),
     (Part::Short(Exercise::Numbers), 5),
-    (Part::Short(Exercise::Nesting), 5),
+    (Part::Short(Exercise::Nesting), 3),
 ];
 
 /// Everything.
 const MIXTURE: Shares = &[
-    (Part::Story, 53),
-    (Part::Rows, 10),
-    (Part::Of(Exercise::Copying), 12),
+    (Part::Story, 57),
+    (Part::Rows, 12),
+    (Part::Of(Exercise::Copying), 8),
     (Part::Of(Exercise::TwoPeople), 9),
     (Part::Of(Exercise::Agreement), 4),
-    (Part::Of(Exercise::Gender), 4),
+    (Part::Of(Exercise::Gender), 3),
     (Part::Of(Exercise::Numbers), 5),
-    (Part::Of(Exercise::Nesting), 3),
+    (Part::Of(Exercise::Nesting), 2),
 ];
 
 /// What a training learns from.

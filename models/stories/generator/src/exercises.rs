@@ -311,29 +311,11 @@ impl Desk {
         self.teller.tell("nest", &[]);
     }
 
-    /// A name that is invented, other things, and the name again.
-    fn invented_name(&mut self) {
-        self.people(true);
-        self.place();
-        let name = capitalised(self.choices().pick::<String>(invented()));
-        self.set("W", name);
-        let nature = *self.choices().pick(&lexicon().traits);
-        self.set("J", nature);
-        self.teller.tell("name.first", &[]);
-        for _ in 0..self.choices().below(12) {
-            self.teller.tell("name.between", &[]);
-        }
-        self.teller.tell("name.again", &[]);
-    }
-
     fn copying(&mut self) {
-        if self.choices().chance(35) {
-            return self.invented_name();
-        }
         self.people(true);
         let lexicon = lexicon();
         let choices = self.choices();
-        let kind = choices.below(9).saturating_sub(2);
+        let kind = choices.below(7);
         let length = choices.between(2, 9);
         let said = match kind {
             0 | 1 => {

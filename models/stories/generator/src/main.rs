@@ -140,7 +140,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
     for (name, lesson, split, tokens) in [
         ("rows.jsonl", Lesson::Rows, Split::Training, FIRST_TOKENS),
         ("rows-and-stories.jsonl", Lesson::RowsAndStories, Split::Training, 2 * FIRST_TOKENS),
-        ("practice.jsonl", Lesson::Practice, Split::Training, 7 * FIRST_TOKENS),
+        ("practice.jsonl", Lesson::Practice, Split::Training, 6 * FIRST_TOKENS),
         ("train.jsonl", Lesson::Mixture, Split::Training, tokens),
         ("valid.jsonl", Lesson::Mixture, Split::HeldOut, tokens / 100),
     ] {
