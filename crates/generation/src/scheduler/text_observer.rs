@@ -13,7 +13,7 @@ use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 /// ```
 /// use std::sync::{Arc, Mutex};
 ///
-/// use candle_core::{Result, Tensor};
+/// use candle_core::Tensor;
 /// use candle_gpt2::{Observer, Site, SiteKind};
 /// use candle_gpt2_generation::{GenerationConfig, Request, TextObserver, TokenGenerator};
 /// # use candle_core::{DType, Device};
@@ -29,7 +29,7 @@ use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 ///         site == Site::in_block(1, SiteKind::ResidPre)
 ///     }
 ///
-///     fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+///     fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
 ///         self.0 += value.dim(1)?; // (1, T, C)
 ///         Ok(value)
 ///     }
