@@ -391,6 +391,19 @@ class Model:
         top: int = 20,
         bos: bool = False,
     ) -> Picture: ...
+    def circuit(
+        self,
+        data: _Path,
+        *,
+        method: Literal["eap", "eap-ig", "clean-corrupted", "position-aware", "acdc"] = "eap-ig",
+        metric: Literal["logit-diff", "prob-diff", "kl"] = "logit-diff",
+        edges: str | int | None = None,
+        select: Literal["greedy", "top"] = "greedy",
+        steps: int = 5,
+        threshold: float = 0.01,
+        pairs: int | None = None,
+        bos: bool = False,
+    ) -> Picture: ...
     def heads(
         self,
         text: _Text | None = None,

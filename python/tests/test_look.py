@@ -91,6 +91,7 @@ LOOKS = [
         (TEXT,),
         {"steps": 7, "baseline": " of", "measure": "probability"},
     ),
+    (["graph", TEXT, "--max-feature-nodes", "50"], "attribution_graph", (TEXT,), {"max_feature_nodes": 50}),
     (["neurons", TEXT, "--neuron", "1.17"], "neurons", (TEXT, "1.17"), {}),
     (["neurons", TEXT, "--neuron", "1.17", "--top", "3", "--bos"], "neurons", (TEXT, (1, 17)), {"top": 3, "bos": True}),
 ]
@@ -125,8 +126,16 @@ def test_every_look_is_that_of_the_program(model, program, look):
 def test_there_is_a_method_for_every_look(model, program):
     listed = re.findall(r"^  ([a-z]+) ", program("look", "--help").decode(), re.MULTILINE)
     looks = {name for name in listed if name != "help"}
-    assert len(looks) == 11
-    assert looks == {arguments[0] for arguments, *_ in LOOKS} | {"features"}
+    assert len(looks) == 14
+    # `data` writes prompts for `circuit`, and looks at no model.
+    assert looks == {arguments[0] for arguments, *_ in LOOKS} | {"features", "circuit", "data"}
+
+
+def test_a_circuit_is_that_of_the_program(model, program, tmp_path):
+    pairs = tmp_path / "ioi.jsonl"
+    program("look", "data", "ioi", "--count", "3", "--out", str(pairs))
+    arguments = ["--method", "eap", "--edges", "20", "--json"]
+    compare(model.circuit(pairs, method="eap", edges=20), program("look", "circuit", "--data", str(pairs), *arguments))
 
 
 def test_tokens_are_a_text(model):

@@ -1,8 +1,8 @@
 //! Looks inside a model: pictures that a notebook shows by itself. The looks and their options are those of `gpt2 look`.
 
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, Estimate, Features, Graph, HeadKinds, Lens, Look, LookSubject, Neurons,
-    Patch, PathPatching, Reader, Saliency, Text,
+    Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, Graph, HeadKinds, Lens, Look,
+    LookSubject, Neurons, Patch, PathPatching, Reader, Saliency, Text,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -165,6 +165,12 @@ looks! {
     /// transcoders: a folder of circuit-tracer, or with a SAELens folder for each layer; without it features are neurons. set: features
     /// that are set to values, such as "3_1201_4=0" (layer, feature, position). max_memory: in MiB.
     attribution_graph: Graph(text), "($self, text, *, transcoders=None, max_feature_nodes=4096, max_memory=4096, node_threshold=0.8, edge_threshold=0.98, set=None, top=20, bos=False)";
+
+    /// Which edges between heads and MLPs carry what the model does on a task: a picture of the circuit and its faithfulness.
+    /// details: the circuit and its scores as `gpt2 look circuit --json` has them.
+    ///
+    /// data: a JSON Lines file of prompt pairs, as `gpt2 look data` writes them. edges: a number of edges, or a share such as "5%".
+    circuit: CircuitSearch(data), "($self, data, *, method='eap-ig', metric='logit-diff', edges=None, select='greedy', steps=5, threshold=0.01, pairs=None, bos=False)";
 }
 
 #[pymethods]

@@ -9,8 +9,8 @@ use candle_gpt2_engine::ModelOptions;
 use candle_gpt2_evaluation::EvaluationOptions;
 use candle_gpt2_jobs::{ActivationsOptions, ShardFormat, TokenWidth, TokenizeOptions, TrainOptions};
 use candle_gpt2_look::{
-    Ablate, Activations, Attention, Attribute, CircuitSearch, Estimate, FeatureSetting, Features, Graph,
-    HeadKinds, Heads, Instead, Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData,
+    Ablate, Activations, Attention, Attribute, CircuitSearch, EdgeAmount, Estimate, FeatureSetting, Features,
+    Graph, HeadKinds, Heads, Instead, Lens, Neuron, Neurons, Patch, PathPatching, Ranges, Saliency, TaskData,
     TokenChoice,
 };
 use clap::{Arg, ArgAction, Args, Command};
@@ -53,6 +53,7 @@ fn methods() -> Vec<Method> {
         method("neurons", command::<Neurons>(), &[("text", "_Text"), ("neuron", "str | tuple[int, int]")]),
         method("features", command::<Features>(), &[("text", "_Text"), ("sae", "_Path")]),
         method("attribution_graph", command::<Graph>(), text),
+        method("circuit", command::<CircuitSearch>(), &[("data", "_Path")]),
         method("heads", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
     ]
 }
@@ -93,6 +94,7 @@ fn python_type(option: &Arg) -> String {
         (TypeId::of::<TokenChoice>(), "_Token"),
         (TypeId::of::<Instead>(), "_Instead"),
         (TypeId::of::<FeatureSetting>(), "str"),
+        (TypeId::of::<EdgeAmount>(), "str | int"),
     ];
     let known = types.iter().find(|(id, _)| option.get_value_parser().type_id() == *id);
     let (_, known) = known.unwrap_or_else(|| panic!("{}: how does Python write its type?", option.get_id()));
