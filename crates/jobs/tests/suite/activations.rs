@@ -3,15 +3,16 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::Site;
-use candle_gpt2_engine::{LoadedModel, ModelOptions, Progress, Reporter, RowFile, Silent, Unit};
+use candle_gpt2_engine::{LoadedModel, ModelOptions, RowFile, Silent};
 use candle_gpt2_interpret::{Run, named_sites, token_rows};
 use candle_gpt2_jobs::{ActivationsJob, ActivationsOptions, ActivationsReport};
 use candle_gpt2_testing::{CheckpointFolder, entries, files, values};
 use serde_json::{Value, json};
+
+use crate::interrupter::Interrupter;
 
 /// A model of two layers with a context of 8, and a folder for results.
 struct Work {
@@ -116,26 +117,6 @@ fn every_token_has_the_numbers_of_its_own_run() {
     }
 }
 
-/// Interrupts at a question that is asked after the prompts are read.
-struct Interrupter {
-    at: u64,
-    asked: AtomicU64,
-    is_computing: std::sync::atomic::AtomicBool,
-}
-
-impl Reporter for Interrupter {
-    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
-        self.is_computing.store(what == "computing", Ordering::Relaxed);
-        Silent.start(what, total, unit)
-    }
-
-    fn note(&self, _: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        self.is_computing.load(Ordering::Relaxed) && self.asked.fetch_add(1, Ordering::Relaxed) >= self.at
-    }
-}
-
 #[test]
 fn an_interrupted_job_resumes_to_the_same_bytes() {
     let work = Work::new();
@@ -143,12 +124,12 @@ fn an_interrupted_job_resumes_to_the_same_bytes() {
     let report = whole.run(&work.model, &Silent).unwrap();
     let expected = files(&whole.out);
     let resuming = |job: &ActivationsJob, at| {
-        let reporter = Interrupter { at, asked: AtomicU64::new(0), is_computing: false.into() };
+        let reporter = Interrupter::in_phase("computing", at);
         job.run(&work.model, &reporter)
     };
     for at in 0..report.shards.len() as u64 {
         let job = work.job("cut", None);
-        let error = resuming(&job, at).unwrap_err();
+        let error = resuming(&job, at + 1).unwrap_err();
         assert!(error.is_interrupted(), "{error}");
         // Whole shards alone are there, and are listed; before the first of them the folder is as it was.
         let made = if job.out.is_dir() { entries(&job.out) } else { Default::default() };

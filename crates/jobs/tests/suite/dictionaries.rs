@@ -3,9 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Progress, Reporter, RowFile, Silent, Unit};
+use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Reporter, RowFile, Silent};
 use candle_gpt2_interpret::named_sites;
 use candle_gpt2_jobs::{
     ActivationsJob, ActivationsOptions, JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport,
@@ -15,6 +14,8 @@ use candle_gpt2_training::{DictionaryKind, Task};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::Value;
 
+use crate::interrupter::{Interrupter, scenes};
+
 struct Work {
     folder: tempfile::TempDir,
     checkpoint: CheckpointFolder,
@@ -23,8 +24,7 @@ struct Work {
 impl Work {
     fn new() -> Self {
         let work = Self { folder: tempfile::tempdir().unwrap(), checkpoint: CheckpointFolder::tiny() };
-        let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
-        fs::write(work.path("text.txt"), (0..300).map(line).collect::<String>()).unwrap();
+        fs::write(work.path("text.txt"), scenes(300)).unwrap();
         work
     }
 
@@ -160,23 +160,6 @@ fn shards_teach_what_texts_do() {
     }
 }
 
-/// Interrupts at a question that is asked after the steps have begun.
-struct Interrupter {
-    left: AtomicU64,
-}
-
-impl Reporter for Interrupter {
-    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
-        Silent.start(what, total, unit)
-    }
-
-    fn note(&self, _: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == 0
-    }
-}
-
 #[test]
 fn an_interrupted_training_goes_on_to_the_same_files() {
     let work = Work::new();
@@ -190,13 +173,13 @@ fn an_interrupted_training_goes_on_to_the_same_files() {
             work.job(data, &format!("cut-{data}"), TrainOptions { resume: true, ..batch_top_k.clone() });
         // Before the first evaluation, between saved states, and after the last evaluation but one.
         for at in [7, 19, 33] {
-            let interrupter = Arc::new(Interrupter { left: AtomicU64::new(1) });
+            let interrupter = Arc::new(Interrupter::new(1));
             let reporter: Arc<dyn Reporter> = interrupter.clone();
             let stopped = resumed.run(&reporter, &mut |event| {
                 if let TrainEvent::Entry(entry) = event
                     && entry.step >= at
                 {
-                    interrupter.left.store(0, Ordering::Relaxed);
+                    interrupter.begin();
                 }
             });
             assert!(stopped.unwrap_err().is_interrupted());

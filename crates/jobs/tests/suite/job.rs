@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle_gpt2::Gpt2Config;
@@ -13,39 +12,15 @@ use candle_gpt2_training::{Initialization, Schedule, Task, TrainingError};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::{Value, json};
 
+use crate::interrupter::{Interrupter, scenes};
+
 const CONFIG: &str = r#"{"vocab_size": 270, "n_positions": 16, "n_embd": 12, "n_layer": 2, "n_head": 3}"#;
-
-/// Interrupts the job at a question of those that follow the begin of its steps; counts them.
-struct Interrupter {
-    at: u64,
-    asked: AtomicU64,
-    has_begun: AtomicBool,
-}
-
-impl Interrupter {
-    fn new(at: u64) -> Self {
-        Self { at, asked: AtomicU64::new(0), has_begun: false.into() }
-    }
-}
-
-impl Reporter for Interrupter {
-    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
-        Silent.start(what, total, unit)
-    }
-
-    fn note(&self, _: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        self.has_begun.load(Ordering::Relaxed) && self.asked.fetch_add(1, Ordering::Relaxed) + 1 >= self.at
-    }
-}
 
 /// A training on some lines that are always the same, in a folder.
 pub(crate) fn job(folder: &Path, out: &str, options: TrainOptions) -> TrainJob {
     let data = folder.join("text.txt");
     if !data.exists() {
-        let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
-        fs::write(&data, (0..200).map(line).collect::<String>()).unwrap();
+        fs::write(&data, scenes(200)).unwrap();
     }
     TrainJob {
         data: vec![data],
@@ -109,7 +84,7 @@ fn a_training_interrupted_anywhere_goes_on_to_the_same_files() {
         let done = interrupted.run(&reporter, &mut |event| match event {
             TrainEvent::Start { steps_done: done, .. } => {
                 steps_done = done;
-                interrupter.has_begun.store(true, Ordering::Relaxed);
+                interrupter.begin();
             }
             TrainEvent::Entry(entry) => steps_done = entry.step,
             _ => {}
@@ -147,7 +122,7 @@ fn an_interrupt_before_the_first_step_leaves_no_state() {
     // While the tokenizer is trained, and while the data is encoded, when there is a folder, which goes again.
     for at in [1, 4] {
         let interrupter = Interrupter::new(at);
-        interrupter.has_begun.store(true, Ordering::Relaxed);
+        interrupter.begin();
         let reporter: Arc<dyn Reporter> = Arc::new(interrupter);
         let error = job.run(&reporter, &mut |_| {}).unwrap_err();
         assert!(matches!(error, JobError::Training(TrainingError::Interrupted { state: None })), "{error}");

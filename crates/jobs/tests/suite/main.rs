@@ -4,6 +4,7 @@
 
 mod activations;
 mod dictionaries;
+mod interrupter;
 mod job;
 mod shares;
 mod tokens;

@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Silent, Unit};
@@ -16,31 +15,7 @@ use candle_gpt2_training::{Tokens, TrainingError};
 use candle_gpt2_weights::{Tokenizer, encode_piece, load_tokenizer};
 use serde_json::{Value, json};
 
-/// Interrupts a job at a piece of its texts.
-struct Interrupter {
-    at: u64,
-    asked: AtomicU64,
-    is_encoding: AtomicBool,
-}
-
-impl Interrupter {
-    fn new(at: u64) -> Self {
-        Self { at, asked: AtomicU64::new(0), is_encoding: false.into() }
-    }
-}
-
-impl Reporter for Interrupter {
-    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
-        self.is_encoding.store(what == "encoding", Ordering::Relaxed);
-        Silent.start(what, total, unit)
-    }
-
-    fn note(&self, _: &str) {}
-
-    fn is_interrupted(&self) -> bool {
-        self.is_encoding.load(Ordering::Relaxed) && self.asked.fetch_add(1, Ordering::Relaxed) + 1 >= self.at
-    }
-}
+use crate::interrupter::{Interrupter, scenes};
 
 /// A folder with texts, and the tokenizer of a fixture.
 struct Work {
@@ -51,8 +26,7 @@ struct Work {
 impl Work {
     fn new() -> Self {
         let work = Self { folder: tempfile::tempdir().unwrap(), checkpoint: CheckpointFolder::tiny() };
-        let line = |line: u32| format!("CITIZEN {}:\nWhat say you, {}?\n\n", line % 7, line * 37 % 101);
-        fs::write(work.path("text.txt"), (0..300).map(line).collect::<String>()).unwrap();
+        fs::write(work.path("text.txt"), scenes(300)).unwrap();
         let row = |row: u32| json!({"text": format!("Row {row}, of those that are short.")}).to_string();
         fs::write(work.path("rows.jsonl"), (0..40).map(row).collect::<Vec<_>>().join("\n")).unwrap();
         work
@@ -245,7 +219,7 @@ fn what_is_interrupted_anywhere_goes_on_to_the_same_files() {
     let job = work.job("interrupted", TokenizeOptions { resume: true, ..options });
     let mut interruptions = 0;
     let resumed = loop {
-        let interrupter = Interrupter::new(1 + interruptions % 2);
+        let interrupter = Interrupter::in_phase("encoding", 1 + interruptions % 2);
         match job.run(&interrupter) {
             Ok(report) => break report,
             Err(JobError::Training(TrainingError::Interrupted { state: Some(state) })) => {
@@ -300,7 +274,7 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
     long_texts(&work);
     let options = TokenizeOptions { shard_tokens: Some(150_001), ..tenth() };
     let job = work.job("out", options.clone());
-    let interrupter = Interrupter::new(2);
+    let interrupter = Interrupter::in_phase("encoding", 2);
     job.run(&interrupter).unwrap_err();
     let told = |options: TokenizeOptions| {
         let error = work.job("out", options).run(&Silent).unwrap_err();
