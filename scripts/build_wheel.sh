@@ -1,39 +1,117 @@
 #!/usr/bin/env bash
-# Builds the wheel of the Python package for this machine's processor, and checks it. usage: scripts/build_wheel.sh [FOLDER]
-# The wheel goes to FOLDER, by default target/wheels. It needs maturin (pip install 'maturin>=1.9.4,<2').
+# Builds wheels of the Python package, and checks each: its tag, its files, its size, that no path of this machine is inside.
+# usage: scripts/build_wheel.sh [--target TARGET]… [FOLDER]
+#   --target   a system: {x86_64,aarch64}-unknown-linux-{gnu,musl}, x86_64-pc-windows-gnu, aarch64-apple-darwin; by default this machine's
+# One module is for all interpreters from 3.11 on. The wheels go to FOLDER, by default target/wheels. It needs maturin
+# (pip install 'maturin>=1.9.4,<2'), and for other Linux systems, older ones too, zig (pip install ziglang).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-folder=${1:-target/wheels}
+. scripts/steps.sh
 most_megabytes=15
 
-command -v maturin >/dev/null || { echo "maturin is missing: pip install 'maturin>=1.9.4,<2'" >&2; exit 1; }
-rm -f "$folder"/candle_gpt2-*.whl
-maturin build --profile dist --strip --locked --out "$folder"
-
-wheels=("$folder"/candle_gpt2-*.whl)
-[ ${#wheels[@]} -eq 1 ] || { echo "expected one wheel, found: ${wheels[*]}" >&2; exit 1; }
-wheel=${wheels[0]}
-fail() { echo "$wheel: $*" >&2; exit 1; }
-
-# On Linux the tag promises on which systems it runs; maturin gives the oldest that the libraries it needs allow.
-if [ "$(uname -s)" = Linux ]; then
-  case $wheel in
-    *-cp311-abi3-manylinux_2_*.whl) ;;
-    *) fail "expected one module for all interpreters from 3.11 on, and a manylinux tag" ;;
+targets=() folder=target/wheels
+host=$(rustc -vV | sed -n 's/^host: //p')
+while [ $# -gt 0 ]; do
+  case $1 in
+    --target) targets+=("${2:?--target needs one}"); shift ;;
+    -*) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) folder=$1 ;;
   esac
-fi
-bytes=$(wc -c <"$wheel")
-[ "$bytes" -lt $((most_megabytes * 1000000)) ] || fail "$bytes bytes, which is not below $most_megabytes MB"
+  shift
+done
+[ ${#targets[@]} -gt 0 ] || targets=("$host")
+has maturin || { echo "maturin is missing: pip install 'maturin>=1.9.4,<2'" >&2; exit 1; }
+has_zig() { has zig || python3 -c 'import ziglang' 2>/dev/null; }
 
-python3 - "$wheel" <<'PYTHON'
+# What maturin is asked for, or nothing, and why not; and the end of the wheel's name.
+plan() {
+  local target=$1 what="the wheel for $1" processor=${1%%-*}
+  options=() module=_native.abi3.so
+  if ! has_target "$target"; then
+    leave_out "$what" "a target" "rustup target add $target"
+    return
+  fi
+  case $target in
+    # Of 2014: older than which no system has an interpreter from 3.11 on.
+    *-linux-gnu) tag=manylinux_2_17_$processor.manylinux2014_$processor options=(--zig --compatibility manylinux2014) ;;
+    *-linux-musl) tag=musllinux_1_2_$processor options=(--zig --compatibility musllinux_1_2) ;;
+    *-windows-*) tag=win_amd64 module=_native.pyd options=(--compatibility pypi) ;;
+    *-apple-darwin) tag='macosx_*' options=(--compatibility pypi) ;;
+    *) leave_out "$what" "a rule in scripts/build_wheel.sh" "add it to plan"; return ;;
+  esac
+  if [[ $target = *-linux-* ]] && ! has_zig; then
+    if [ "$target" = "$host" ]; then
+      # Of this system's age.
+      tag="*linux_*_$processor" options=(--compatibility pypi)
+    else
+      leave_out "$what" "zig" "pip install ziglang"
+      options=()
+    fi
+  elif [[ $target = *-windows-gnu ]] && ! has x86_64-w64-mingw32-gcc; then
+    leave_out "$what" "a C compiler" "apt-get install gcc-mingw-w64-x86-64"
+    options=()
+  elif [[ $target = *-apple-darwin ]] && [ "$(uname -s)" != Darwin ]; then
+    leave_out "$what" "Apple's linker" "a Mac"
+    options=()
+  fi
+}
+
+build_wheel() {
+  local target=$1 fresh wheels
+  fresh=$(mktemp -d)
+  (set_flags "$target" && maturin build --profile dist --strip --locked --target "$target" "${options[@]}" --out "$fresh")
+  wheels=("$fresh"/candle_gpt2-*.whl)
+  # shellcheck disable=SC2053 # the tag is a pattern
+  [[ ${#wheels[@]} -eq 1 && ${wheels[0]} = *-cp311-abi3-$tag.whl ]] || {
+    echo "$target: expected one wheel that ends with -cp311-abi3-$tag.whl, found: ${wheels[*]}" >&2
+    return 1
+  }
+  mkdir -p "$folder"
+  cp "${wheels[0]}" "$folder"
+  rm -r "$fresh"
+  wheel=$folder/$(basename "${wheels[0]}")
+}
+
+check_wheel() {
+  local bytes inside
+  bytes=$(wc -c <"$wheel")
+  [ "$bytes" -lt $((most_megabytes * 1000000)) ] || { echo "$wheel: $bytes bytes, which is not below $most_megabytes MB" >&2; return 1; }
+  inside=$(mktemp -d)
+  python3 - "$wheel" "$module" "$inside" <<'PYTHON'
 import sys
 import zipfile
 
-names = zipfile.ZipFile(sys.argv[1]).namelist()
-wanted = {f"candle_gpt2/{name}" for name in ("__init__.py", "_native.abi3.so", "_native.pyi", "py.typed")}
-if sys.platform == "linux" and (missing := wanted - set(names)):
-    sys.exit(f"{sys.argv[1]}: without {', '.join(sorted(missing))}")
+path, module, folder = sys.argv[1:]
+with zipfile.ZipFile(path) as wheel:
+    names = wheel.namelist()
+    wheel.extractall(folder)
+wanted = {f"candle_gpt2/{name}" for name in ("__init__.py", module, "_native.pyi", "py.typed")}
+if missing := wanted - set(names):
+    sys.exit(f"{path}: without {', '.join(sorted(missing))}")
 if surplus := [name for name in names if "/tests/" in name or name.endswith(".pyc")]:
-    sys.exit(f"{sys.argv[1]}: with {', '.join(surplus)}")
+    sys.exit(f"{path}: with {', '.join(surplus)}")
 PYTHON
-echo "$wheel: $bytes bytes"
+  holds_no_path "$inside/candle_gpt2/$module"
+  rm -r "$inside"
+  # What the tag promises, read from the module.
+  if has abi3audit; then abi3audit --strict --assume-minimum-abi3 3.11 "$wheel"; else
+    leave_out "the check that only the stable interface is used" "abi3audit" "pip install abi3audit"
+  fi
+  if [[ $wheel = *linux* ]]; then
+    if has auditwheel; then auditwheel show "$wheel"; else
+      leave_out "the check of the libraries that the module asks for" "auditwheel" "pip install auditwheel"
+    fi
+  fi
+  echo "$wheel: $bytes bytes"
+}
+
+made=()
+for target in "${targets[@]}"; do
+  plan "$target"
+  [ ${#options[@]} -gt 0 ] || continue
+  step build_wheel "$target"
+  step check_wheel
+  made+=("$wheel")
+done
+[ ${#made[@]} -gt 0 ] || { echo "nothing can be built here" >&2; exit 1; }
+steps_done "made: ${made[*]}"

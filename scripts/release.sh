@@ -34,7 +34,6 @@ done
 
 version=$(awk -F'"' '/^version = / { print $2; exit }' Cargo.toml)
 repository=$(awk -F'"' '/^repository = / { print $2; exit }' Cargo.toml)
-build=${CARGO_TARGET_DIR:-$PWD/target}
 # The time of everything in an archive.
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
 export SOURCE_DATE_EPOCH
@@ -71,24 +70,6 @@ cargo_for() {
   esac
 }
 
-# No folder of this machine goes into the program: sources, dependencies and the standard library have names of their own.
-set_flags() {
-  local target=$1 sysroot registry maps=("$build=/target" "$PWD=/gpt2")
-  sysroot=$(rustc --print sysroot)
-  maps+=("$sysroot/lib/rustlib/src/rust=/rustc/$(rustc -vV | sed -n 's/^commit-hash: //p')")
-  for registry in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*; do
-    maps+=("$registry=/registry")
-  done
-  local flags=("${maps[@]/#/--remap-path-prefix=}")
-  case $target in
-    *-linux-musl) flags+=(-C target-feature=+crt-static) ;;
-    *-windows-gnu) flags+=(-C "link-arg=-Wl,--no-insert-timestamp") ;; # a date in the program's head
-  esac
-  CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
-  CFLAGS="${maps[*]/#/-ffile-prefix-map=}"
-  export CARGO_ENCODED_RUSTFLAGS CFLAGS CARGO_INCREMENTAL=0
-}
-
 build_program() {
   local target=$1 command=(cargo)
   # The list of crates goes into the program, where `cargo audit bin` reads it.
@@ -103,13 +84,7 @@ build_program() {
   bytes=$(wc -c <"$program")
   echo "$program: $bytes bytes"
   [ "$bytes" -le $((most_megabytes * 1000000)) ] || { echo "expected at most $most_megabytes MB" >&2; return 1; }
-  local path
-  for path in "$PWD" "$build" "$HOME/" "${CARGO_HOME:-$HOME/.cargo}"; do
-    if grep -qaF "$path" "$program"; then
-      echo "$program holds a path of this machine: $path" >&2
-      return 1
-    fi
-  done
+  holds_no_path "$program"
 }
 
 # bill_of_materials TARGET: what the program is made of, in CycloneDX. Paths of our crates begin at the repository.

@@ -1,4 +1,5 @@
-# What scripts/ci.sh and scripts/release.sh share: steps that are timed, and what is left out by name. To be sourced.
+# What the scripts of checks and releases share: steps that are timed, what is left out by name, and builds without a path of this machine.
+# To be sourced.
 # shellcheck shell=bash
 
 took=()
@@ -30,3 +31,35 @@ has() { command -v "$1" >/dev/null; }
 
 # Linux and Windows' bash have the one, macOS has the other.
 checksum() { if has sha256sum; then sha256sum "$@"; else shasum -a 256 "$@"; fi; }
+
+# Where cargo builds.
+build=${CARGO_TARGET_DIR:-$PWD/target}
+
+# set_flags TARGET: no folder of this machine goes into what is built: sources, dependencies and the standard library have names of their own.
+set_flags() {
+  local target=$1 sysroot registry maps=("$build=/target" "$PWD=/gpt2")
+  sysroot=$(rustc --print sysroot)
+  maps+=("$sysroot/lib/rustlib/src/rust=/rustc/$(rustc -vV | sed -n 's/^commit-hash: //p')")
+  for registry in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*; do
+    maps+=("$registry=/registry")
+  done
+  local flags=("${maps[@]/#/--remap-path-prefix=}")
+  case $target in
+    *-linux-musl) flags+=(-C target-feature=+crt-static) ;;
+    *-windows-gnu) flags+=(-C "link-arg=-Wl,--no-insert-timestamp") ;; # a date in the program's head
+  esac
+  CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")
+  CFLAGS="${maps[*]/#/-ffile-prefix-map=}"
+  export CARGO_ENCODED_RUSTFLAGS CFLAGS CARGO_INCREMENTAL=0
+}
+
+# holds_no_path FILE…: fails if there is a path of this machine in one of them.
+holds_no_path() {
+  local path
+  for path in "$PWD" "$build" "$HOME/" "${CARGO_HOME:-$HOME/.cargo}"; do
+    if grep -aF "$path" "$@" >/dev/null; then
+      echo "$*: holds a path of this machine: $path" >&2
+      return 1
+    fi
+  done
+}
