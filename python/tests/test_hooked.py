@@ -972,6 +972,12 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
     CLOSE(edited, model.run_with_hooks(ids, fwd_hooks=[(name, lambda value, hook: moved.reshape(value.shape))]))
     # Afterwards the model is as before.
     assert not model.acts_to_saes and not sae.use_error_term
+    # What is no SAE is left alone, and one that is taken out is as it was.
+    with pytest.warns(UserWarning, match=r"blocks\.0\.attn: no SAE is spliced in there"):
+        model.reset_saes("blocks.0.attn")
+    model.add_sae(sae, use_error_term=True)
+    model.reset_saes()
+    assert not sae.use_error_term
     np.testing.assert_array_equal(model(ids), logits)
     model.add_sae(sae, use_error_term=True)
     assert list(model.acts_to_saes) == [name] and f"{name}.hook_sae_input" in model.hook_dict

@@ -135,12 +135,7 @@ impl AttributionGraph {
     /// them those with the most influence until they have the other share; then, again and again, drops features and errors without an
     /// edge to others, and features without an edge from others.
     pub fn pruned(&self, node_share: f64, edge_share: f64) -> PrunedGraph {
-        let least = least_kept(self.influence.clone(), node_share);
-        let is_free = |node: usize| match self.nodes[node] {
-            GraphNode::Feature { .. } | GraphNode::Error { .. } => self.influence[node] >= least,
-            _ => true,
-        };
-        let mut nodes: Vec<bool> = (0..self.nodes.len()).map(is_free).collect();
+        let mut nodes = self.influential(node_share);
         let mut candidates: Vec<AttributionEdge> = Vec::new();
         for target in self.targets.iter().copied().filter(|target| nodes[*target]) {
             let sources = (0..self.nodes.len()).filter(|source| nodes[*source]);
@@ -175,6 +170,26 @@ impl AttributionGraph {
         }
         edges.sort_by_key(|edge| (edge.target, edge.source));
         PrunedGraph { nodes, edges, shares: self.shares() }
+    }
+
+    /// Memory that [`AttributionGraph::pruned`] takes at most besides the graph: it compares every edge between the nodes that are left.
+    pub fn pruning_bytes(&self, node_share: f64) -> u64 {
+        /// An edge, its score, its place in an order, and the scores once more, sorted.
+        const OF_EDGE: usize = size_of::<AttributionEdge>() + 2 * size_of::<f64>() + size_of::<usize>();
+        let nodes = self.influential(node_share);
+        let sources = nodes.iter().filter(|kept| **kept).count();
+        let targets = self.targets.iter().filter(|target| nodes[**target]).count();
+        (sources * targets * OF_EDGE) as u64
+    }
+
+    /// Whether each node is among those with the most influence that have this share of all, or is neither feature nor error.
+    fn influential(&self, share: f64) -> Vec<bool> {
+        let least = least_kept(self.influence.clone(), share);
+        let is_free = |node: usize| match self.nodes[node] {
+            GraphNode::Feature { .. } | GraphNode::Error { .. } => self.influence[node] >= least,
+            _ => true,
+        };
+        (0..self.nodes.len()).map(is_free).collect()
     }
 
     /// Of each node which share of all influence those nodes have that have as much or more.

@@ -205,15 +205,21 @@ impl ReplacementModel {
         let transcoders = transcoders.cast(dtype, model.device())?;
         let (n_layer, tokens) = (model.config().n_layer, run.ids.len());
         let seen = Seen::of(run, dtype)?;
-        let read = read_layers(&seen, model, &transcoders, options.skips_first)?;
-        let features: usize = read.iter().map(|layer| layer.active.len()).sum();
+        if options.skips_first && tokens == 1 {
+            let what = "the BOS token is left out, and there is no other: give a text".to_owned();
+            return Err(InterpretError::Mismatch(what));
+        }
+        let width = model.config().n_embd;
+        let mut sizes = Sizes { features: 0, written: 0, layers: n_layer, tokens, width };
+        let read = read_layers(&seen, model, &transcoders, options.skips_first, |layer, count| {
+            sizes.features += count;
+            sizes.written += count * transcoders.layers()[layer].decoders.len();
+            sizes.check(options, dtype)
+        })?;
+        let features = sizes.features;
         if features == 0 {
             return Err(InterpretError::NothingActive);
         }
-        let written = read.iter().zip(transcoders.layers());
-        let written = written.map(|(read, transcoder)| read.active.len() * transcoder.decoders.len()).sum();
-        let width = model.config().n_embd;
-        Sizes { features, written, layers: n_layer, tokens, width }.check(options, dtype)?;
 
         let (mut nodes, mut values) = (Vec::new(), Vec::new());
         for (layer, read) in read.iter().enumerate() {
@@ -244,6 +250,9 @@ impl ReplacementModel {
         let layers = layers.collect();
 
         let (logits, head) = logits(model, &seen)?;
+        if logits.iter().any(|(_, value)| !value.is_finite()) {
+            return Err(InterpretError::Mismatch("the model's logits are not all numbers".into()));
+        }
         for (node, value) in logits {
             nodes.push(node);
             values.push(value);
@@ -487,7 +496,8 @@ fn read_layers(
     model: &Gpt2LMHeadModel,
     transcoders: &Transcoders,
     skips_first: bool,
-) -> candle_core::Result<Vec<ReadLayer>> {
+    mut check: impl FnMut(usize, usize) -> Result<()>,
+) -> Result<Vec<ReadLayer>> {
     let mut read = Vec::new();
     let mut first_node = 0;
     for (layer, block) in model.transformer().blocks().iter().enumerate() {
@@ -495,7 +505,23 @@ fn read_layers(
         let norm = FrozenNorm::before_encoder(seen, layer, block, transcoders.input())?;
         let x = seen.read(layer, norm.as_ref())?;
         let before = encoder.pre_activations(&x)?;
-        let active = active(&before, &encoder.activate(&before)?, skips_first)?;
+        let latents = encoder.activate(&before)?;
+        let mut active = Vec::new();
+        // One position after the other, since a layer may have more features active than there is room for.
+        for position in usize::from(skips_first)..x.dim(0)? {
+            let [before, latents] = [&before, &latents].map(|rows| doubles(&rows.get(position)?)?.to_vec1::<f64>());
+            let (before, latents) = (before?, latents?);
+            if before.iter().chain(&latents).any(|value| !value.is_finite()) {
+                let what = format!(
+                    "layer {layer}: a pre-activation at position {position} is not a finite number; check the transcoder's weights"
+                );
+                return Err(InterpretError::Mismatch(what));
+            }
+            let here = latents.into_iter().zip(before).enumerate().filter(|(_, (activation, _))| *activation != 0.0);
+            let first = active.len();
+            active.extend(here.map(|(feature, (activation, before))| Active { position, feature, before, activation }));
+            check(layer, active.len() - first)?;
+        }
         let count = active.len();
         read.push(ReadLayer { norm, x, active, first_node });
         first_node += count;
@@ -556,25 +582,6 @@ struct Active {
     feature: usize,
     before: f64,
     activation: f64,
-}
-
-/// The features of a layer that are active, position by position.
-fn active(before: &Tensor, latents: &Tensor, skips_first: bool) -> candle_core::Result<Vec<Active>> {
-    let [before, latents] = [before, latents].map(|rows| doubles(rows)?.to_vec2::<f64>());
-    let mut active = Vec::new();
-    for (position, (before, latents)) in before?.iter().zip(latents?).enumerate() {
-        if position == 0 && skips_first {
-            continue;
-        }
-        let here = latents.iter().zip(before).enumerate().filter(|(_, (latent, _))| **latent != 0.0);
-        active.extend(here.map(|(feature, (activation, before))| Active {
-            position,
-            feature,
-            before: *before,
-            activation: *activation,
-        }));
-    }
-    Ok(active)
 }
 
 /// What active features write by a decoder `(F, C)`: `(N, C)`.

@@ -52,6 +52,8 @@ pub(crate) struct Prompts {
     pub(crate) file: PathBuf,
     pub(crate) bytes: u64,
     pub(crate) crc32: u32,
+    /// What the sequences are made of: the CRC-32 of the lengths and ids of all. Another format or tokenizer gives other ids.
+    pub(crate) ids_crc32: u32,
 }
 
 /// A hook point that activations are of. Part of the report of an [`ActivationsJob`](crate::ActivationsJob).
@@ -133,6 +135,13 @@ impl ActivationManifest {
         let content = |manifest: &Self| (manifest.prompts.bytes, manifest.prompts.crc32);
         if content(self) != content(wanted) {
             numbers.insert(0, ("prompts_file", json!(self.prompts), json!(wanted.prompts)));
+        }
+        let ids = |manifest: &Self| json!(format!("with the checksum {:08x}", manifest.prompts.ids_crc32));
+        if numbers.iter().all(|(_, there, here)| there == here)
+            && self.prompts.ids_crc32 != wanted.prompts.ids_crc32
+        {
+            // The same bytes, read by another tokenizer or as another format.
+            numbers.push(("token ids of the prompts", ids(self), ids(wanted)));
         }
         numbers.retain(|(_, there, here)| there != here);
         if numbers.is_empty() {

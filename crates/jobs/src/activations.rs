@@ -3,7 +3,7 @@
 //! A shard gets its name when it is whole, and `activations.json` lists the whole ones, so an interruption of any kind costs the shard
 //! in the making. Sequences are computed together without padding; their numbers do not depend on what they are computed with.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, Site};
 use candle_gpt2_engine::{EngineError, LoadedModel, Progress, Reporter, RowFile, Unit, fingerprint};
 use candle_gpt2_interpret::{InterpretError, record_rows, site_width, token_rows};
-use candle_gpt2_weights::replace_file;
+use candle_gpt2_weights::{replace_file, write_tensors};
 use serde::{Deserialize, Serialize};
 
 use crate::activation_manifest::{
@@ -128,6 +128,14 @@ struct Sequence {
     ids: Vec<u32>,
 }
 
+/// All sequences of a job.
+#[derive(Clone, Copy)]
+struct Counted {
+    tokens: usize,
+    /// Of their lengths and ids.
+    crc32: u32,
+}
+
 impl ActivationsJob {
     /// Checks what can be without the weights of the model.
     ///
@@ -165,10 +173,11 @@ impl ActivationsJob {
         let clock = Instant::now();
         self.check(model.config())?;
         JobFolder::expect_unused(&self.out)?;
-        let total = self.count(model, reporter)?;
-        let wanted = self.manifest(model, reporter)?;
-        self.found()?;
-        let folder = JobFolder::take(&self.out, &[FILE_NAME])?;
+        let counted = self.count(model, reporter)?;
+        let wanted = self.manifest(counted, model, reporter)?;
+        // What a killed run may have left besides whole shards: the next one in the making.
+        let next = shard_name(self.found()?.map_or(0, |found| found.shards.len()));
+        let folder = JobFolder::take(&self.out, &[FILE_NAME, &next])?;
         // Another process may have used it since it was looked at.
         let found = self.found()?;
         let is_begun = found.is_some();
@@ -181,7 +190,7 @@ impl ActivationsJob {
         let before = manifest.tokens;
         let written = match manifest.complete {
             true => Ok(()),
-            false => self.write_shards(&mut manifest, total, model, reporter),
+            false => self.write_shards(&mut manifest, counted.tokens, model, reporter),
         };
         if written.is_err() && !is_begun && manifest.shards.is_empty() {
             let _ = fs::remove_file(ActivationManifest::path(&self.out));
@@ -224,7 +233,12 @@ impl ActivationsJob {
     }
 
     /// The contents of the folder before anything is computed.
-    fn manifest(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<ActivationManifest, JobError> {
+    fn manifest(
+        &self,
+        counted: Counted,
+        model: &LoadedModel,
+        reporter: &dyn Reporter,
+    ) -> Result<ActivationManifest, JobError> {
         Ok(ActivationManifest {
             schema: SCHEMA.to_owned(),
             complete: false,
@@ -235,6 +249,7 @@ impl ActivationsJob {
                 file: self.prompts.clone(),
                 bytes: self.rows.bytes().len() as u64,
                 crc32: crc32fast::hash(self.rows.bytes()),
+                ids_crc32: counted.crc32,
             },
             sites: self.site_widths(model.config())?,
             dtype: "F32".to_owned(),
@@ -247,12 +262,16 @@ impl ActivationsJob {
         })
     }
 
-    /// Reads every prompt once, so that a line that is none is found before the long part. Gives the number of tokens.
-    fn count(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<usize, JobError> {
+    /// Reads every prompt once, so that a line that is none is found before the long part.
+    fn count(&self, model: &LoadedModel, reporter: &dyn Reporter) -> Result<Counted, JobError> {
         let bar = reporter.start("reading", self.rows.len() as u64, Unit::Items("prompts"));
-        let mut tokens = 0;
+        let (mut tokens, mut hasher) = (0, crc32fast::Hasher::new());
         for index in 0..self.rows.len() {
-            tokens += self.sequences(index, model)?.iter().map(|row| row.ids.len()).sum::<usize>();
+            for Sequence { ids, .. } in self.sequences(index, model)? {
+                tokens += ids.len();
+                hasher.update(&(ids.len() as u64).to_le_bytes());
+                ids.iter().for_each(|id| hasher.update(&id.to_le_bytes()));
+            }
             bar.advance(1);
             if reporter.is_interrupted() {
                 return Err(interrupted().into());
@@ -263,7 +282,7 @@ impl ActivationsJob {
                 let what = "the file has no prompt with a token".to_owned();
                 Err(TrainingError::Data { path: self.prompts.clone(), what }.into())
             }
-            _ => Ok(tokens),
+            _ => Ok(Counted { tokens, crc32: hasher.finalize() }),
         }
     }
 
@@ -361,7 +380,7 @@ impl ActivationsJob {
             let numbers: Vec<i64> = numbers.map(|number| number as i64).collect();
             Tensor::from_vec(numbers, sequences.len(), &Device::Cpu)
         };
-        let mut tensors = HashMap::from([
+        let mut tensors = BTreeMap::from([
             (TOKENS.to_owned(), Tensor::from_vec(ids, tokens, &Device::Cpu)?),
             (STARTS.to_owned(), list(&mut starts.into_iter())?),
             (LINES.to_owned(), list(&mut lines.into_iter())?),
@@ -371,7 +390,7 @@ impl ActivationsJob {
         }
         let name = shard_name(manifest.shards.len());
         let path = self.out.join(&name);
-        replace_file(&path, |partial: &Path| Ok(candle_core::safetensors::save(&tensors, partial)?))?;
+        replace_file(&path, |partial: &Path| Ok(write_tensors(partial, &tensors, HashMap::new())?))?;
         let bytes = fs::metadata(&path).map_err(|error| TrainingError::File { path, error })?.len();
         manifest.shards.push(ActivationShard { file: name, tokens, sequences: sequences.len(), bytes });
         manifest.tokens += tokens;

@@ -212,9 +212,8 @@ impl Look for CircuitSearch {
                 "`metric` kl: its gradient at the clean prompt is zero; take `method` eap-ig, clean-corrupted or acdc",
             ));
         }
-        let mut read = read_pairs(&self.data, reader, self.method == CircuitMethod::PositionAware)?;
-        read.pairs.truncate(self.pairs.unwrap_or(usize::MAX));
-        Ok(CheckedCircuit(read))
+        let most = self.pairs.unwrap_or(usize::MAX);
+        Ok(CheckedCircuit(read_pairs(&self.data, most, reader, self.method == CircuitMethod::PositionAware)?))
     }
 
     fn look(&self, checked: CheckedCircuit, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
@@ -222,6 +221,8 @@ impl Look for CircuitSearch {
         let task = CircuitTask::new(subject.model(), &pairs, self.metric)?;
         let graph = task.graph();
         let over_pairs = |what: &str| reporter.start(what, pairs.len() as u64, Unit::Items("pairs"));
+        // Before hours are spent on edges that explain nothing.
+        task.range()?;
         let (scores, found) = match self.edge_method() {
             None => {
                 let bar = reporter.start("leaving out", graph.edge_count() as u64, Unit::Items("edges"));
@@ -274,7 +275,7 @@ impl Look for CircuitSearch {
                 curve.cpr(),
                 curve.cmd()
             ),
-            strongest(&circuit, &scores),
+            strongest(&circuit, &scores, self.method),
         ];
         let graph_of_circuit = picture(&circuit, &scores, self.metric);
         report.graph = (!graph_of_circuit.nodes.is_empty()).then_some(graph_of_circuit);
@@ -356,10 +357,11 @@ fn ranked(circuit: &Circuit, scores: &[f32]) -> Vec<(candle_gpt2_interpret::Edge
     found
 }
 
-fn strongest(circuit: &Circuit, scores: &[f32]) -> String {
+fn strongest(circuit: &Circuit, scores: &[f32], method: CircuitMethod) -> String {
     let named = ranked(circuit, scores).into_iter().take(NAMED_EDGES);
     let named: Vec<String> = named.map(|(edge, score)| format!("{edge} {score:.4}")).collect();
     match named.is_empty() {
+        true if method == CircuitMethod::Acdc => "no edge is left; lower `threshold`".into(),
         true => "the chosen edges do not connect the input to the logits; choose more `edges`".into(),
         false => format!("strongest edges: {}", named.join(", ")),
     }

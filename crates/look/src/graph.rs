@@ -176,7 +176,11 @@ impl Look for Graph {
         let config = reader.config();
         let read = self.transcoders.as_ref().map(|folder| read_transcoders(folder, config));
         let transcoders = read.transpose()?;
-        for setting in &self.set {
+        for (place, setting) in self.set.iter().enumerate() {
+            let node = setting.to_string();
+            if self.set[..place].iter().any(|before| before.to_string() == node) {
+                return Err(wrong(format!("`set` {node}: it is set twice; give one value")));
+            }
             let features = match &transcoders {
                 Some(transcoders) => {
                     transcoders.layers().get(setting.layer).map_or(0, TranscoderLayer::latents)
@@ -208,6 +212,16 @@ impl Look for Graph {
         let transcoders = transcoders.map_or_else(of_neurons, Ok)?;
         let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
         let graph = traced(&replacement, reporter)?;
+        let (needed, limit) = (graph.pruning_bytes(self.node_threshold), options.max_bytes);
+        if needed > limit {
+            return Err(wrong(format!(
+                "`node_threshold` {}: to choose among the edges of so many nodes takes about {} MiB, more than the {} MiB of `max_memory`; \
+                 lower the one, or raise the other",
+                self.node_threshold,
+                needed.div_ceil(1 << 20),
+                limit >> 20
+            )));
+        }
         let pruned = graph.pruned(self.node_threshold, self.edge_threshold);
         let drawn = Drawn { graph: &graph, pruned: &pruned, subject, ids: &ids };
 

@@ -1,6 +1,6 @@
 //! Pairs of prompts in a file, one in a line: what a task is made of.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use candle_gpt2_interpret::PromptPair;
@@ -87,15 +87,16 @@ pub(crate) struct ReadPairs {
 /// What a token is in that no span names.
 const OTHER: &str = "other";
 
-/// Reads a file of pairs. With `by_position` every token is in a span: those that the lines name, or else each position is one.
-pub(crate) fn read_pairs(path: &Path, reader: &Reader, by_position: bool) -> Result<ReadPairs> {
+/// Reads a file of pairs, `most` of them. With `by_position` every token is in a span: those that the lines name, or else each position is
+/// one.
+pub(crate) fn read_pairs(path: &Path, most: usize, reader: &Reader, by_position: bool) -> Result<ReadPairs> {
     let text = read_text(path)?;
     let in_line = |number: usize, error: LookError| LookError::In {
         origin: format!("{}, line {}", path.display(), number + 1),
         error: Box::new(error),
     };
     let mut written: Vec<(usize, WrittenPair)> = Vec::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).take(most) {
         let pair = serde_json::from_str(line).map_err(|error| {
             let form = r#"expected {"clean": "…", "corrupt": "…", "answer": " …", "against": " …"}"#;
             in_line(number, wrong(format!("{form}: {error}")))
@@ -146,10 +147,12 @@ pub(crate) fn read_pairs(path: &Path, reader: &Reader, by_position: bool) -> Res
             }
         }
     }
-    if pairs.iter().any(|pair| pair.spans.contains(&other)) {
-        names.push(OTHER.to_owned());
-    }
-    Ok(ReadPairs { pairs, spans: names })
+    names.push(OTHER.to_owned());
+    // Spans that no token is in have no scores.
+    let used: BTreeSet<usize> = pairs.iter().flat_map(|pair| pair.spans.iter().copied()).collect();
+    let places: BTreeMap<usize, usize> = used.iter().copied().zip(0..).collect();
+    pairs.iter_mut().flat_map(|pair| &mut pair.spans).for_each(|span| *span = places[span]);
+    Ok(ReadPairs { pairs, spans: used.into_iter().map(|span| names[span].clone()).collect() })
 }
 
 impl WrittenPair {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use candle_core::{DType, Tensor};
@@ -20,7 +20,8 @@ const NPY_MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
 /// What the header of such a file is filled up to multiples of.
 const NPY_ALIGNMENT: usize = 16;
 
-/// Writes tensors as a safetensors file in f32, one after another, with texts in its metadata.
+/// Writes tensors as a safetensors file, one after another, floating-point numbers in f32 and integers as they are, with texts in its
+/// metadata. Equal tensors and texts give equal files.
 ///
 /// ```
 /// use std::collections::{BTreeMap, HashMap};
@@ -47,12 +48,17 @@ pub fn write_tensors(
 ) -> Result<(), WeightsError> {
     let lazy = tensors.iter().map(|(name, tensor)| {
         let shape = tensor.dims().to_vec();
-        (name.clone(), LazyTensor { dtype: Dtype::F32, shape, read: || f32_bytes(path, name, tensor) })
+        let dtype = match tensor.dtype() {
+            DType::U32 => Dtype::U32,
+            DType::I64 => Dtype::I64,
+            _ => Dtype::F32,
+        };
+        (name.clone(), LazyTensor { dtype, shape, read: || bytes_of(path, name, tensor) })
     });
     serialize(path, lazy, metadata)
 }
 
-/// Tensors in f32 as the bytes of a safetensors file, with texts in its metadata.
+/// Tensors in f32 as the bytes of a safetensors file, with texts in its metadata. Equal ones give equal bytes.
 ///
 /// ```
 /// use std::collections::{BTreeMap, HashMap};
@@ -83,7 +89,43 @@ pub fn tensor_bytes(
         let view = TensorView::new(Dtype::F32, shape.clone(), bytes).map_err(candle_core::Error::wrap)?;
         views.push((name, view));
     }
-    safetensors::serialize(views, Some(metadata)).map_err(candle_core::Error::wrap)
+    let mut bytes = safetensors::serialize(views, Some(metadata)).map_err(candle_core::Error::wrap)?;
+    if let Some((length, rest)) = bytes.split_first_chunk_mut::<LENGTH_BYTES>() {
+        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+        if let Some(header) = rest.get_mut(..length) {
+            sort_header(header);
+        }
+    }
+    Ok(bytes)
+}
+
+/// Bytes of the length of a header, which a file begins with.
+const LENGTH_BYTES: usize = 8;
+
+/// Sorts the entries of a header. The library writes those of the metadata in an order that differs from run to run.
+fn sort_header(header: &mut [u8]) {
+    let Ok(entries) = serde_json::from_slice::<BTreeMap<String, BTreeMap<String, serde_json::Value>>>(header)
+    else {
+        return;
+    };
+    let Ok(mut sorted) = serde_json::to_vec(&entries) else { return };
+    if sorted.len() <= header.len() {
+        // What is left of it is spaces, as it was.
+        sorted.resize(header.len(), b' ');
+        header.copy_from_slice(&sorted);
+    }
+}
+
+/// The same in a file.
+fn sort_header_of(path: &Path) -> io::Result<()> {
+    let mut file = File::options().read(true).write(true).open(path)?;
+    let mut length = [0; LENGTH_BYTES];
+    file.read_exact(&mut length)?;
+    let mut header = vec![0; usize::try_from(u64::from_le_bytes(length)).map_err(io::Error::other)?];
+    file.read_exact(&mut header)?;
+    sort_header(&mut header);
+    file.seek(SeekFrom::Start(LENGTH_BYTES as u64))?;
+    file.write_all(&header)
 }
 
 /// Writes tensors in f32 as NumPy's archive, one after another: `numpy.load` reads it.
@@ -207,14 +249,29 @@ impl<W: Seek> Seek for UntilFailure<'_, W> {
     }
 }
 
-/// The values of a tensor as they are written.
+/// The values of a tensor in f32, as bytes.
 fn f32_bytes(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
     let values = tensor.to_dtype(DType::F32).and_then(|values| values.flatten_all()?.to_vec1::<f32>());
-    let failed = |error| {
-        let what = format!("tensor `{name}` cannot be read: {error}");
-        WeightsError::Unwritable { path: path.to_owned(), what }
+    let values = values.map_err(|error| unreadable(path, name, &error))?;
+    Ok(values.into_iter().flat_map(f32::to_le_bytes).collect())
+}
+
+/// The values of a tensor as [`write_tensors`] writes them: integers as they are, and others in f32.
+fn bytes_of(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
+    let flat = || tensor.flatten_all();
+    let integers = match tensor.dtype() {
+        DType::U32 => flat()
+            .and_then(|flat| Ok(flat.to_vec1::<u32>()?.into_iter().flat_map(u32::to_le_bytes).collect())),
+        DType::I64 => flat()
+            .and_then(|flat| Ok(flat.to_vec1::<i64>()?.into_iter().flat_map(i64::to_le_bytes).collect())),
+        _ => return f32_bytes(path, name, tensor),
     };
-    Ok(values.map_err(failed)?.into_iter().flat_map(f32::to_le_bytes).collect())
+    integers.map_err(|error| unreadable(path, name, &error))
+}
+
+fn unreadable(path: &Path, name: &str, error: &candle_core::Error) -> WeightsError {
+    let what = format!("tensor `{name}` cannot be read: {error}");
+    WeightsError::Unwritable { path: path.to_owned(), what }
 }
 
 /// A tensor whose bytes are read when its turn comes to be written.
@@ -235,11 +292,16 @@ pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
     // The library makes files that nobody else may read; this one gets the rights of an ordinary file.
     let rights = File::create(path).and_then(|file| file.metadata()).map_err(failed)?.permissions();
     let views = tensors.into_iter().map(|(name, tensor)| (name, LazyView { tensor, failure: &failure }));
+    let is_unsorted = metadata.len() > 1;
     let written = safetensors::serialize_to_file(views, Some(metadata), path);
     let written = match failure.into_inner() {
         Some(error) => Err(error),
         None => written.map_err(|error| unwritable(path, &error)),
     };
+    let written = written.and_then(|()| match is_unsorted {
+        true => sort_header_of(path).map_err(failed),
+        false => Ok(()),
+    });
     if written.is_err() {
         let _ = fs::remove_file(path);
         return written;
@@ -288,6 +350,42 @@ mod tests {
     use candle_gpt2_testing::{pattern, temporary_folder};
 
     use super::*;
+
+    /// A hash map has another order in each; the library writes texts in that order.
+    #[test]
+    fn equal_tensors_and_texts_give_equal_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tensors.safetensors");
+        let texts =
+            || (0..9).map(|index| (format!("key {index}"), format!("é {index}"))).collect::<HashMap<_, _>>();
+        let tensor = Tensor::new(&[1f32, 2.], &Device::Cpu).unwrap();
+        let tensors = BTreeMap::from([("a".to_owned(), tensor.clone()), ("b".to_owned(), tensor)]);
+        let expected = tensor_bytes(&tensors, texts()).unwrap();
+        for _ in 0..4 {
+            assert_eq!(tensor_bytes(&tensors, texts()).unwrap(), expected);
+            write_tensors(&path, &tensors, texts()).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), expected);
+        }
+        let (_, read) = safetensors::SafeTensors::read_metadata(&expected).unwrap();
+        assert_eq!(read.metadata().as_ref(), Some(&texts()));
+        assert_eq!(
+            candle_core::safetensors::load(&path, &Device::Cpu).unwrap()["b"].to_vec1::<f32>().unwrap(),
+            [1., 2.]
+        );
+    }
+
+    #[test]
+    fn integers_stay_integers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tensors.safetensors");
+        let ids = Tensor::new(&[1u32, u32::MAX], &Device::Cpu).unwrap();
+        let starts = Tensor::new(&[0i64, i64::MAX], &Device::Cpu).unwrap();
+        let tensors = BTreeMap::from([("ids".to_owned(), ids), ("starts".to_owned(), starts)]);
+        write_tensors(&path, &tensors, HashMap::new()).unwrap();
+        let read = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+        assert_eq!(read["ids"].to_vec1::<u32>().unwrap(), [1, u32::MAX]);
+        assert_eq!(read["starts"].to_vec1::<i64>().unwrap(), [0, i64::MAX]);
+    }
     use crate::replace_file;
 
     /// A tensor of a type that nothing can convert, beside a sound one.

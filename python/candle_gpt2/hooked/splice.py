@@ -25,6 +25,8 @@ class SAE(Module):
         kind = kind or Kind(False)
         self.dictionary = dictionary
         self.use_error_term = use_error_term
+        # What it was before a model said otherwise.
+        self._own_error_term: bool | None = None
         self.kind = kind
         self.hook_sae_input = HookPoint(kind)
         self.hook_sae_acts_pre = HookPoint(kind)
@@ -97,6 +99,8 @@ class WithSAEs(HookedRootModule):
         """Puts an autoencoder in the place of its hook point, until reset_saes. Names of its hook points begin with that of the place:
         `blocks.8.hook_resid_pre.hook_sae_acts_post`."""
         if use_error_term is not None:
+            if sae._own_error_term is None:
+                sae._own_error_term = sae.use_error_term
             sae.use_error_term = use_error_term
         is_processed = self.cfg.normalization_type == "LNPre"
         if sae.dictionary.trained_on_processed != is_processed:
@@ -109,10 +113,17 @@ class WithSAEs(HookedRootModule):
         self._place(sae.hook_name, sae)
 
     def reset_saes(self, act_names: str | Sequence[str] | None = None) -> None:
-        """Takes autoencoders out again: all, or those at these hook points."""
+        """Takes autoencoders out again: all, or those at these hook points. Each is as it was before it was added."""
         names = list(self.acts_to_saes) if act_names is None else [act_names] if isinstance(act_names, str) else act_names
+        there = self.acts_to_saes
         for name in names:
+            if name not in there:
+                warnings.warn(f"{name}: no SAE is spliced in there", stacklevel=2)
+                continue
             self._place(name, HookPoint(self.kind))
+            sae = there[name]
+            if sae._own_error_term is not None:
+                sae.use_error_term, sae._own_error_term = sae._own_error_term, None
 
     def _place(self, name: str, module: Module) -> None:
         if name not in self.mod_dict:
@@ -139,10 +150,10 @@ class WithSAEs(HookedRootModule):
         finally:
             if reset_saes_end:
                 for sae, term in terms:
-                    sae.use_error_term = term
-                    self.reset_saes(sae.hook_name)
-                    if sae.hook_name in before:
-                        self.add_sae(before[sae.hook_name])
+                    if self.acts_to_saes.get(sae.hook_name) is sae:
+                        self.reset_saes(sae.hook_name)
+                    if previous := before.get(sae.hook_name):
+                        self.add_sae(previous, term if previous is sae else None)
 
     def run_with_saes(
         self, *args: Any, saes: Any = (), reset_saes_end: bool = True, use_error_term: bool | None = None, **options: Any

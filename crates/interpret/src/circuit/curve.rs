@@ -74,6 +74,16 @@ impl FaithfulnessCurve {
 }
 
 impl CircuitTask<'_> {
+    /// The metric of all edges and of none.
+    ///
+    /// # Errors
+    /// As [`CircuitTask::values`]; and when both are the same.
+    pub fn range(&self) -> Result<(f32, f32)> {
+        let graph = self.graph();
+        let values = self.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
+        check_range((values[0], values[1]))
+    }
+
     /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them. `done` is told how many pairs are done.
     ///
     /// # Errors
@@ -91,17 +101,24 @@ impl CircuitTask<'_> {
             circuits.push(Circuit::selected(graph, scores, count, selection)?);
         }
         let values = self.values(&circuits, done)?;
-        let mut curve = FaithfulnessCurve { model: values[0], empty: values[1], points: Vec::new() };
-        let (range, largest) = ((curve.model - curve.empty).abs(), curve.model.abs().max(curve.empty.abs()));
-        if range <= ROUNDING * largest.max(1.0) {
-            return Err(InterpretError::NoDifference { value: curve.model.to_string() });
-        }
+        let (model, empty) = check_range((values[0], values[1]))?;
+        let mut curve = FaithfulnessCurve { model, empty, points: Vec::new() };
         for (place, share) in EDGE_SHARES.into_iter().enumerate() {
             let (value, edges) = (values[place + 2], circuits[place + 2].edge_count());
             let faithfulness = curve.faithfulness(value);
             curve.points.push(CurvePoint { share, chosen: chosen[place], edges, value, faithfulness });
         }
         Ok(curve)
+    }
+}
+
+/// The metric of all edges and of none, if they differ.
+fn check_range((model, empty): (f32, f32)) -> Result<(f32, f32)> {
+    let (range, largest) = ((model - empty).abs(), model.abs().max(empty.abs()));
+    // Not a number is no difference either.
+    match range > ROUNDING * largest.max(1.0) {
+        true => Ok((model, empty)),
+        false => Err(InterpretError::NoDifference { value: model.to_string() }),
     }
 }
 

@@ -139,7 +139,9 @@ fn an_interrupted_job_resumes_to_the_same_bytes() {
         if at > 0 {
             // Without `resume` it is not touched; what another process left in the making goes.
             assert!(work.refused(&job).contains("add `resume`"));
-            fs::create_dir(job.out.join("activations.json.partial-Ab12Cd")).unwrap();
+            for name in ["activations.json".to_owned(), format!("activations_{at:06}.safetensors")] {
+                fs::create_dir(job.out.join(name + ".partial-Ab12Cd")).unwrap();
+            }
         }
         let job = if at > 0 { resumed(&job) } else { job };
         let done = resuming(&job, u64::MAX).unwrap();
@@ -151,6 +153,41 @@ fn an_interrupted_job_resumes_to_the_same_bytes() {
         assert_eq!(files(&job.out), expected);
         fs::remove_dir_all(&job.out).unwrap();
     }
+}
+
+/// The same bytes are other sequences as another format, or to another tokenizer.
+#[test]
+fn the_same_bytes_that_are_other_tokens_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
+    let bytes = b"{\"prompt\": \"The dog ran\"}\n";
+    let job = |name: &str| ActivationsJob {
+        prompts: name.into(),
+        rows: RowFile::new(Path::new(name), bytes.to_vec()),
+        model: "built-in".into(),
+        sites: named_sites("resid_pre0", model.config().n_layer).unwrap(),
+        bos: None,
+        out: folder.path().join("out"),
+        options: ActivationsOptions { resume: name.ends_with(".jsonl"), ..ActivationsOptions::default() },
+    };
+    job("prompts.txt").run(&model, &Silent).unwrap();
+    let error = job("prompts.jsonl").run(&model, &Silent).unwrap_err().to_string();
+    assert!(error.contains("token ids of the prompts is \"with the checksum "), "{error}");
+}
+
+/// A shared folder is read by other users, as files are that any program makes.
+#[cfg(unix)]
+#[test]
+fn shards_have_the_rights_of_ordinary_files() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let work = Work::new();
+    let job = work.job("out", None);
+    let report = job.run(&work.model, &Silent).unwrap();
+    let ordinary = job.out.join("ordinary");
+    fs::write(&ordinary, []).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&job.out.join(&report.shards[0])), mode(&ordinary));
 }
 
 #[test]
