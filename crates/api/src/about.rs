@@ -14,7 +14,7 @@ pub(crate) fn models(served: &ServedModel) -> String {
     json!({ "object": "list", "data": data }).to_string()
 }
 
-/// `/v1/models/{id}`; the id is what stands in the path.
+/// `/v1/models/{id}`; `id` is the one in the path.
 ///
 /// # Errors
 /// 404 when there is no such model.

@@ -113,7 +113,7 @@ pub(crate) fn known(fields: &'static [Field]) -> impl Iterator<Item = &'static s
 
 fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<usize, ApiError> {
     let Count(n) = options.fields.n;
-    // As many as n may always be asked for.
+    // `best_of` may always be as large as n.
     let most = MAX_BEST_OF.max(n);
     match best_of.max(1) {
         best_of if best_of > most => {
@@ -160,7 +160,7 @@ impl Prompts {
         if self.is_list { format!("{}[{prompt}]", self.field) } else { self.field.into() }
     }
 
-    /// Those of the field `input`: at least one, and as many as the server takes.
+    /// Those of the field `input`: at least one, and no more than the server takes.
     pub(crate) fn of_input(input: Option<Self>, served: &ServedModel) -> Result<Self, ApiError> {
         let wrong = |what: String| ApiError::invalid(format!("input: {what}")).with_param("input");
         let input = input.ok_or_else(|| wrong(format!("expected {SHAPES}, found nothing")))?;

@@ -117,7 +117,7 @@ impl ApiError {
         self.code
     }
 
-    /// What went wrong inside, which answers do not tell: for a log, and for whoever owns the model.
+    /// The internal cause, which answers do not contain: for logs, and for the owner of the model.
     pub fn cause(&self) -> Option<&str> {
         self.cause.as_deref()
     }

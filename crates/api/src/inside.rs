@@ -313,7 +313,7 @@ fn steered_site(name: &str, path: &str, served: &ServedModel) -> Result<Site, Ap
     }
 }
 
-/// The numbers of a vector, as many as the shape has.
+/// The numbers of a vector, one for each element of the shape.
 fn numbers(
     vector: TextOrList<String, Real, MAX_VECTOR>,
     shape: &[usize],

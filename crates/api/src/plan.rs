@@ -139,13 +139,13 @@ impl Plan {
         let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
-        // The most probable texts are told by their log-probabilities.
+        // The most probable texts are found by their log-probabilities.
         let logprobs_made = logprobs.or((made > n).then_some(0));
         let salt = options.fields.cache_salt.as_ref().map(|Text(salt)| salt.as_str());
         let share = options.fields.cache_prompt.then(|| served.reuse(reuse, salt)).flatten();
         let streams = (0..).step_by(best_of);
         let inspected = prompts.iter().map(|prompt| {
-            // As many as there are texts, each of which changes and sees its own.
+            // One for each text, which is changed and observed by itself.
             inside.inspections(prompt.ids.len(), (made, max_tokens), served)
         });
         let inspected = inspected.collect::<Result<Vec<_>, _>>()?;

@@ -62,7 +62,7 @@ pub enum Endpoint {
 /// Given by [`find_route`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// `GET` or `POST`; whoever answers `GET` answers `HEAD` too.
+    /// `GET` or `POST`; a route that answers `GET` answers `HEAD` too.
     pub method: &'static str,
     /// The path, with `{id}` for the part that differs.
     pub path: &'static str,

@@ -196,7 +196,7 @@ pub struct ServedModel {
     /// `None` where conversations are no part of what is served.
     pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
-    /// Makes numbers that nobody can foresee.
+    /// Makes unpredictable numbers.
     pub(crate) random: RandomState,
 }
 
@@ -334,7 +334,7 @@ impl ServedModel {
     }
 }
 
-/// A number that nobody can foresee, and that comes only once.
+/// An unpredictable number that never comes twice.
 pub(crate) fn fresh_number() -> u64 {
     // Each has keys of its own, which in a browser are always the same: there the numbers come from its own source.
     let number = RandomState::new().hash_one(());

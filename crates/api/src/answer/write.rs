@@ -37,7 +37,7 @@ pub(super) struct Choice<'a> {
     pub(super) wants: &'a Wants,
     pub(super) pieces: &'a Pieces,
     pub(super) prompt: &'a PromptAnswer,
-    /// Whether it tells the prompt too.
+    /// Whether it repeats the prompt too.
     pub(super) echo: bool,
     /// Whether nothing of it was sent before.
     pub(super) is_first: bool,
