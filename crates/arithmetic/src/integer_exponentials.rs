@@ -1,4 +1,4 @@
-//! Exponentials of logits as integers, for whoever must add them up the same way everywhere: a compressor.
+//! Exponentials of logits as integers, for a compressor, whose sums must be the same everywhere.
 //!
 //! An exponential is that of `log_softmax.rs`, whose bits are equal on every instruction set; scaled by a power of two and rounded
 //! it is an integer, and sums of integers have no order.
@@ -29,7 +29,7 @@ pub fn integer_exponentials(logits: &[f32], largest: f32) -> Option<Vec<u32>> {
 struct IntegerExponentials<'a> {
     logits: &'a [f32],
     largest: f64,
-    /// As many as the logits, filled up to whole groups of lanes.
+    /// One for each logit, filled up to whole groups of lanes.
     integers: &'a mut [u32],
 }
 

@@ -14,7 +14,7 @@ use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
 /// Sees intermediates of a forward pass, and may replace them.
 ///
-/// What it does not want is computed as if nobody looked: several steps in one kernel, where there is one.
+/// What it does not want is computed as without an observer: several steps in one kernel, if there is one.
 ///
 /// ```
 /// use candle_core::{Result, Tensor};
@@ -123,7 +123,7 @@ pub enum Placement {
     AfterCache,
     /// Rows of these lengths one after the other in one text, see [`Pass::of_rows`].
     Rows(Arc<[usize]>),
-    /// One token for each row after as many as this tensor of the device says, see [`Pass::after`].
+    /// One token for each row, at the position that this tensor of the device holds, see [`Pass::after`].
     OnDevice(Tensor),
 }
 
@@ -239,7 +239,7 @@ impl<'a> Pass<'a> {
         self.call.encoder_states.as_ref()
     }
 
-    /// Whether nothing is drawn and nobody looks.
+    /// Whether there is neither dropout nor an observer.
     pub fn is_inference(&self) -> bool {
         !self.is_training() && !self.is_observed()
     }
@@ -282,7 +282,7 @@ impl<'a> Pass<'a> {
         Pass { call: self.call.clone(), run: self.run.reborrow() }
     }
 
-    /// The same pass, seen by nobody, for the time that it is borrowed.
+    /// The same pass without its observer, for the time that it is borrowed.
     pub fn unobserved(&mut self) -> Pass<'_> {
         Pass { call: self.call.clone(), run: Run { observer: None, ..self.run.reborrow() } }
     }
@@ -310,7 +310,7 @@ impl<'a> Pass<'a> {
         self.run.observer.as_ref().is_some_and(|observer| observer.wants(site))
     }
 
-    /// Shows an intermediate to the observer, if it wants it, and returns what to go on with.
+    /// Shows an intermediate to the observer, if it wants it, and returns the value to continue with.
     ///
     /// # Errors
     /// Those of the observer, and when it returns another shape or type.
@@ -361,8 +361,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// `residual + dropout(layer(x))`, where the layer's output is shown as `kind`: the end of a part of a block, in one
-    /// product where nothing is dropped and nobody wants it.
+    /// `residual + dropout(layer(x))`, with the layer's output shown as `kind`: the end of a part of a block, in one
+    /// product if nothing is dropped and no observer wants it.
     ///
     /// # Shapes
     /// `x` `(B, T, in)`, `residual` `(B, T, out)`; returns `(B, T, out)`.

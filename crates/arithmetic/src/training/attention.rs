@@ -16,7 +16,7 @@ use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 /// Queries in a block: a multiple of every tile's rows.
 const QUERY_BLOCK: usize = 48;
 
-/// Values that are added to the scores, `(B, H, T, S)`: those of a query lie side by side, as many as there are keys.
+/// Values that are added to the scores, `(B, H, T, S)`: those of a query are contiguous, one for each key.
 /// Part of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AddedScores<'a, T> {

@@ -387,7 +387,7 @@ struct Given<'a, T> {
     epilogue: Option<Epilogue<'a, T>>,
 }
 
-/// The products of some rows with some panels, as many as the part has.
+/// The products of a part's rows with a part's panels.
 struct MultiplyPart<'a, 'b, T> {
     given: Given<'a, T>,
     /// The part's first row in the left operand.
