@@ -43,7 +43,7 @@ impl JobError {
         }
     }
 
-    /// Whether the call is wrong, as opposed to the job having failed.
+    /// Whether it is a usage error, as opposed to a failed job.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Training(error) => error.is_usage(),

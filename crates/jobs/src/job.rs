@@ -1,5 +1,5 @@
-//! A whole training from files to a folder, as every face of the project runs it: data, tokenizer, start, adapters, steps,
-//! evaluations, samples and the report.
+//! A whole training from files to a folder, as every front end runs it: data, tokenizer, start, adapters, steps, evaluations,
+//! samples and the report.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -180,7 +180,7 @@ impl TrainJob {
         let mut report = |entry: &Entry, trainer: &Trainer| {
             on_event(TrainEvent::Entry(entry));
             if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &self.options.sample) {
-                // A sample that fails is shown as such; the training goes on.
+                // A sample that fails is shown as such; the training continues.
                 let text = sample(trainer, &tokenizer, prompt);
                 let text = text.unwrap_or_else(|error| error.to_string());
                 on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
@@ -230,7 +230,7 @@ impl TrainJob {
         }
     }
 
-    /// Everything up to the first step, or to the step that the training goes on from.
+    /// Everything up to the first step, or to the step that the training resumes from.
     ///
     /// # Errors
     /// As [`TrainJob::run`], but for what a step may fail with.

@@ -26,7 +26,7 @@ pub(crate) struct JobFolder {
 /// What is in the folder of a job, and what becomes of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resume {
-    /// Whether the job goes on with it.
+    /// Whether the job resumes it.
     pub(crate) goes_on: bool,
     /// Whether a job could.
     pub(crate) can_go_on: bool,
@@ -100,7 +100,7 @@ impl JobFolder {
         } else if goes_on || Self::is_free(path, results, begun)? {
             return Ok(());
         } else if can_go_on {
-            "the folder is not empty; add `resume` to go on with what is in it, or choose another name"
+            "the folder is not empty; add `resume` to continue what is in it, or choose another name"
         } else {
             "the folder is not empty; choose another name"
         };

@@ -56,7 +56,7 @@ pub struct Entry {
     pub elapsed_s: f64,
 }
 
-/// The log file, and what stands in it.
+/// The log file and its entries.
 ///
 /// ```
 /// use candle_gpt2_jobs::{Entry, Journal};

@@ -1,4 +1,4 @@
-//! What a training is asked for: the options of every face, with their names, their defaults and the rules between them.
+//! The options of a training in every front end, with their names, their defaults and the rules between them.
 
 use std::path::PathBuf;
 
@@ -461,7 +461,7 @@ impl TrainOptions {
 /// use candle_gpt2_weights::WrittenDType;
 ///
 /// assert_eq!(written_dtype("bf16").ok(), Some(WrittenDType::BF16));
-/// assert!(written_dtype("q8_0").is_err(), "no training goes on from integers");
+/// assert!(written_dtype("q8_0").is_err(), "integer weights cannot be trained further");
 /// ```
 ///
 /// # Errors

@@ -1,7 +1,8 @@
 //! A whole training: steps, evaluations, checkpoints, the log and the loss curve, in one folder.
 //!
-//! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest, where nothing is
-//! held out; adapters are merged there, and stand by themselves in `adapter`), beside the state to resume from, `log.jsonl` and, at the end, `loss.svg`. Every file is replaced as a whole. Models of steps that are kept stand in `step-N`.
+//! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest if nothing is
+//! held out; adapters are merged there, and also saved by themselves in `adapter`), next to the state to resume from, `log.jsonl`
+//! and, at the end, `loss.svg`. Every file is replaced as a whole. Models of steps that are kept are in `step-N`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -121,8 +122,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one; in a folder that is
-    /// locked already, unless another run writes it.
+    /// A run of `trainer`, which is fresh, or resumes the state of the same run if the folder holds one; in a folder that is locked
+    /// already, unless another run writes it.
     ///
     /// # Errors
     /// When the folder holds the state of another run, or cannot be written.
@@ -304,7 +305,7 @@ impl Run {
         state::to_bytes(&self.trainer, &self.progress())
     }
 
-    /// Goes on from the [state](Run::state) of the run of another share.
+    /// Resumes from the [state](Run::state) of the run of another share.
     ///
     /// # Errors
     /// When it is damaged, or that of another training.

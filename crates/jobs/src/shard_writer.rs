@@ -35,7 +35,7 @@ pub(crate) struct Encoded {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Goes on where the manifest says, which is at the begin where it says nothing.
+    /// Resumes where the manifest says, by default at the beginning.
     pub(crate) fn open(folder: &'a Path, manifest: Manifest) -> Result<Self, TrainingError> {
         let mut writer = Self { folder, manifest, open: None };
         let shard_tokens = writer.shard_tokens();

@@ -66,7 +66,7 @@ impl TextSource {
                     return Ok(load_tokenizer(&path)?);
                 }
                 let what = format!(
-                    "{}: no {TOKENIZER_FILE} stands beside the tokens; give the one that made them: `tokenizer`",
+                    "{}: no {TOKENIZER_FILE} next to the tokens; give the one that made them: `tokenizer`",
                     folder.display()
                 );
                 return Err(TrainingError::Call { what });
@@ -153,7 +153,7 @@ pub(crate) fn trained_tokenizer(
     }
 }
 
-/// Tokens whose folder goes when nobody reads it any more.
+/// Tokens whose folder is removed after its last reader.
 struct TemporaryTokens {
     // Unmapped before the folder goes.
     shards: Shards,

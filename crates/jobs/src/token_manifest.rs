@@ -1,4 +1,4 @@
-//! What stands beside token files: whose tokens they are, of which texts, how many, and how far their making is.
+//! The manifest of token files: their tokenizer, their texts, how many tokens, and how far the job is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -128,7 +128,7 @@ impl Manifest {
         }
     }
 
-    /// Where the making goes on: the part, the number of the file, and the place in it. `None` where all is read.
+    /// Where the job resumes: the part, the number of the file, and the place in it. `None` if all is read.
     pub(crate) fn next_place(&self) -> Option<(Split, usize, u64)> {
         let next = |split: Split, end: fn(&SourceFile) -> u64| {
             let unread = self.sources.iter().position(|source| source.read < end(source));
@@ -193,7 +193,7 @@ impl Manifest {
         }
     }
 
-    /// Refuses to go on with other texts or options.
+    /// Refuses to continue with other texts or options.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
         let data = |manifest: &Self| -> Vec<_> {
             manifest.sources.iter().map(|source| (source.file.clone(), source.bytes)).collect()

@@ -500,7 +500,7 @@ fn in_order<T: Send, R: Send, S>(
                 let mut state = state();
                 let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((item, answer)) = next() {
-                    // Nobody waits for it where another one failed.
+                    // The receiver is gone if another one failed.
                     let _ = answer.send(work(&mut state, item));
                 }
             });

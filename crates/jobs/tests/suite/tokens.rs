@@ -285,8 +285,7 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
         told(options),
         (
             true,
-            "the folder is not empty; add `resume` to go on with what is in it, or choose another name"
-                .into()
+            "the folder is not empty; add `resume` to continue what is in it, or choose another name".into()
         )
     );
     let (is_usage, said) = told(TokenizeOptions { dtype: Some(TokenWidth::U32), ..resumed.clone() });
@@ -593,10 +592,7 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
     assert_eq!(vocabulary(&fresh.out), vocabulary(work.checkpoint.path()));
     fs::remove_file(folder.join("tokenizer.json")).unwrap();
     let told = TrainJob { out: work.path("none"), ..fresh }.run(&silent, &mut |_| {}).unwrap_err();
-    assert!(
-        told.is_usage() && told.to_string().contains("no tokenizer.json stands beside the tokens"),
-        "{told}"
-    );
+    assert!(told.is_usage() && told.to_string().contains("no tokenizer.json next to the tokens"), "{told}");
     let mixed = job(vec![work.path("text.txt"), folder], "mixed").run(&silent, &mut |_| {}).unwrap_err();
     assert!(mixed.is_usage() && mixed.to_string().contains("a folder of tokens stands alone"), "{mixed}");
 }
