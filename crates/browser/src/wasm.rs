@@ -315,8 +315,8 @@ fn told(error: impl ToString) -> JsValue {
     Error::new(&error.to_string()).into()
 }
 
-/// The same of a request, with the status that tells its kind and the field that is at fault. Whoever asks here owns the model, and is
-/// told what went wrong inside.
+/// The same of a request, with the status that gives its kind and the field that is at fault. Callers here own the model, so they
+/// see the internal cause too.
 fn refused(error: ApiError) -> JsValue {
     let object = error.cause().map_or_else(|| told(&error), told);
     let param = error.param().map_or(JsValue::UNDEFINED, JsValue::from_str);

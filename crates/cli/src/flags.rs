@@ -10,7 +10,7 @@ static FLAGS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
 
 /// From now on messages name the flags of this command.
 pub(crate) fn remember(command: &Command) {
-    // Whoever was first is the command that runs.
+    // The first one is the command that runs.
     let _ = FLAGS.set(flags_of(command));
 }
 

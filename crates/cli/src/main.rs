@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(code) => code,
-        // Whoever read our output has seen enough (`gpt2 generate … | head`).
+        // The reader of our output has seen enough (`gpt2 generate … | head`).
         Err(error) if exit::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(&exit::message(&error));

@@ -79,7 +79,7 @@ pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
     option
         .value_delimiter(',')
         .value_name("N,…")
-        .help("Number of threads [default: as many as this process may use]; several are measured one after the other")
+        .help("Number of threads [default: all that this process may use]; several are measured one after the other")
 }
 
 /// Lengths of the prompts that are read.
@@ -333,7 +333,7 @@ impl Bench<'_> {
         Ok(medians.map(|(tokens, seconds)| (tokens, seconds / one)).collect())
     }
 
-    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
+    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. It stays on a GPU, which continues without waiting.
     fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
         let logits =
             self.model.forward_with(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;

@@ -60,7 +60,7 @@ impl GrammarArguments {
         Ok(Some(compiled.map_err(|error| refuse(error.to_string()))?))
     }
 
-    /// What must be the same when a run goes on.
+    /// What must be the same when a run is resumed.
     pub(super) fn settings(&self) -> Result<Option<Value>> {
         use candle_gpt2_grammar::Grammar;
         use serde_json::json;

@@ -136,7 +136,7 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
         false => opened.load_classifier(&Terminal)?.into(),
     };
     let server = listening.start(model)?;
-    // A server goes on when nobody reads where it is.
+    // A server runs even if its address cannot be printed.
     _ = output::write_line(&server.address());
     output::print_status("Ctrl-C ends the server");
     server.run()?;
