@@ -69,8 +69,8 @@ pub struct TokenSize {
 }
 
 impl Compressor {
-    /// Compresses with this model, in windows of `context` tokens, or of as many as the model has positions. `name` is what messages
-    /// call the model when it is the wrong one.
+    /// Compresses with this model, in windows of `context` tokens, by default of the model's whole context. Error messages call the
+    /// model `name`.
     ///
     /// # Errors
     /// When the model is not on the CPU or has no tokens for bytes, or `context` is not from 2 to its positions.

@@ -55,12 +55,12 @@ impl<R: Read> Compressed<R> {
         &self.header
     }
 
-    /// Writes the bytes that were compressed, group by group, each once its checksums are right; returns how many. What was written
-    /// before an error is a beginning: whoever wants all or nothing writes elsewhere first.
+    /// Writes the bytes that were compressed, group by group, each once its checksums are right; returns how many. After an error,
+    /// the output is an incomplete beginning: callers that want all or nothing write elsewhere first.
     ///
     /// # Errors
     /// When the model is another one or computes other logits, the file is damaged or cannot be read, the output cannot be written,
-    /// or `reporter` wants no more of it.
+    /// or `reporter` interrupts it.
     pub fn decompress(
         mut self,
         loaded: &LoadedModel,

@@ -96,7 +96,7 @@ pub(crate) trait Stream: Sync {
     /// Finds the next token.
     fn find(&self, logits: &[f32]) -> Result<(u32, Self::Found), GenerationError>;
 
-    /// Takes the token that was found; whether the stream goes on after it.
+    /// Takes the token that was found; whether the stream continues after it.
     fn take(&mut self, id: u32, found: Self::Found) -> Result<bool, CompressionError>;
 }
 

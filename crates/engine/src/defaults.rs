@@ -157,7 +157,7 @@ impl Defaults {
 
     /// What a reader should know about the end tokens of a request, nothing of which is an error.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
-        // Whoever names other ends does not miss those of the files.
+        // A request with end tokens of its own does not need those of the files.
         let has_own_ends = match self.config.eos_token_id.as_slice() {
             [] => config.eos_token_id.is_empty(),
             ends => config.eos_token_id.starts_with(ends),

@@ -41,11 +41,11 @@ pub struct InspectOptions {
     pub model: Option<PathBuf>,
     /// The name of a published model, such as `gpt2-xl`, in place of a checkpoint.
     pub preset: Option<String>,
-    /// Whether the values of every tensor are told in numbers, see [`Statistics`].
+    /// Whether statistics of every tensor are computed, see [`Statistics`].
     pub tensors: bool,
-    /// Another checkpoint that the first is compared with: then that is all that is told.
+    /// Another checkpoint to compare the first with: the report is then the comparison alone.
     pub diff: Option<PathBuf>,
-    /// The number of attention heads of a checkpoint that does not tell it.
+    /// The number of attention heads, for a checkpoint that does not record it.
     pub n_head: Option<usize>,
     /// Where models on the Hub come from.
     pub hub: HubOptions,
@@ -129,7 +129,7 @@ pub struct Inspection {
     pub files: Vec<StoredFile>,
     /// Whose names the file uses, such as `Hugging Face`.
     pub naming: &'static str,
-    /// What stands in front of the names, such as `transformer.`.
+    /// The prefix of the names, such as `transformer.`.
     pub prefix: String,
     /// How the weights of linear layers are stored.
     pub orientation: &'static str,

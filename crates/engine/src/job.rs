@@ -279,7 +279,7 @@ fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2C
         (batch_size, KvSlot::room_of(model.n_positions))
     };
     let max_texts = texts.clamp(1, batch_size);
-    // Nobody waits for a running text while the next prompt is computed, so it is computed as a whole.
+    // No caller waits for a running text while the next prompt is computed, so prompts are computed as a whole.
     let chunk_tokens = model.n_positions;
     SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens }
 }

@@ -1,5 +1,5 @@
-//! A file of lines that one process at a time adds to: a line counts once its line break is written, so that whoever goes on
-//! with it after an interruption loses and repeats none.
+//! A file of lines that one process at a time adds to: a line counts once its line break is written, so that a job resumed
+//! after an interruption loses and repeats none.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};

@@ -1,4 +1,4 @@
-//! A loaded model with everything that generating needs, owned: a face keeps it as long as it likes.
+//! A loaded model with everything that generating needs, owned: a front end keeps it as long as it likes.
 
 use std::sync::{Arc, Mutex};
 

@@ -60,7 +60,7 @@ pub struct ModelOptions {
     #[serde(deserialize_with = "some_of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
-    // A setting of the whole process: whoever sets it also calls `process::use_tf32`.
+    // A setting of the whole process: front ends that set it also call `process::use_tf32`.
     /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has a 10-bit mantissa
     #[cfg_attr(feature = "clap", arg(long))]
     pub tf32: bool,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::panic;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Panics that are kept until they are asked for: libraries catch some of their own, of which nobody asks.
+/// Panics that are kept until they are asked for: libraries catch some of their own, which are never asked for.
 const MOST_KEPT: usize = 16;
 
 static KEPT: Mutex<VecDeque<Kept>> = Mutex::new(VecDeque::new());

@@ -1,7 +1,7 @@
 //! Settings of the whole process, each a call of its own: no other function of this crate touches one.
 //!
-//! A program makes these calls at its start; a library inside another program leaves those that want a single thread to whoever owns
-//! the process.
+//! A program makes these calls at its start; a library inside another program leaves those that need a single-threaded process to
+//! that program.
 
 use std::thread::available_parallelism;
 
@@ -113,14 +113,14 @@ pub fn use_large_pages(choice: &str) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Fixes the number of threads that compute: this many, or as many as the process may use. False where they run already,
-/// and their number stays.
+/// Fixes the number of threads that compute: this many, by default all that the process may use. Returns false if they run
+/// already, and keeps their number.
 ///
-/// candle alone would count the cores of the machine, which a container may use only some of. Its pools take their number
-/// from the environment, which this sets where it is not set or `threads` are given.
+/// candle alone would count the cores of the machine, of which a container may use only some. Its pools take their number
+/// from the environment, which this sets if it is not set or `threads` are given.
 ///
 /// # Safety
-/// To be called while the process has one thread, so that nobody reads the environment meanwhile.
+/// To be called while the process has one thread, so that no other thread reads the environment meanwhile.
 ///
 /// ```
 /// use candle_gpt2_engine::process::{set_threads, thread_count};

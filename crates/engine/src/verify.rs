@@ -99,10 +99,10 @@ impl Verification {
         }
     }
 
-    /// The same where an error says that the files are not what they ought to be; other errors come back.
+    /// The report of an error that says that the files are damaged; other errors are returned.
     ///
     /// # Errors
-    /// The error, where there is no such file, it cannot be read, the call is wrong, or the job was interrupted.
+    /// The given error, if there is no such file, it cannot be read, the options are wrong, or the job was interrupted.
     pub fn of_damage(error: EngineError) -> Result<Self, EngineError> {
         match &error {
             EngineError::Weights(
@@ -276,7 +276,7 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
         named.map(|(name, id)| format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
     let mut beyond: Vec<String> = beyond.collect();
     match tokenizer {
-        // Without a tokenizer nothing is generated from text, and transformers' defaults stand in small configurations.
+        // Without a tokenizer nothing is generated from text, and small configurations have transformers' default ids.
         Err(WeightsError::NoTokenizer { .. }) => {
             beyond.push("there is no tokenizer".into());
             beyond

@@ -34,9 +34,9 @@ const SMALL_FILES: [&str; 8] = [
     "added_tokens.json",
     "special_tokens_map.json",
 ];
-/// How long somebody who wants no more waits at most.
+/// How long an interruption takes at most.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Attempts to go on with an interrupted download.
+/// Attempts to resume an interrupted download.
 const RETRIES: usize = 2;
 
 /// Downloads what is missing of a model and returns the folder of the snapshot.
@@ -166,7 +166,7 @@ fn wanted<'a>(names: &[&'a str], model: &HubName) -> Result<Vec<&'a str>, HubErr
     Ok(names.iter().copied().filter(is_wanted).collect())
 }
 
-/// Downloads a file. What came of it stays in the cache if the download ends early, and the next one goes on there.
+/// Downloads a file. A download that ends early stays in the cache, and the next one resumes it.
 fn download(
     api: &Arc<ApiRepo>,
     file: &str,
@@ -192,8 +192,8 @@ fn download(
     check_size(&path, expected, &of_model(file, model))
 }
 
-/// Waits for the network on a thread of its own, where a silent connection keeps nobody who wants no more. That thread ends with
-/// the next bytes that come.
+/// Waits for the network on a thread of its own, so that a silent connection does not delay an interruption. That thread ends
+/// with the next bytes that come.
 fn apart<T: Send + 'static>(
     model: &str,
     reporter: &dyn Reporter,
@@ -204,7 +204,7 @@ fn apart<T: Send + 'static>(
     let other = |cause: String| HubError::Other { model: model.to_owned(), cause };
     let run = move || {
         let done = work(Download(tell.clone()));
-        // Nobody may wait for it any more.
+        // The receiver may be gone.
         let _ = tell.send(Event::Done(done));
     };
     thread::Builder::new().name("hub".into()).spawn(run).map_err(|error| other(error.to_string()))?;
@@ -257,14 +257,14 @@ fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     Err(HubError::WrongSize { model: model.to_owned(), expected, found })
 }
 
-/// Tells whoever waits of a download, and ends it where nobody does.
+/// Reports the steps of a download to the waiting thread, and ends it if none waits.
 struct Download<T>(Sender<Event<T>>);
 
 impl<T: Send + 'static> Download<T> {
     fn tell(&self, step: Step) {
         if self.0.send(Event::Step(step)).is_err() {
             // The client has no other way out; no panic is reported.
-            resume_unwind(Box::new("nobody waits for this download"));
+            resume_unwind(Box::new("no thread waits for this download"));
         }
     }
 }

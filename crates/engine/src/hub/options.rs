@@ -17,7 +17,7 @@ pub enum Network {
     Offline,
 }
 
-/// Where models on the Hub come from. By default there is no network and no cache, so none is found: a face says more, most
+/// Where models on the Hub come from. By default there is no network and no cache, so none is found: front ends set both, most
 /// simply by [`HubOptions::from_environment`].
 ///
 /// ```

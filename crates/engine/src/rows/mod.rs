@@ -126,7 +126,7 @@ impl RowsJob<'_> {
         bar.advance(written as u64);
         let mut rows =
             Rows { lines, told, written, next: written, pending: BTreeMap::new(), output, failed, bar };
-        // Rows that cannot be read, after the last one that can, are written by nobody else.
+        // Rows that cannot be read, after the last one that can, are written here alone.
         let done = work(&mut rows).and_then(|()| Ok(rows.write_ready()?));
         let Rows { lines, written, output, failed, bar, .. } = rows;
         drop(bar);
