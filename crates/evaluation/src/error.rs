@@ -105,7 +105,7 @@ pub enum EvaluationError {
 }
 
 impl EvaluationError {
-    /// Whether the call is wrong, and not the data or the machine.
+    /// Whether it is a usage error, and not one of the data or the machine.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Engine(error) => error.is_usage(),

@@ -14,7 +14,7 @@ pub struct ModelFacts<'a> {
     pub(crate) name: String,
     /// Type of its weights.
     pub(crate) weight_type: &'static str,
-    /// All that must be the same where a run goes on, for readers of the log.
+    /// All that must be the same when a run is resumed, for readers of the log.
     pub(crate) run: String,
 }
 

@@ -65,7 +65,7 @@ pub enum Work {
     },
     /// Writes a word greedily, without the words of [`Prepared::left_out`](crate::Prepared::left_out).
     Write {
-        /// What it goes on from.
+        /// The ids that it continues.
         prompt: Vec<u32>,
         /// How many tokens.
         tokens: usize,

@@ -205,11 +205,11 @@ impl Kl {
         Ok(results)
     }
 
-    /// The figures of these windows; none where there are no windows.
+    /// The figures of these windows; none if there are no windows.
     ///
-    /// Standard errors take every token for itself, as llama.cpp does. It tells none of ten tokens or fewer, and no percentiles of
-    /// fewer than a hundred; here a spread needs two tokens and a percentile one, and both tell their `count`. What is no number is left
-    /// out: the correlation where a model finds every token equally probable, the difference of infinite perplexities.
+    /// Standard errors treat tokens as independent, as llama.cpp does. llama.cpp reports none for ten tokens or fewer, and no percentiles
+    /// for fewer than a hundred; here a spread needs two tokens and a percentile one, and both report their `count`. Values that are not
+    /// numbers are left out: the correlation if a model finds every token equally probable, the difference of infinite perplexities.
     pub fn measure(windows: &[KlWindow]) -> Vec<Metric> {
         let of = |list: fn(&KlWindow) -> &[f64]| windows.iter().flat_map(list).copied().collect::<Vec<f64>>();
         let [losses, base_losses] = [of(|window| &window.logprob), of(|window| &window.base_logprob)]

@@ -1,4 +1,4 @@
-//! The log of items: a line of JSON for each, from which an interrupted run goes on.
+//! The log of items: a line of JSON for each, from which an interrupted run is resumed.
 //!
 //! A line is what a model said to an item, see [`ItemResult`], or to a window of `kl`, with its [`LogHead`] in front. Lines are added
 //! as they are known and stay, whatever becomes of the run; several protocols may share a log. What was left of an interrupted run
@@ -39,7 +39,7 @@ const BEGINNING: &[u8] = br#"{"protocol":"#;
 pub struct ItemLog {
     file: LineFile,
     path: PathBuf,
-    /// The lines of an interrupted run that nobody asked for yet.
+    /// The lines of an interrupted run that were not asked for yet.
     lines: Vec<Line>,
     /// Whether the file was not there before.
     is_new: bool,

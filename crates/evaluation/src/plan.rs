@@ -63,7 +63,7 @@ impl EvaluationOptions {
         }
         if self.resume && self.items.is_none() {
             return refuse(
-                "`resume`: it goes on with the items of an interrupted run; name them with `items`".into(),
+                "`resume`: it continues the items of an interrupted run; name them with `items`".into(),
             );
         }
         let count = asked.len();

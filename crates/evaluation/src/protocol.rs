@@ -92,5 +92,5 @@ impl Protocol {
     }
 }
 
-/// What stands in a name where a number must be given.
+/// The part of a name in whose place a number must be given.
 pub(crate) const PLACE_OF_NUMBER: &str = "-N";

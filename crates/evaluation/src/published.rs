@@ -70,6 +70,6 @@ pub struct Published {
     pub source: &'static str,
     /// The protocol that it was measured by, or `not published`.
     pub protocol: &'static str,
-    /// Whether that is the protocol it stands beside, so that only rounding may differ.
+    /// Whether that is the protocol that lists it, so that only rounding may differ.
     pub exact: bool,
 }

@@ -246,7 +246,7 @@ impl Asking {
         let mut kept = Kept { head, log, reporter };
         let start = Instant::now();
         let seconds = || start.elapsed().as_secs_f64();
-        // Whoever computes may have ended because of an interruption too, in words of its own.
+        // An interruption may also have ended the computation with an error of its own.
         let unless_interrupted = |error| match reporter.is_interrupted() {
             true => EvaluationError::Interrupted,
             false => error,

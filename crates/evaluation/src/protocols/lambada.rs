@@ -140,12 +140,12 @@ fn passage(record: &Record) -> Result<String, DataError> {
     }
 }
 
-/// The field that the last word stands in.
+/// The field that contains the last word.
 fn last_field(record: &Record) -> &'static str {
     if record.has("continuation") && !record.has("text") { "continuation" } else { "text" }
 }
 
-/// What stands before the last word, and the word.
+/// The text before the last word, and the word.
 fn parts(text: &str) -> (&str, &str) {
     text.rsplit_once(' ').unwrap_or(("", text))
 }

@@ -6,7 +6,7 @@ use super::shared::wrong_setting;
 use crate::long_text::encode_long;
 use crate::{EvaluationError, Setting};
 
-/// Length of the windows where nobody says otherwise.
+/// Default length of the windows.
 const DEFAULT_WINDOW: usize = 512;
 /// Fewest tokens of which the second half has one that is scored.
 pub(crate) const SHORTEST_WINDOW: usize = 3;

@@ -17,11 +17,11 @@ use crate::{
 
 /// A question with its choices, one of them right.
 pub(super) struct Question {
-    /// What stands before the choice.
+    /// The text before the choice.
     pub(super) context: String,
     /// What may follow it, without the space between them.
     pub(super) choices: Vec<String>,
-    /// Where each of them stands in the data.
+    /// The field of the data that holds each of them.
     pub(super) fields: Vec<String>,
     /// Index of the right one.
     pub(super) gold: usize,
@@ -29,7 +29,7 @@ pub(super) struct Question {
 
 /// A text before, one behind whose tokens are scored, and the text whose length the score is divided by.
 pub(super) struct Pair<'a> {
-    /// Where it stands in the data.
+    /// The field of the data that holds it.
     pub(super) field: &'a str,
     pub(super) context: &'a str,
     pub(super) continuation: &'a str,
@@ -135,7 +135,7 @@ fn encode_context(vocabulary: &Vocabulary, context: &str) -> Result<Vec<u32>, Ev
     }
 }
 
-/// The tokens of what follows a context: as many as the whole has more than the context by itself.
+/// The tokens of what follows a context: those of the whole after the number that the context has by itself.
 fn encode_continuation(
     vocabulary: &Vocabulary,
     context: &str,

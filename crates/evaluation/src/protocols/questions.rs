@@ -142,7 +142,7 @@ fn answers(record: &Record, holder: &Record, context: String) -> Result<Question
         let texts: Vec<String> = lists.texts("text")?.into_iter().map(str::to_owned).collect();
         let labels = lists.labels("label")?;
         if texts.len() != labels.len() {
-            let what = format!("expected {} labels, as many as texts, found {}", texts.len(), labels.len());
+            let what = format!("expected {} labels, one for each text, found {}", texts.len(), labels.len());
             return Err(lists.field_error("label", &what));
         }
         (texts, labels)

@@ -29,7 +29,7 @@ const PAPER: &str = "Radford et al. 2019, table 3";
 /// The protocol of the paper's figures.
 const NOT_PUBLISHED: &str = "not published";
 
-/// A figure of the protocol that it stands beside.
+/// A published figure of the protocol that lists it.
 pub(super) const fn published(
     model: Size,
     metric: &'static str,
@@ -103,7 +103,7 @@ pub(super) fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: 
 }
 
 /// Tokens of which those from `first` on are scored, for protocols that read an item whole and stop at one that is too long; `field`
-/// is where the scored ones stand in the data.
+/// of the data holds the scored ones.
 pub(super) fn whole(
     vocabulary: &Vocabulary,
     record: &Record,

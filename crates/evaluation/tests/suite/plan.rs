@@ -117,7 +117,7 @@ fn wrong_calls_are_told() {
     );
     refused(
         EvaluationOptions { resume: true, ..lambada() },
-        "`resume`: it goes on with the items of an interrupted run; name them with `items`",
+        "`resume`: it continues the items of an interrupted run; name them with `items`",
     );
     refused(
         EvaluationOptions { data: vec!["a".into(), "b".into()], ..lambada() },

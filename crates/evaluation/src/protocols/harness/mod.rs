@@ -64,7 +64,7 @@ pub(crate) struct HarnessTask {
     num_fewshot: Option<usize>,
     sampler: Sampler,
     excludes: bool,
-    /// Examples that stand in the file.
+    /// Examples that the file contains.
     samples: Option<Vec<Record>>,
     /// Which examples of the split may be drawn.
     indices: Option<Vec<usize>>,

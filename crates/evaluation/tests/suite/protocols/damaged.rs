@@ -23,7 +23,7 @@ piqa:lm-eval | "b" | "" | field `sol2`: expected a text, found an empty one
 piqa:lm-eval | "goal" | "aim" | field `goal`: missing; there are `aim`, `label`, `sol1`, `sol2`
 {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
 arc-easy:lm-eval | "answerKey": "A" | "answerKey": "E" | field `answerKey`: expected one of A, B, found "E"
-arc-easy:lm-eval | ["A", "B"] | ["A"] | field `choices.label`: expected 2 labels, as many as texts, found 1
+arc-easy:lm-eval | ["A", "B"] | ["A"] | field `choices.label`: expected 2 labels, one for each text, found 1
 arc-challenge:lm-eval | ["a", "b"] | ["a", ""] | field `choices.text[1]`: expected a text, found an empty one
 arc-challenge:lm-eval | {"text": ["a", "b"], "label": ["A", "B"]} | 7 | field `choices`: expected a list of objects, found 7
 {"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
