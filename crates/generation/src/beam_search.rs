@@ -166,7 +166,7 @@ struct Beam {
 struct Group {
     /// Best first.
     beams: Vec<Beam>,
-    /// Best first, as many as beams at most.
+    /// Best first, at most one for each beam.
     finished: Vec<Hypothesis>,
     is_done: bool,
 }
@@ -231,7 +231,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The most probable continuations of all beams of a group, best first: enough that as many as beams go on,
+    /// The most probable continuations of all beams of a group, best first: enough that every beam can continue,
     /// whatever ends.
     fn continuations(
         &self,
@@ -283,7 +283,7 @@ impl Search<'_> {
         History { ids: &beam.ids, prompt_len: self.prompt_len }
     }
 
-    /// Whether a text that goes on from a sum of log-probabilities could still beat the worst finished one.
+    /// Whether a continuation of a text with this sum of log-probabilities could still beat the worst finished one.
     fn can_be_beaten(&self, finished: &[Hypothesis], best: f32, step: usize) -> bool {
         let length_penalty = self.config.length_penalty;
         let length = match self.config.early_stopping {

@@ -2,9 +2,9 @@
 //!
 //! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192), or from what followed the
 //! text's last tokens where they stood before (prompt lookup). It is checked by the very sampler that would choose the tokens
-//! without it: the text goes on with what that chooses, and a drafted token saves a pass where it is the same. So on a CPU, where
+//! without it: the sampler's token continues the text, and a drafted token that equals it saves a pass. So on a CPU, where
 //! a pass over several tokens gives the bits of several passes, a text is the same bytes with drafts and without, greedy or
-//! drawn with a seed. The smaller model draws with the same random numbers, so it often draws the same tokens.
+//! sampled with a seed. The smaller model samples with the same random numbers, so it often samples the same tokens.
 
 use std::ops::RangeInclusive;
 

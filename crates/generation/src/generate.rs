@@ -25,7 +25,7 @@ pub struct GeneratedToken {
     pub id: u32,
     /// The text it completes; empty without a tokenizer.
     pub text: String,
-    /// Why the text ends with it; `None` while it goes on.
+    /// Why the text ends with it; `None` while it continues.
     pub stop_reason: Option<StopReason>,
     /// What was drafted for the text so far.
     pub drafts: Drafts,
@@ -210,7 +210,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
         self
     }
 
-    /// Why generation ended; `None` while it goes on, and after an error.
+    /// Why generation ended; `None` while it continues, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
@@ -292,7 +292,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
         &self.ids
     }
 
-    /// Why generation ended; `None` while it goes on, and after an error.
+    /// Why generation ended; `None` while it continues, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.tokens.stop_reason
     }

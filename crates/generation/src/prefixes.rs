@@ -40,12 +40,12 @@ pub(crate) struct Prefix {
 /// How probable the tokens of a prompt are, from the first one on and as far as that is known.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptScores {
-    /// Alternatives of each; `None` where nobody asks.
+    /// Alternatives of each; `None` if no scores are wanted.
     wanted: Option<usize>,
     known: Vec<Option<TokenLogprobs>>,
 }
 
-/// Where a prompt goes on from.
+/// The computed beginning that a prompt continues.
 pub(crate) struct Beginning {
     /// Tokens that are computed already.
     pub(crate) tokens: usize,

@@ -51,8 +51,8 @@ pub struct TokenScore {
     pub is_greedy: bool,
 }
 
-/// The scores of the scored tokens of each sequence. Sequences of a group share the computation of what they all begin with, and
-/// groups are computed many at once; a result does not depend on what stands beside it (CPU only).
+/// The scores of the scored tokens of each sequence. Sequences of a group share the computation of their common beginning, and
+/// groups are computed many at once; a result does not depend on its batch (CPU only).
 ///
 /// ```
 /// use candle_gpt2_generation::{Sequence, score_sequences};
@@ -125,7 +125,7 @@ fn batches<'a>(groups: &'a [Vec<&'a Sequence>], config: &Gpt2Config) -> Vec<Batc
 struct Batch<'a> {
     /// What the sequences of each group begin with, in the order of the groups; the last groups may have no such row.
     beginnings: Vec<Row<'a>>,
-    /// What follows in each sequence that goes on.
+    /// What follows in each sequence that is longer than its group's beginning.
     rests: Vec<Row<'a>>,
     /// Sequences of all groups.
     sequences: usize,
@@ -208,7 +208,7 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// A row of each sequence that goes on after what all begin with.
+    /// A row of each sequence that is longer than the common beginning.
     fn rests(&self, place: usize) -> impl Iterator<Item = Row<'a>> {
         let past = self.shared.len();
         self.sequences.iter().enumerate().filter(move |(_, sequence)| sequence.read().len() > past).map(

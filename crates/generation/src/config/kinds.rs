@@ -54,7 +54,7 @@ pub enum WhenFull {
     #[default]
     Stop,
     /// The window slides: its first `head` tokens and the last half of the context are computed again at new
-    /// positions (GPT-2's positions are absolute, so the cache cannot move), and generation goes on.
+    /// positions (GPT-2's positions are absolute, so the cache cannot move), and generation continues.
     Slide {
         /// Tokens kept at the beginning.
         head: usize,

@@ -1,7 +1,7 @@
 //! Every option of generation, once: its name, type, default and range, what it does, and its flag at a command line.
 //!
 //! A row makes a field of [`GenerationConfig`], which is what a generator reads, a field of [`GenerationOptions`], which is what a
-//! request sets, and an entry of [`OPTIONS`], from which stubs and tables are written. Whoever adds an option adds a row, and the
+//! request sets, and an entry of [`OPTIONS`], from which stubs and tables are written. A new option needs a row here, and the
 //! logits processor that does it.
 //!
 //! Source of names and defaults: `src/transformers/generation/configuration_utils.py`; of ranges: the checks in its

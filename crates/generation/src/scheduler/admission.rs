@@ -177,7 +177,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         running.chain(kept).filter(|beginning| beginning.tokens > 0).max_by_key(|beginning| beginning.tokens)
     }
 
-    /// Room for a text. What is kept of others gives way where that makes room, the beginning that the text goes on from last.
+    /// Room for a text. Kept prefixes are dropped if that makes room, the beginning that the text continues last.
     fn room_for(&mut self, capacity: usize, beginning: &mut Option<Beginning>) -> Option<Gpt2Cache> {
         let used = self.kv_tokens_in_use();
         if used + KvSlot::room_of(capacity) > self.pool.tokens() {
@@ -286,7 +286,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         next.is_some_and(|next| next.request.id == text.request.id)
     }
 
-    /// Gives a text the token that it goes on with by these logits, and a place among the running ones.
+    /// Gives a text its next token by these logits, and a place among the running ones.
     pub(super) fn begin(
         &mut self,
         text: Text<T>,

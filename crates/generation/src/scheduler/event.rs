@@ -19,7 +19,7 @@ pub enum StopReason {
     Context,
     /// The time is over.
     MaxTime,
-    /// Whoever asked for the text ended it.
+    /// The caller ended the text.
     Interrupted,
 }
 
@@ -83,7 +83,7 @@ pub enum Event {
         text: String,
         /// How probable it is, where that was asked for.
         logprobs: Option<TokenLogprobs>,
-        /// Why the text ends with it; `None` while it goes on.
+        /// Why the text ends with it; `None` while it continues.
         stop_reason: Option<StopReason>,
         /// What was drafted for the text so far.
         drafts: Drafts,

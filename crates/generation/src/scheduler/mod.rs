@@ -78,7 +78,7 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     waiting: VecDeque<Waiting>,
     /// Requests whose texts are searched for.
     searches: VecDeque<Search>,
-    /// Texts whose tokens are being computed; the first one goes on.
+    /// Texts whose prompts are being computed; the first one continues.
     prefilling: VecDeque<Prefill<T>>,
     /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
     running: Vec<Text<T>>,
@@ -228,8 +228,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if max_new_tokens == 0 && prompt_logprobs.is_none() && observers.is_empty() {
             self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
         } else {
-            // On a GPU the rows of a step lie side by side, and what is kept would stand between them. What an observer may
-            // have changed is nobody else's.
+            // On a GPU the rows of a step are adjacent, and kept prefixes would lie between them. What an observer may have
+            // changed must not reach other texts.
             let reuse = reuse.filter(|_| self.slot_tokens.is_none() && observers.is_empty());
             let sharers = reuse.map_or(Sharers::Sequences(id.0), Sharers::Reuse);
             let request = Arc::new(Accepted {
@@ -352,7 +352,7 @@ mod tests {
 
     /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
     #[test]
-    fn texts_lie_side_by_side_in_every_step_whoever_leaves() {
+    fn texts_lie_side_by_side_in_every_step_whichever_leaves() {
         const SLOT: usize = 16;
         let sizes = Gpt2Config {
             vocab_size: 11,
