@@ -70,8 +70,8 @@ impl KvPool {
 
     /// The first room in one piece: the same slot of every layer, in their order.
     ///
-    /// The last layer decides. Whoever gives slots back does so in the order of the layers, so a place that is free there is free
-    /// in all of them.
+    /// The last layer decides. Slots are given back in the order of the layers, so a place that is free there is free in all of
+    /// them.
     fn take(&self, capacity: usize) -> Option<Vec<TakenSlot>> {
         let (last, others) = self.layers.split_last()?;
         let decided = last.take(capacity)?;

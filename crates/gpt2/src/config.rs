@@ -557,7 +557,7 @@ impl Keys<'_> {
         self.size(key, aliases, largest)?.ok_or_else(missing)
     }
 
-    /// `n_positions`; `n_ctx` stands in where it is absent, as llama.cpp and old files have it.
+    /// `n_positions`, or `n_ctx` if it is absent, as in llama.cpp and old files.
     fn context_length(&self) -> Result<usize, ConfigError> {
         match self.size("n_positions", &["max_position_embeddings"], MAX_ROWS)? {
             Some(n_positions) => Ok(n_positions),
@@ -739,7 +739,7 @@ fn wrong(key: &str, expected: &str, found: &Value) -> ConfigError {
     ConfigError::WrongValue { key: key.into(), expected: expected.into(), found: quoted(found) }
 }
 
-/// A value as it stands in the file, cut where it is long.
+/// A value as the file has it, cut if it is long.
 fn quoted(value: &Value) -> String {
     /// Longest value quoted from a file.
     const QUOTED: usize = 60;

@@ -53,7 +53,7 @@ impl Embeddings {
             _ => self.wte.embedding(ids)?,
         }; // (B, T, C)
         let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
-            // Somebody wants both apart.
+            // The observer wants both apart.
             let position_embeddings = self.add(&token_embeddings.zeros_like()?, positions)?;
             (pass.show(SiteKind::Embed, token_embeddings)?
                 + pass.show(SiteKind::PosEmbed, position_embeddings)?)?

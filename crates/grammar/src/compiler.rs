@@ -19,7 +19,7 @@ use crate::{Grammar, GrammarError};
 const MOST_AT_ONCE: usize = 3;
 /// Most grammars that wait for their turn.
 const MOST_WAITING: usize = 8;
-/// How long one waits for its turn, before whoever asked is told to ask again.
+/// How long one waits for its turn, before its caller is told to ask again.
 const LONGEST_WAIT: Duration = Duration::from_millis(800);
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
@@ -145,7 +145,7 @@ fn read_on_a_thread(
     let work = move || {
         let result = reading.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
         drop(reading);
-        // Whoever asked may have gone.
+        // The caller may have gone.
         _ = read.send(result);
     };
     let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);

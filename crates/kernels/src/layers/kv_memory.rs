@@ -39,7 +39,7 @@ pub struct KvMemory {
 /// The slots that are in use: the end of each by its start.
 type Taken = BTreeMap<usize, usize>;
 
-/// A slot that nobody else is given until this is dropped. [`KvMemory::take`] returns it.
+/// A slot that is given to no other caller until this is dropped. [`KvMemory::take`] returns it.
 #[derive(Debug)]
 pub struct TakenSlot {
     place: KvSlot,

@@ -157,7 +157,7 @@ impl Linear {
             return training::linear(x, weight, self.bias.as_ref(), outputs);
         }
         if let Matrix::Packed(_) = &self.weight {
-            // Expanding the weight would take longer than the outputs that nobody wants.
+            // Expanding the weight would take longer than computing the outputs that are not wanted.
             return self.forward(x)?.narrow(D::Minus1, outputs.start, outputs.len())?.contiguous();
         }
         let rows = |tensor: &Tensor| tensor.narrow(0, outputs.start, outputs.len());

@@ -130,8 +130,8 @@ pub enum AttentionStage {
 /// `softmax(scale · Q Kᵀ + added) V` as a composition of candle operations, on any device and in any type; scores and their
 /// softmax in f32 at least. In f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
 ///
-/// Queries are computed in blocks with the keys that any of them sees, so a window costs `T · w` and not `T · S`, and texts side by
-/// side cost what they cost alone. `show` is given `(B, H, T, S)` of all queries and keys, and returns what to go on with.
+/// Queries are computed in blocks with the keys that any of them sees, so a window costs `T · w` and not `T · S`, and packed
+/// sequences cost what they cost alone. `show` is given `(B, H, T, S)` of all queries and keys, and returns the values to continue with.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
