@@ -1,4 +1,4 @@
-//! What is known of a dictionary besides its tensors: SAELens' `cfg.json`, and what stands beside OpenAI's tensors.
+//! What is known of a dictionary besides its tensors: SAELens' `cfg.json`, and the other entries of OpenAI's files.
 //!
 //! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, and for older files `handle_pre_6_0_config` in
 //! `sae_lens/loading/pretrained_sae_loaders.py` at 10537c1); OpenAI (openai/sparse_autoencoder, `sparse_autoencoder/paths.py` at
@@ -154,8 +154,8 @@ impl DictionaryConfig {
         })
     }
 
-    /// The configuration of one of OpenAI's files, by the texts and numbers that stand beside its tensors (`activation`,
-    /// `activation_state_dict.k`). Which place it explains stands in the name of its folder, see [`openai_site`].
+    /// The configuration of one of OpenAI's files, by the texts and numbers that it holds besides its tensors (`activation`,
+    /// `activation_state_dict.k`). The name of its folder says which hook point it explains, see [`openai_site`].
     ///
     /// # Errors
     /// When the activation is not supported.

@@ -79,8 +79,8 @@ pub struct AttributionEdge {
 }
 
 impl AttributionGraph {
-    /// Computes the edges of the logits, and of the features with the most influence on them, as many as the options allow.
-    /// `progress` hears how many of how many rows are there.
+    /// Computes the edges of the logits, and of the features with the most influence on them, within the options' limit.
+    /// `progress` is called with the number of rows done and their total.
     ///
     /// # Errors
     /// When the device has no memory left.

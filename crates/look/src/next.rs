@@ -97,8 +97,8 @@ impl NextTokens {
     }
 }
 
-/// What a model has read: asking again after another token of the same text costs the output head alone, and of a text that goes on
-/// only what is new is read.
+/// What a model has read: asking again after another token of the same text costs the output head alone, and only the new tokens
+/// of a longer text are read.
 ///
 /// ```
 /// use candle_gpt2_look::Reading;

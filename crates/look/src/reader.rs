@@ -341,7 +341,7 @@ impl Reader {
         }
     }
 
-    /// The tokens of a text after the token in front, as many as the model takes.
+    /// The tokens of a text, after the BOS token if there is one, within the model's context.
     ///
     /// # Errors
     /// When there are none or too many, or one is outside the vocabulary.

@@ -172,7 +172,7 @@ impl TrainingError {
         matches!(self, Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted))
     }
 
-    /// Whether the call is wrong, as opposed to the job having failed.
+    /// Whether it is a usage error, as opposed to a failed job.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. })
     }

@@ -37,7 +37,7 @@ pub trait Examples {
     /// The hidden states that the targets are predicted from, in their order.
     ///
     /// # Shapes
-    /// `(…, C)`, as many as there are targets.
+    /// `(…, C)`, one for each target.
     ///
     /// # Errors
     /// When a token is outside the vocabulary, a row is longer than the context, or the device has no room.

@@ -98,7 +98,7 @@ impl HeldOut {
 }
 
 impl HeldOut {
-    /// Texts to measure a dictionary on, as many as it takes: of one text windows side by side, else those that there are.
+    /// Enough texts to measure a dictionary on: adjacent windows of one text, otherwise the texts that there are.
     fn texts(&self, context: usize) -> Vec<Vec<u32>> {
         let mut texts = Vec::new();
         match self {

@@ -13,7 +13,7 @@ use crate::{Data, Examples};
 pub struct Row {
     /// Ids, at least one.
     pub inputs: Arc<[u32]>,
-    /// What is predicted at the last tokens, one for each, at least one and at most as many as there are tokens: the ids that
+    /// The targets of the last tokens, one for each of them; at least one, and no more than there are tokens: the ids that
     /// follow, or a label.
     pub targets: Arc<[u32]>,
 }

@@ -18,14 +18,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// To go on with texts: every token from those before it.
+    /// To continue texts: every token from those before it.
     #[default]
     Text,
-    /// To tell which label a text has: rows with `text` and `label`.
+    /// To predict the label of a text: rows with `text` and `label`.
     Classify,
     /// To answer: the tokens of `completion`, and the end, after those of `prompt`.
     Answer,
-    /// To write what a model has at a hook point as a sum of few directions: texts, or shards of activations.
+    /// To write a model's activations at a hook point as a sum of few directions: texts, or shards of activations.
     Dictionary,
 }
 

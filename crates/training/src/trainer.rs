@@ -295,7 +295,7 @@ impl Trainer {
         (self.numbers.examples_before(steps_done), count)
     }
 
-    /// Takes the memory of gradients that nobody else holds for those of the next step.
+    /// Reuses the memory of gradients without other owners for those of the next step.
     pub fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
         self.gradients = gradients;
     }
