@@ -49,7 +49,7 @@ impl Analyses<'_> {
         let alone = match self.backend {
             Backend::Texts(engine) => {
                 let places = self.places(self.turns, 1, "looks_full", looks_full)?;
-                // Also held by what is being computed: it goes on when nobody waits for it any more.
+                // The computation holds it too, and runs to its end after its client has gone.
                 let turn = Arc::new(self.turns.turn().await?);
                 Some((places, turn, engine.begin_analysis()?))
             }

@@ -32,7 +32,7 @@ pub enum ServerError {
     },
     /// A server that others than this machine reach, without a key.
     #[error(
-        "{host} is an address that other machines reach, and no key is set: whoever reaches it could use the model; set a key, \
+        "{host} is an address that other machines reach, and no key is set: any client could use the model; set a key, \
          listen on 127.0.0.1, or say that no key is wanted"
     )]
     NoKey {

@@ -247,7 +247,7 @@ impl ServerOptions {
         }
     }
 
-    /// A name of the model stands in a line of JSON and of a log; one of the server, in a header.
+    /// A name of the model is written into a line of JSON and of a log; one of the server, into a header.
     fn check_names(&self) -> Result<(), ServerError> {
         let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
         let name = || "a name of at least one character that is visible, and none that controls".to_owned();

@@ -47,7 +47,7 @@ impl Turns {
         Some(Places { taken: &self.taken, count })
     }
 
-    /// Waits for a turn, which work keeps that goes on when nobody waits for it any more.
+    /// Waits for a turn, which the work keeps until its end, even if its client has gone.
     pub(crate) async fn turn(&self) -> Result<Turn, ApiError> {
         match timeout(self.longest, Arc::clone(&self.turn).acquire_owned()).await {
             Ok(turn) => turn.map_err(ApiError::failed),

@@ -90,7 +90,7 @@ impl Worker {
         })
     }
 
-    /// Works until nobody can send commands any more, and says how it ended.
+    /// Works until all senders of commands are gone, and returns how it ended.
     pub(super) fn run(mut self) -> Life {
         loop {
             if !self.take_commands() {
@@ -147,7 +147,7 @@ impl Worker {
         match command {
             Command::Submit(submitted) => self.accept(submitted),
             Command::Ask { id, question } => {
-                // Whoever asked is told by the answer, which never comes.
+                // The caller learns it from the answer, which never comes.
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| question(&self.model))) {
                     self.metrics.engine_panics.inc();
                     log_failure(&id, internal(panic.as_ref()));

@@ -1,5 +1,5 @@
-//! The memory of the bodies that are received. It is taken as bytes come, and where there is none left, the body that comes slowest
-//! gives up its own, so that clients who send a part and then drip keep nobody out.
+//! The memory of the bodies that are received. It is taken as bytes come, and if there is none left, the slowest body gives up its
+//! own, so that clients that send a part and then drip keep no other client out.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::seats::Activity;
 use crate::busy::bodies_full;
 
-/// A body up to this size takes none of the memory, whoever sends it: connections are counted.
+/// A body up to this size takes none of the memory: connections are limited already.
 const SMALL: usize = 64 << 10;
 /// Bodies of the largest size that there is memory for,
 const LARGEST_AT_ONCE: usize = 4;

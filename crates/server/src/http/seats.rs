@@ -1,6 +1,6 @@
-//! Places of connections. Where none is free, the connection that has waited longest for its client loses its own, so that clients
-//! who say nothing keep nobody out. Where none waits, a few more connections are taken, which are told whether the server is
-//! healthy, and else to try again.
+//! Places of connections. If none is free, the connection that has waited longest for its client loses its own, so that silent
+//! clients keep no other out. If none waits, a few more connections are accepted, which can ask whether the server is healthy,
+//! and otherwise are told to try again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_accepted_beyond_the_reserve() {
+    fn no_client_is_accepted_beyond_the_reserve() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let seats = Arc::new(Seats::new(1));
         let take = || {
