@@ -82,8 +82,8 @@ pub struct OpenOptions {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint folder, or a weights file; a configuration that the file does not hold itself stands beside
-    /// it. Tensors that do not fit the configuration are no error yet: see [`Checkpoint::check`] and
+    /// Opens a checkpoint folder, or a weights file; a configuration that the file does not hold itself is read from the file
+    /// next to it. Tensors that do not fit the configuration are no error yet: see [`Checkpoint::check`] and
     /// [`Checkpoint::verify`].
     ///
     /// # Errors
@@ -240,7 +240,7 @@ impl Checkpoint {
         self.naming.scheme
     }
 
-    /// What stands in front of the names in the file, such as `transformer.`.
+    /// The prefix of the names in the file, such as `transformer.`.
     pub fn prefix(&self) -> &str {
         &self.naming.prefix
     }

@@ -175,7 +175,7 @@ pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
 const HEAD: &str = "lm_head.weight";
 
-/// Whether a parameter is one of a head, which stands beside the model: [`MODEL_PREFIX`] is not before its name.
+/// Whether a parameter belongs to a head, which is outside the model: its name does not begin with [`MODEL_PREFIX`].
 pub(crate) fn is_of_head(name: &str) -> bool {
     name == HEAD || HeadKind::of_parameter(name).is_some()
 }
@@ -244,7 +244,7 @@ pub(crate) enum Origin {
 pub(crate) struct Naming {
     /// Whose names the file uses.
     pub(crate) scheme: &'static str,
-    /// What stands in front of the names in the file.
+    /// The prefix of the names in the file.
     pub(crate) prefix: String,
     /// How linear weights are stored.
     pub(crate) orientation: Orientation,
@@ -423,7 +423,7 @@ fn is_number(text: &str) -> bool {
 /// several prefixes.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
-        // The head stands beside the model, so it says nothing about the others' prefix.
+        // The head is outside the model, so it says nothing about the others' prefix.
         for (anchor, _) in scheme.outside.iter().filter(|(anchor, _)| *anchor != HEAD) {
             let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor));
             let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with(['.', '/']));

@@ -64,7 +64,7 @@ pub(crate) struct Source {
     /// Whether there may be rows after those of the vocabulary: llm.c pads the embedding, every other file says how many tokens it
     /// has.
     pub(crate) may_be_padded: bool,
-    /// What the reader decided, in words, for whoever inspects the checkpoint.
+    /// What the reader decided, in words, for `inspect`.
     pub(crate) rules: Vec<String>,
 }
 

@@ -83,7 +83,7 @@ impl WordCache {
                 kept[0] = place;
             }
         }
-        // At most as many as the word has bytes.
+        // At most one for each byte of the word.
         let Ok(count) = u32::try_from(found.len()) else { return };
         self.short[place_of(word)] = Slot { word, count, tokens: kept };
     }
