@@ -2,8 +2,8 @@
 of these files in the order of the input.
 
 A block is a run of rows of one input file. Its file has a name that follows from its place, is written under another name and
-renamed when it is complete, and has the same bytes whoever writes it: so a block may be computed twice, by a machine that was
-believed lost too, and its rows are there once. To go on after an interruption is to compute the blocks whose files are missing.
+renamed when it is complete, and has the same bytes whichever machine writes it: so a block may be computed twice, even by a machine
+that was believed lost, and its rows are there once. Resuming a job is to compute the blocks whose files are missing.
 """
 
 from __future__ import annotations
@@ -434,7 +434,7 @@ class Job:
             self._remove()
 
     def _remove(self) -> None:
-        # Without its description the folder is of no job: parts that a kill leaves behind are not taken for one to go on with.
+        # Without its description the folder is of no job: parts that a kill leaves behind are not taken for a job to resume.
         system, folder = resolve(self.folder)
         system.delete_file(posixpath.join(folder, JOB_FILE))
         system.delete_dir(folder)
@@ -544,7 +544,7 @@ def _read_json(system: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def _described(job: Job, rows: Rows) -> dict[str, Any]:
-    """What must be the same when a run goes on, as JSON gives it back."""
+    """What must be the same when a run is resumed, as JSON gives it back."""
     columns = [rows.prompt_column, rows.id_column, rows.seed_column, rows.text_column, rows.error_column]
     described = {
         "task": rows.task,

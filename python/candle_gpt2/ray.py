@@ -65,15 +65,15 @@ def generate_dataset(input: str | Path, output: str | Path, model: str | Path | 
     there; `overwrite` replaces a file. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file,
     colon, number of the line.
 
-    `checkpoint` is a folder for what is done: after an interruption the same call goes on there. It is removed at the end.
+    `checkpoint` is a folder for what is done: after an interruption the same call resumes from it. It is removed at the end.
 
     Without `actors` there is one on each node, and without `threads` each has its share of the processors; the
-    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads, and `gpus_per_actor` GPUs. A
-    block of `rows_per_block` rows is what is lost, and computed again, when a machine dies. `progress` is told how many blocks of
-    how many are done.
+    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads, and `gpus_per_actor` GPUs.
+    When a machine dies, a block of `rows_per_block` rows is lost and computed again. `progress` is called with the number of blocks
+    done and their total.
 
     The other `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
-    `Model.generate`. Where Ray is not running in this process it is started, on the cluster at `address` where that is given.
+    `Model.generate`. If Ray is not running in this process it is started, on the cluster at `address` if that is given.
     """
     return _dataset("generate", input, output, model, **options)
 
@@ -209,7 +209,7 @@ def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[in
     if threads is not None and threads > max(cpus):
         raise ValueError(f"threads: expected at most {max(cpus)}, the logical CPUs of the largest node, found {threads}")
     if actors is None:
-        # With threads given: as many as the nodes have room for.
+        # With threads given: all that the nodes have room for.
         actors = len(cpus) if threads is None else sum(count // threads for count in cpus)
     if threads is None:
         # The most with which all of them have room on these nodes.

@@ -51,21 +51,22 @@ class Rows:
     A batch is a dict of columns (lists or NumPy arrays), a pandas DataFrame or a PyArrow table; the result is of the same kind,
     with the columns of the batch and these in addition:
 
-    - `task="generate"`: `text` (a list of texts where `num_return_sequences` is above 1);
+    - `task="generate"`: `text` (a list of texts if `num_return_sequences` is above 1);
     - `task="score"`: `tokens`, `logprob` (natural, summed), `loss`, `perplexity`;
-    - both: `error`, which says why a row has no result and is null where it has one.
+    - both: `error`, which says why a row has no result and is null if it has one.
 
     `model` and `model_options` are the arguments of `Model.from_pretrained`; `options` those of `Model.generate` or
     `Model.score`. A prompt is a text or a list of token ids.
 
-    Where texts are drawn at random, each row has a seed of its own: the one in `seed_column`, or `row_seed(seed, id)` with the
-    id in `id_column`. With `id_column=None` every row draws with `seed` itself, as the program's `--prompts-file` does, and with
-    `seed=None` besides no seed is given to the model. Where neither the options nor the model's generation_config.json ask for
-    a draw, texts are those of `model.generate(prompt, **options)`, and `do_sample=True` asks for one.
+    With sampling, each row has a seed of its own: the one in `seed_column`, or `row_seed(seed, id)` with the id in `id_column`.
+    With `id_column=None` every row samples with `seed` itself, as `gpt2 generate --prompts-file` does, and with `seed=None` as well
+    no seed is given to the model. Rows are sampled if the options (`do_sample=True`) or the model's generation_config.json ask for
+    it; otherwise texts are those of `model.generate(prompt, **options)`.
 
-    A local `model`, `tokenizer`, `assistant_model` or file of `encoder_states` is taken with its absolute path, as other working directories need it.
+    A local `model`, `tokenizer`, `assistant_model` or file of `encoder_states` is taken with its absolute path, as other working
+    directories need it.
 
-    The process computes with `threads`, or as many as OMP_NUM_THREADS says (which Ray sets from `num_cpus`), or as many as the
+    The process computes with `threads`, by default with OMP_NUM_THREADS (which Ray sets from `num_cpus`), or with all that the
     machine has.
     """
 

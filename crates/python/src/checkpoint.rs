@@ -18,7 +18,7 @@ use crate::process::start;
 use crate::reporting::reporting;
 use crate::values::{Values, dict_of, number};
 
-// Signatures write it out, for whoever reads them.
+// Signatures write it out for their readers.
 const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
 
 /// Shows what a checkpoint is, as `gpt2 inspect` does: format and what shows it, configuration, parameter counts, memory, every

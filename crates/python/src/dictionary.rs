@@ -28,7 +28,7 @@ impl Dictionary {
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         start()?;
         let tensors = arrays.map(tensor).into_iter().collect::<Result<Vec<_>>>()?;
-        let tensors: [Tensor; N] = tensors.try_into().unwrap_or_else(|_| unreachable!("as many as arrays"));
+        let tensors: [Tensor; N] = tensors.try_into().unwrap_or_else(|_| unreachable!("one for each array"));
         let values = py.detach(|| Values::of(&compute(&self.0, tensors)?))?;
         Ok(values.into_array(py)?)
     }

@@ -50,8 +50,8 @@ impl Model {
     /// protocol may also be the YAML file of a task of lm-evaluation-harness. num_fewshot: examples before each question, drawn from
     /// fewshot_data by fewshot_seed (1234) as the harness draws them.
     ///
-    /// items: a file to which what the model said to each item is written as soon as it is known; resume goes on with that of a
-    /// run that was interrupted. against: the items of another run, compared item by item. base: for kl, the model to compare
+    /// items: a file to which the model's result for each item is written as soon as it is known; resume continues that of an
+    /// interrupted run. against: the items of another run, compared item by item. base: for kl, the model to compare
     /// with, by default the same one in f32.
     ///
     /// Of a list of protocols that ends early, the exception has the reports until then as `partial`.
@@ -100,7 +100,7 @@ impl Model {
     }
 }
 
-/// Adds the reports as they are made. What is worth knowing of the data stands in them.
+/// Adds the reports as they are made. They contain the notes on the data.
 fn measure(
     plan: &Plan,
     model: &Side,

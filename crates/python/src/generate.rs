@@ -117,7 +117,7 @@ pub(crate) struct Shape {
     pub(crate) has_several: bool,
     /// Whether more than the text is told.
     pub(crate) has_details: bool,
-    /// Whether what went wrong with a prompt stands in its place.
+    /// Whether the error of a prompt is returned in its place.
     pub(crate) returns_exceptions: bool,
 }
 
@@ -183,8 +183,8 @@ impl Model {
     /// temperature, top_k, num_beams, …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide,
     /// json_schema, json_object, regex, grammar and logits_processor; see help(candle_gpt2). The prompt is not repeated.
     ///
-    /// batch_size: texts that are made at once. details: dicts with ids, text, stop_reason and score in place of texts.
-    /// return_exceptions: what went wrong with a prompt stands in its place. hooks: see run_with_cache.
+    /// batch_size: sequences that are generated at once. details: dicts with ids, text, stop_reason and score in place of texts.
+    /// return_exceptions: return the exception of a prompt in its place. hooks: see run_with_cache.
     #[pyo3(signature = (prompt, *, batch_size = 8, details = false, return_exceptions = false, hooks = None, **options))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn generate<'py>(
@@ -242,7 +242,7 @@ impl Model {
         asked: &Asked,
     ) -> Result<Vec<Result<Vec<u32>>>> {
         let prompt = |prompt: Result<values::Text>| match is_raised() {
-            // Whoever waits raises the exception.
+            // The waiting thread raises the exception.
             true => Err(failed("interrupted")),
             false => Ok(prompt.and_then(|prompt| self.prompt(prompt, asked))),
         };

@@ -77,7 +77,7 @@ fn cells(py: Python<'_>, lens: &LensDetails, details: &Bound<'_, PyDict>) -> PyR
     Ok(())
 }
 
-/// The labels of each axis, as text; they must be as many as the values along it.
+/// The labels of each axis, as text: one for each value along it.
 fn axes_of(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
     let axis = |(name, labels): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
         let labels = labels.try_iter()?.map(|label| Ok(label?.str()?.to_string()));

@@ -9,7 +9,7 @@ use crate::errors::{Failure, Result, warn};
 use crate::process::interruptible;
 use crate::signals;
 
-/// Shows bars where somebody sees them, keeps what is worth knowing until it can be warned of, and ends at a signal.
+/// Shows bars on a terminal, keeps notes until they can be raised as warnings, and ends at a signal.
 #[derive(Debug)]
 pub(crate) struct Listener {
     has_bars: bool,

@@ -23,7 +23,7 @@ use crate::values::{dict_of, number};
 /// data: a file or a list of them, UTF-8 text, or .jsonl with a `text` in each line. model: the checkpoint whose tokenizer is taken;
 /// tokenizer: a tokenizer.json or a folder with one, by default the model's. format: "nanogpt" or "llm.c". dtype: "u16" or "u32", by
 /// default as narrow as the vocabulary allows. shard_tokens: tokens in a file, by default all, or 100 million for llm.c. held_out: the
-/// share at the end of each file that is not trained on. resume: go on with what an interrupted call has made.
+/// share at the end of each file that is not trained on. resume: continue what an interrupted call has made.
 #[pyfunction]
 #[pyo3(signature = (data, out, *, model = None, tokenizer = None, n_head = None, offline = false, **options), text_signature = "(data, out, *, format='nanogpt', dtype=None, shard_tokens=None, held_out=0.01, resume=False, model=None, tokenizer=None, n_head=None, offline=False)")]
 #[expect(clippy::too_many_arguments, reason = "keywords of Python")]

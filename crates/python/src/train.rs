@@ -21,17 +21,17 @@ use crate::values::{dict_of, json_of, paths, python_of};
 
 /// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model on the Hub, or
 /// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
-/// of the best held-out loss; beside them stand log.jsonl, loss.svg and the state that resume=True goes on from. The same
-/// call gives the same weights, interrupted or not. Gives a dict: out, parameters, training_tokens, held_out_tokens, steps,
+/// of the best held-out loss, next to log.jsonl, loss.svg and the state that resume=True continues from. The same
+/// call gives the same weights, interrupted or not. Returns a dict: out, parameters, training_tokens, held_out_tokens, steps,
 /// stopped_early, loss, best_step, held_out_loss, held_out_loss_per_character, elapsed_s; of rows also training_rows, held_out_rows
 /// and, of labels, classification: accuracy, macro_f1, labels (a dict of label, rows, precision, recall, f1 each) and confusion
-/// (rows of each label by what was said of them), which stands in confusion.svg, too.
+/// (rows of each label by predicted label), which is drawn in confusion.svg too.
 ///
-/// task: "text", to go on with texts; "classify", to tell which label a text has, with a head for the labels of the data (a
-/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it; "dictionary", to write what the model init has at
-/// the hook point site as a sum of few directions (a sparse autoencoder, or a transcoder): the folder then gets SAELens' files, and the
-/// dict dictionary (l0, explained_variance, dead_latents, cross_entropy, delta_cross_entropy, recovered_from_zero,
-/// recovered_from_mean, definitions).
+/// task: "text", to continue texts; "classify", to predict the label of a text, with a head for the labels of the data (a
+/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it; "dictionary", to write the
+/// activations of the model init at the hook point site as a sum of few directions (a sparse autoencoder, or a transcoder): the
+/// folder then gets SAELens' files, and the dict dictionary (l0, explained_variance, dead_latents, cross_entropy,
+/// delta_cross_entropy, recovered_from_zero, recovered_from_mean, definitions).
 ///
 /// data: a file or a list of them: UTF-8 text, or .jsonl with a `text` in each line, or one folder of token files (`gpt2 tokenize`,
 /// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or

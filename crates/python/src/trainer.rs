@@ -177,7 +177,7 @@ impl Trainer {
         Ok(PyBytes::new(py, &state))
     }
 
-    /// Goes on from the state of another process of the same training.
+    /// Resumes from the state of another process of the same training.
     fn set_state(&self, py: Python<'_>, state: &[u8]) -> Result<()> {
         self.computing(py, |run| run.set_state(state))
     }
