@@ -53,7 +53,7 @@ report = rounded.evaluate("kl", text, base=model)
 found = {metric["name"]: metric["value"] for metric in report["metrics"]}
 print(f"q4 beside {report['base']['dtype']}: KL {found['kl']:.4f} nats, the same top token {found['same_top']:.1%}")
 
-# %% What the model said to each item is kept line by line; another run goes on with it, or is compared with it item by item.
+# %% The result for each item is kept line by line; another run resumes it, or is compared with it item by item.
 items = folder / "items.jsonl"
 model.evaluate("lambada:lm-eval", passages, limit=1, items=items)
 model.evaluate("lambada:lm-eval", passages, items=items, resume=True)

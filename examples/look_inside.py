@@ -81,7 +81,7 @@ steering = model.steering((" happy", " sad"), layer=len(patterns) // 2, scale=4)
 for hooks in (None, [steering]):
     print(repr(model.generate("One day, Mia was", hooks=hooks, do_sample=False, max_new_tokens=12)))
 
-# %% A prefix is read once: each fork goes on from it.
+# %% A prefix is read once: each fork continues it.
 prefix = model.cache()
 model.logits(ids, cache=prefix)
 for name in (" ball", " cup"):
