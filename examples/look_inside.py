@@ -1,6 +1,6 @@
 """Looking inside from Python: activations, hooks that replace them, the looks of `gpt2 look`, steering, and a cache that is forked.
 
-usage: python examples/look_inside.py [MODEL]     a folder, a file or a name of the hub; without one the model inside the package
+usage: python examples/look_inside.py [MODEL]     a folder, a file or a name on the Hub; without one the model inside the package
 
 A notebook as a plain script: editors that know `# %%` show its parts as cells, and there the pictures show themselves.
 """

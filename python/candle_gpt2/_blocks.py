@@ -39,7 +39,7 @@ BYTES_AT_ONCE = 1 << 20
 
 
 class JobError(Exception):
-    """The job cannot go on as it is."""
+    """The job cannot continue as it is."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,8 +30,8 @@ __all__ = ["share_state", "train"]
 def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None = None) -> None:
     """Takes all steps that are left, together with the trainers of the other processes.
 
-    Every process calls it. All start from the state of rank 0, so that it alone must see the folder to go on from. ``on_step`` is
-    given what :meth:`Trainer.apply` gives. When a process has gone, the others raise :class:`Gpt2Error`; the last state that
+    Every process calls it. All start from the state of rank 0, so only rank 0 must see the folder to resume from. ``on_step`` is
+    called with what :meth:`Trainer.apply` returns. When a process has gone, the others raise :class:`Gpt2Error`; the last state that
     was saved is whole.
     """
     share_state(trainer)
@@ -72,5 +72,5 @@ def _together(trainer: Trainer, work: Callable[[torch.Tensor], object], tensor: 
     except RuntimeError as error:
         raise Gpt2Error(
             f"rank {torch.distributed.get_rank()}: another process has gone, or cannot be reached, before step {trainer.step + 1} "
-            f"({error}); start all of them again with resume=True to go on from the last saved state"
+            f"({error}); start all of them again with resume=True to continue from the last saved state"
         ) from error

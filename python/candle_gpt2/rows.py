@@ -27,7 +27,7 @@ RESULTS: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
         "perplexity": ("float64", itemgetter("perplexity")),
     },
 }
-# A prompt that every model can go on from: what fails with it fails by the options.
+# A prompt that every model can continue: what fails with it fails by the options.
 PLAIN_PROMPT = "\n"
 
 # The model that this process opened last, by what it was opened with.

@@ -1,5 +1,5 @@
-//! Analyses in pieces. What needs the model is computed a few tokens at a time, so that the texts of others go on in between, and what
-//! needs none on any thread.
+//! Analyses in pieces. What needs the model is computed a few tokens at a time, so that other clients' texts continue in between, and
+//! what needs none on any thread.
 
 use std::fmt;
 use std::ops::ControlFlow::{self, Break, Continue};

@@ -23,7 +23,7 @@ use crate::{Session, Writing as Text, check_room, memory};
 type Result<T> = std::result::Result<T, JsValue>;
 
 thread_local! {
-    /// What a panic said. The module cannot go on after one, but for telling this.
+    /// What a panic said. The module cannot continue after one, but for telling this.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -258,7 +258,7 @@ impl Writing {
 }
 
 thread_local! {
-    /// Who hears how far a long call is. Functions of JavaScript stay on their thread; reporters may be asked on any.
+    /// Receives the progress of a long call. Functions of JavaScript stay on their thread; reporters may be called on any.
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 

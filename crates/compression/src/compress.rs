@@ -94,8 +94,7 @@ impl Compressor {
     /// at a time.
     ///
     /// # Errors
-    /// When the input cannot be read or the output not be written, the model's logits are not numbers, or `reporter` wants no more
-    /// of it.
+    /// When the input cannot be read or the output cannot be written, the model's logits are not numbers, or `reporter` interrupts it.
     pub fn compress(
         &self,
         input: &mut dyn Read,

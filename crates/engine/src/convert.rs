@@ -52,7 +52,7 @@ impl ModelOptions {
     ///
     /// # Errors
     /// When the checkpoint cannot be opened or is not sound in its structure, the format has not the type or the model's arithmetic,
-    /// there is no tokenizer for a GGUF file, the output exists or cannot be written, or `reporter` wants no more of it.
+    /// there is no tokenizer for a GGUF file, the output exists or cannot be written, or `reporter` interrupts it.
     pub fn convert(
         &self,
         options: &ConvertOptions,

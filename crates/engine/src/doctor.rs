@@ -146,7 +146,7 @@ pub struct GpuSupport {
 pub struct Hub {
     /// Whether this program was built with the feature `hub`.
     pub is_built: bool,
-    /// Address of the hub.
+    /// The Hub's address.
     pub endpoint: String,
     /// Whether the network may not be used.
     pub is_offline: bool,

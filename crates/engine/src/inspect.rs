@@ -68,7 +68,7 @@ impl InspectOptions {
     ///
     /// # Errors
     /// When the options do not go together, there is no such checkpoint or published model, a file cannot be read, or `reporter`
-    /// wants no more of it.
+    /// interrupts it.
     pub fn inspect(&self, reporter: &dyn Reporter) -> Result<Inspected, EngineError> {
         let refuse = |what: String| Err(EngineError::Options { what });
         let checkpoint = |model: &Path, n_head| {
@@ -252,7 +252,7 @@ impl Inspection {
     /// What a checkpoint is, whatever tensors it has; `with_statistics` its values in numbers too.
     ///
     /// # Errors
-    /// When a tensor cannot be read, or `reporter` wants no more of it.
+    /// When a tensor cannot be read, or `reporter` interrupts it.
     pub fn of_checkpoint(
         checkpoint: &Checkpoint,
         with_statistics: bool,
@@ -434,7 +434,7 @@ impl Comparison {
     /// Compares two checkpoints.
     ///
     /// # Errors
-    /// When a tensor cannot be read, or `reporter` wants no more of it.
+    /// When a tensor cannot be read, or `reporter` interrupts it.
     pub fn of(first: &Checkpoint, second: &Checkpoint, reporter: &dyn Reporter) -> Result<Self, EngineError> {
         let bytes = first.parameter_bytes() + second.parameter_bytes();
         let found = differences(first, second, &Watched::new(reporter, "comparing", bytes))?;

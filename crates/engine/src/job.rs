@@ -126,12 +126,12 @@ pub trait Job {
 }
 
 impl LoadedModel {
-    /// Continues every prompt of a job, `batch_size` texts at a time where they are made token by token. `config` is
+    /// Continues every prompt of a job, `batch_size` sequences at a time if they are generated token by token. `config` is
     /// [complete](crate::Defaults::complete).
     ///
     /// # Errors
-    /// Those of the job, when the memory that is free has no room for the keys and values of the texts that are made at once,
-    /// and when the device fails. A prompt that cannot go on is the job's to hear of.
+    /// Those of the job, when the free memory has no room for the KV cache of a batch, and when the device fails. The error of a
+    /// single prompt is given to the job.
     pub fn generate<J: Job>(
         &self,
         job: &mut J,

@@ -186,7 +186,7 @@ impl Opened {
     /// Reads the weights.
     ///
     /// # Errors
-    /// When they cannot be read, or the device has no room for them; when `reporter` wants no more of it, see
+    /// When they cannot be read, or the device has no room for them; when `reporter` interrupts it, see
     /// [`EngineError::is_interrupted`]; and when it is no language model.
     pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;

@@ -162,7 +162,7 @@ impl ModelOptions {
     /// that device, see [`Gpt2LMHeadModel::with_recorded_steps`].
     ///
     /// # Errors
-    /// When the tensors are not those of the model, or the device has no room; when `reporter` wants no more of it, see
+    /// When the tensors are not those of the model, or the device has no room; when `reporter` interrupts it, see
     /// [`EngineError::is_interrupted`].
     pub fn load(
         &self,

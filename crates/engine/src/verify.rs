@@ -60,7 +60,7 @@ impl Default for VerifyOptions {
 /// ```
 /// use candle_gpt2_engine::Verification;
 ///
-/// let found = Verification::unopened("model.safetensors: 12 bytes are no checkpoint".into());
+/// let found = Verification::unopened("model.safetensors: 12 bytes are not a checkpoint".into());
 /// assert!(!found.sound);
 /// assert_eq!(found.problems.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -124,7 +124,7 @@ impl ModelOptions {
     /// numbers that are stored, but for the fingerprint, whose model has the types of these options; `device` is not looked at.
     ///
     /// # Errors
-    /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` wants no more of it.
+    /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` interrupts it.
     pub fn verify(
         &self,
         options: &VerifyOptions,

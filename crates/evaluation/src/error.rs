@@ -34,7 +34,7 @@ pub struct DataError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
-    /// The model, its tokenizer, the hub.
+    /// The model, its tokenizer, the Hub.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// An entry of the data.
@@ -86,15 +86,15 @@ pub enum EvaluationError {
         /// What was expected, what was found, what to do.
         what: String,
     },
-    /// The model says something else to an item than in the run that is gone on with.
+    /// The model's result for an item differs from that of the run that is resumed.
     #[error(
-        "item {index} of the log: the model says something else to it now; the log is of other weights or other data: choose another name"
+        "item {index} of the log: the model now gives another result; the log is of other weights or other data: choose another name"
     )]
     OtherResult {
         /// The item's place in the data, from 0.
         index: usize,
     },
-    /// The log that is to be gone on with is not of this run.
+    /// The log that is to be resumed is not of this run.
     #[error("{}: {what}", path.display())]
     Log {
         /// The log.

@@ -21,7 +21,7 @@ const RUN_TOKENS: usize = 1024;
 /// Texts that are written at once: enough to share the reading of the weights.
 const TEXTS_AT_ONCE: usize = 8;
 
-/// What hears of each result.
+/// A function that is called with each result.
 type Keep<'a> = &'a mut dyn FnMut(&ItemResult) -> Result<(), EvaluationError>;
 
 impl Prepared {

@@ -78,8 +78,8 @@ impl ItemLog {
     /// Opens the log, or makes it; with `resume` after the lines that it holds. Half a line at its end is dropped.
     ///
     /// # Errors
-    /// When it cannot be read and written, another process holds it, a line is none of a log, or it holds lines and is not to be
-    /// gone on with.
+    /// When it cannot be read and written, another process holds it, a line is not of a log, or it holds lines and is not to be
+    /// resumed.
     pub fn open(path: &Path, resume: bool) -> Result<Self, EvaluationError> {
         let is_new = !path.exists();
         let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };

@@ -69,7 +69,7 @@ pub struct EvaluationOptions {
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
-    /// Where data of the hub come from.
+    /// Where the Hub's data come from.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,

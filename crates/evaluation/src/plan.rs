@@ -175,18 +175,18 @@ impl Plan {
         Ok(Evaluation { tasks, log, notes })
     }
 
-    /// The name of the published data on the hub.
+    /// The name of the published data on the Hub.
     fn published_data(&self, index: usize, asked: &AskedProtocol) -> Result<PathBuf, EvaluationError> {
         let name = &self.options.protocols[index];
         let Some(hub) = asked.protocol.dataset.hub else {
             let data = asked.protocol.dataset.name;
             return refuse(format!(
-                "`{name}` measures {data}, which no one file of the hub is: give it with `data`"
+                "`{name}` measures {data}, which is not one file on the Hub: give it with `data`"
             ));
         };
         if Path::new(hub).extension().is_some_and(|end| end == "parquet") && !cfg!(feature = "parquet") {
             return refuse(format!(
-                "`{name}`: the published data on the hub, {hub}, are Parquet, which this program was built without (the feature \
+                "`{name}`: the published data on the Hub, {hub}, are Parquet, which this program was built without (the feature \
                  `parquet`); give them in another form with `data`: JSONL, CSV, or a text as it is"
             ));
         }

@@ -62,7 +62,7 @@ pub struct Parameter {
 pub struct Dataset {
     /// What it is called.
     pub name: &'static str,
-    /// `owner/name[@revision]/path` on the hub; `None` for any text of the caller's.
+    /// `owner/name[@revision]/path` on the Hub; `None` for any text of the caller's.
     pub hub: Option<&'static str>,
     /// SHA-256 of the files that are the published data, in lower-case hexadecimal digits.
     pub sha256: &'static [&'static str],
@@ -71,7 +71,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Whether data are the published ones: by their path on the hub where they come from there, or by their SHA-256 where the
+    /// Whether data are the published ones: by their path on the Hub where they come from there, or by their SHA-256 where the
     /// published one is known.
     pub fn knows(&self, hub: Option<&str>, sha256: &str) -> Option<bool> {
         let is_of_hub = hub.is_some() && self.hub == hub;

@@ -60,13 +60,13 @@ impl Size {
 /// A field of a [`Protocol`](crate::Protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Published {
-    /// Of which model.
+    /// The model.
     pub model: Size,
     /// The metric's name.
     pub metric: &'static str,
     /// Its value, a share as a fraction.
     pub value: f64,
-    /// Who says so.
+    /// The publication.
     pub source: &'static str,
     /// The protocol that it was measured by, or `not published`.
     pub protocol: &'static str,

@@ -88,7 +88,7 @@ pub struct DatasetReport {
     pub name: &'static str,
     /// The file that was read, as the caller named it.
     pub path: String,
-    /// The commit of the hub that it is from.
+    /// Its commit on the Hub.
     pub revision: Option<String>,
     /// SHA-256 of its bytes, in lower-case hexadecimal digits.
     pub sha256: String,

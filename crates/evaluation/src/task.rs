@@ -24,7 +24,7 @@ pub(crate) struct Source<'a> {
     pub(crate) data: &'a Data,
     /// As the caller named them.
     pub(crate) path: String,
-    /// The commit of the hub that they are from.
+    /// Their commit on the Hub.
     pub(crate) revision: Option<String>,
 }
 

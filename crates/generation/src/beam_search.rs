@@ -247,7 +247,7 @@ impl Search<'_> {
         let mut continuations = Vec::new();
         for (index, best) in best.into_iter().enumerate() {
             let best = match best {
-                // A beam that cannot go on leaves its place to the others.
+                // A beam that cannot continue leaves its place to the others.
                 Err(GenerationError::NoTokenLeft) => continue,
                 best => best?.into_iter(),
             };

@@ -34,7 +34,7 @@ pub struct GeneratedToken {
 /// Why no more tokens come for a prompt, or for any. The errors of a [`BatchGenerator`].
 #[derive(Debug)]
 pub struct FailedPrompt {
-    /// The prompt that cannot be continued, while the others go on; `None` where the device failed, and all have ended.
+    /// The prompt that cannot be continued, while the others are; `None` if the device failed, and all have ended.
     pub prompt: Option<usize>,
     /// Why.
     pub error: GenerationError,

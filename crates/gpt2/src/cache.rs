@@ -221,8 +221,8 @@ impl Gpt2Cache {
         Ok(taken)
     }
 
-    /// Removes a row; the last one takes its number and its place in memory, where its tokens are copied to. So rows of the same
-    /// room that lie side by side go on doing so.
+    /// Removes a row; the last one takes its number and its place in memory, to which its tokens are copied. So adjacent rows of
+    /// the same capacity stay adjacent.
     ///
     /// # Errors
     /// When the row does not exist, or has too little room for the last one.

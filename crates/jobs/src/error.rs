@@ -1,4 +1,4 @@
-//! Why a job cannot start or go on.
+//! Why a job cannot start or continue.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use candle_gpt2_training::TrainingError;
 use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
-/// A job that cannot start or go on. [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
+/// A job that cannot start or continue. [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JobError {

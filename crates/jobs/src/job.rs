@@ -75,7 +75,7 @@ pub struct TrainJob {
     pub out: PathBuf,
     /// The other options.
     pub options: TrainOptions,
-    /// Where checkpoints of the hub come from.
+    /// Where the Hub's checkpoints come from.
     pub hub: HubOptions,
 }
 
@@ -83,7 +83,7 @@ pub struct TrainJob {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum TrainEvent<'a> {
-    /// The steps begin, or go on.
+    /// The steps begin, or are resumed.
     Start {
         /// Steps of the whole training.
         steps: u64,
@@ -150,8 +150,8 @@ struct Prepared {
 }
 
 impl TrainJob {
-    /// Trains. `reporter` hears of loading and encoding, and may interrupt the job, which then ends within an operation, the
-    /// state of the last step saved; `on_event` is told every step.
+    /// Trains. `reporter` receives the progress of loading and encoding, and may interrupt the job, which then ends within an
+    /// operation, the state of the last step saved; `on_event` is called with every step.
     ///
     /// # Errors
     /// When options are out of range or do not go together, the folder is taken, data or start cannot be read or do not fit

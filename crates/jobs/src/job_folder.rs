@@ -84,8 +84,8 @@ impl JobFolder {
         Ok(true)
     }
 
-    /// Refuses a folder that a job may neither begin nor go on in. `begun` is as for [`JobFolder::is_free`]; `goes_on` says whether what
-    /// is there is gone on with, and `can_go_on` whether `resume` would do that.
+    /// Refuses a folder in which a job may neither begin nor resume. `begun` is as for [`JobFolder::is_free`]; `goes_on` says whether
+    /// the job resumes what is there, and `can_go_on` whether `resume` would do that.
     ///
     /// # Errors
     /// When it is no folder, or has something in it.

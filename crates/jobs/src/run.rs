@@ -77,7 +77,7 @@ pub(crate) struct RunOptions {
     pub(crate) apart: Option<TempDir>,
 }
 
-/// Who hears of every entry of the log, and sees the model at that point.
+/// A function that is called with every entry of the log, and the model at that point.
 type Told<'a> = &'a mut dyn FnMut(&Entry, &Trainer);
 
 impl RunOptions {
@@ -178,7 +178,7 @@ impl Run {
     }
 
     /// Trains to the end. `report` is told every entry of the log, and sees the model at that point. The trainer is
-    /// [asked](Trainer::interrupted_by) whether to go on.
+    /// [asked](Trainer::interrupted_by) whether to continue.
     ///
     /// # Errors
     /// When a loss is not a number, or a file cannot be written: the last saved state, if there is one, is still there; and

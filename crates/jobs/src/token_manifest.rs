@@ -234,7 +234,7 @@ pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
     for (id, token) in tokens {
         checksum.update(&id.to_le_bytes());
         checksum.update(token.as_bytes());
-        // No token of another vocabulary can go on into the next one's id.
+        // No token of another vocabulary can run into the next one's id.
         checksum.update(&[0xff]);
     }
     checksum.finalize()

@@ -77,7 +77,7 @@ pub struct TokenizeJob {
     pub options: TokenizeOptions,
     /// The number of attention heads, for checkpoints that do not tell it.
     pub n_head: Option<usize>,
-    /// Where checkpoints of the hub come from.
+    /// Where the Hub's checkpoints come from.
     pub hub: HubOptions,
 }
 
@@ -230,8 +230,8 @@ impl TokenizeJob {
         write(corpus, vocabulary, &self.out, manifest, (SAVE_BYTES, thread_count()), reporter)
     }
 
-    /// Whether the same call with `resume` can go on after an error: when it was interrupted, or found no room for more. Texts
-    /// that have to be changed are encoded from their beginning, for their tokens are those of other texts then.
+    /// Whether the same call with `resume` can continue after an error: when it was interrupted, or found no room for more. If texts
+    /// have to be changed, all are encoded again from the beginning.
     fn can_resume(&self, error: &TrainingError) -> bool {
         let is_of_disk = matches!(
             error,
@@ -252,7 +252,7 @@ impl TokenizeJob {
         }
     }
 
-    /// What an earlier run left in the folder; refused if it holds something else, or is not to be gone on with.
+    /// What an earlier run left in the folder; refused if it holds something else, or is not to be resumed.
     fn found(&self) -> Result<Option<Manifest>, TrainingError> {
         let found = if self.out.is_dir() { Manifest::read(&self.out)? } else { None };
         let can_go_on = found.is_some();

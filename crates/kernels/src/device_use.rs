@@ -77,7 +77,7 @@ impl Users {
 
     #[cfg(any(feature = "cuda", test))]
     fn alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        /// Lets the others go on, after a panic too.
+        /// Lets the others continue, after a panic too.
         struct Recorder<'a>(&'a Users);
         impl Drop for Recorder<'_> {
             fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! Keys and values of tokens that were computed, to go on from.
+//! The KV cache of a prefix, to continue from.
 
 use std::sync::Arc;
 

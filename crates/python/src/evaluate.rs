@@ -44,7 +44,7 @@ impl Model {
     /// notes, …); of a list of protocols a list of dicts. `candle_gpt2.protocols()` lists them all.
     ///
     /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset on the Hub; of a list of
-    /// protocols one for all of them or a list; by default the published data, from the hub. limit: only the first items. context:
+    /// protocols one for all of them or a list; by default the published data, from the Hub. limit: only the first items. context:
     /// tokens of a window, for wikitext:llama.cpp and kl.
     ///
     /// protocol may also be the YAML file of a task of lm-evaluation-harness. num_fewshot: examples before each question, drawn from

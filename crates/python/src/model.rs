@@ -58,7 +58,7 @@ pub(crate) struct HubAccess {
     token: Option<SecretString>,
 }
 
-/// A token for the hub, as transformers takes it: a text, True for the environment's, or False for none.
+/// A token for the Hub, as transformers takes it: a text, True for the environment's, or False for none.
 #[derive(FromPyObject)]
 pub(crate) enum HubToken {
     #[pyo3(annotation = "bool")]
@@ -244,7 +244,7 @@ impl Model {
     /// "auto") as they are stored.
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
     /// tokenizer: a tokenizer.json, or a folder with one. offline, or local_files_only: only the Hub's cache is used. cache_dir: its folder.
-    /// token: for models of the Hub that are not public; False leaves out the one of the environment. A pickle does not hold it.
+    /// token: for models on the Hub that are not public; False leaves out the environment's. A pickle does not hold it.
     /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
     /// encoder_states: what a model with cross-attention attends to, see with_encoder_states.
     #[classmethod]

@@ -1,4 +1,4 @@
-//! How Python hears of long jobs: bars on standard error where that is a terminal, warnings, and Ctrl-C.
+//! Reports of long jobs in Python: bars on standard error if it is a terminal, warnings, and Ctrl-C.
 
 use std::sync::{Mutex, PoisonError};
 

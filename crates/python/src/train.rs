@@ -39,7 +39,7 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// tokenizer: a tokenizer.json or a folder with one; by default the checkpoint's, and with config one that is trained from the data.
 /// on_step: a function that is given a dict of every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s), of
 /// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and of every sample
-/// (step, sample); what it raises ends the training as Ctrl-C does: the state of the last step is saved. offline: only the hub's
+/// (step, sample); what it raises ends the training as Ctrl-C does: the state of the last step is saved. offline: only the Hub's
 /// cache is used.
 ///
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
@@ -139,21 +139,21 @@ fn configuration(config: &Bound<'_, PyAny>) -> Result<Start> {
     Ok(Start::Config(Box::new(config.map_err(|error| wrong_value(format!("config: {error}")))?)))
 }
 
-/// Hears of a training, and ends it at a signal or at an exception.
+/// Follows a training, and ends it at a signal or at an exception.
 struct Follower {
     listener: Listener,
     raised: Raised,
     has_raised: AtomicBool,
     /// What is given each entry of the log.
     on_step: Option<Py<PyAny>>,
-    /// The steps that are done, where nothing else tells of them.
+    /// The bar of the steps, if nothing else reports them.
     steps: Mutex<Option<Box<dyn Progress>>>,
 }
 
 impl Follower {
     /// Does something in Python.
     fn attached(&self, work: impl FnOnce(Python<'_>) -> Result<()>) {
-        // An interpreter that ends hears no more.
+        // An interpreter that ends is not called any more.
         if let Some(Err(error)) = Python::try_attach(work) {
             self.raised.keep(error.into());
             self.has_raised.store(true, Ordering::Release);

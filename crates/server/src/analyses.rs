@@ -31,7 +31,7 @@ pub(crate) struct Analyses<'a> {
 }
 
 impl Analyses<'_> {
-    /// The answer to the request with this id, when its turn has come; `count` hears of the tokens that it counts. Dropping it ends the
+    /// The answer to the request with this id, when its turn has come; `count` is called with the tokens that it counts. Dropping it ends the
     /// analysis, as when its client is gone.
     pub(crate) async fn answer(
         &self,

@@ -89,7 +89,7 @@ pub enum ServerError {
     #[error("cannot start the server")]
     System(#[source] io::Error),
     /// The engine has failed again and again.
-    #[error("the engine has failed and cannot go on: {what}")]
+    #[error("the engine has failed and cannot continue: {what}")]
     EngineDied {
         /// What it said last.
         what: String,

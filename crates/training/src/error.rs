@@ -1,4 +1,4 @@
-//! Why a training cannot start or go on: each message says what was found and what to do.
+//! Why a training cannot start or continue: each message says what was found and what to do.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use candle_gpt2_weights::{WeightsError, grouped};
 use serde_json::Value;
 use thiserror::Error;
 
-/// A training that cannot start or go on. [`Trainer::step`](crate::Trainer::step) and the others return it.
+/// A training that cannot start or continue. [`Trainer::step`](crate::Trainer::step) and the others return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainingError {
@@ -56,7 +56,7 @@ pub enum TrainingError {
     /// The job was interrupted.
     #[error(
         "interrupted{}",
-        .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to go on from", path.display()))
+        .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to resume from", path.display()))
     )]
     Interrupted {
         /// Where the state is, where there is one.
@@ -178,7 +178,7 @@ impl TrainingError {
     }
 }
 
-/// How a saved training differs from the one that is to go on from it. Part of a [`TrainingError::OtherState`].
+/// How a saved training differs from the one that is to resume it. Part of a [`TrainingError::OtherState`].
 ///
 /// ```
 /// use candle_gpt2_training::StateDifference;

@@ -2,7 +2,7 @@
 //!
 //! Windows of text predict at every token the one that follows; answers do so at their own tokens only; rows with labels
 //! predict the label at the last token. A step learns from examples that follow each other in an endless order, so that a
-//! training can go on anywhere, and several processes can share a step.
+//! training can be resumed anywhere, and several processes can share a step.
 
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2::{Gpt2Model, Pass};

@@ -144,7 +144,7 @@ impl Parameters {
     }
 
     /// The parameters of a checkpoint. `progress` is told how many bytes were read since the last call, and asked
-    /// whether to go on.
+    /// whether to continue.
     ///
     /// # Errors
     /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] where `progress`

@@ -1,4 +1,4 @@
-//! Everything a training needs to go on: weights, both running means and the numbers, in one safetensors file.
+//! Everything a training needs to be resumed: weights, both running means and the numbers, in one safetensors file.
 //!
 //! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
 //! state: they follow from the seed and the number of the step.

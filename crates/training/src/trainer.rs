@@ -145,8 +145,8 @@ impl Trainer {
         Self { recomputes, ..self }
     }
 
-    /// The same training; what it computes ends with [`TrainingError::Interrupted`] once `interrupt` says so, which is asked in
-    /// each operation on the thread that computes, and should go on saying what it says once.
+    /// The same training; its computations end with [`TrainingError::Interrupted`] once `interrupt` returns true. It is called in
+    /// each operation, on the thread that computes, and should stay true.
     pub fn interrupted_by(self, interrupt: Interrupt) -> Self {
         Self { interrupt: Some(interrupt), ..self }
     }

@@ -100,7 +100,7 @@ impl Checkpoint {
         Self::open_watched(path, options, &|_| ())
     }
 
-    /// As [`Checkpoint::open_with`]; `progress` is asked whether to go on while a head that may contradict the configuration is
+    /// As [`Checkpoint::open_with`]; `progress` is asked whether to continue while a head that may contradict the configuration is
     /// compared with the embedding, which alone can take long. It is told of nothing.
     ///
     /// # Errors

@@ -102,7 +102,7 @@ impl Head for Gpt2DoubleHeads {
 
 impl Checkpoint {
     /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress` is told
-    /// how many bytes of the file were read since the last call, and asked before each tensor whether to go on.
+    /// how many bytes of the file were read since the last call, and asked before each tensor whether to continue.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has not the type of weights or no room;

@@ -1,4 +1,4 @@
-//! Writing tensors that are no checkpoint.
+//! Writing tensors that are not a checkpoint.
 
 use std::borrow::Cow;
 use std::cell::RefCell;

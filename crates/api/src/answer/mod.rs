@@ -58,7 +58,7 @@ impl Answer {
     /// Takes what happened to a text of a prompt. In a stream, returns the JSON objects to send; else nothing.
     ///
     /// # Errors
-    /// When the request cannot go on.
+    /// When the request cannot continue.
     pub fn take(&mut self, prompt: usize, event: Event) -> Result<Vec<String>, ApiError> {
         let mut chunks = self.chunks(prompt, event)?;
         if let Some(first) = chunks.first_mut() {

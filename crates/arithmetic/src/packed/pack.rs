@@ -15,7 +15,7 @@ use crate::threads::{Parts, for_each_part};
 
 /// Panels that are packed together: reading an input-major matrix in wider strips reads whole cache lines and pages.
 const STRIP_PANELS: usize = 4;
-/// Bytes of an output-major matrix that are read before its reader hears of it: little beside any model, and enough to
+/// Bytes of an output-major matrix that are read between two reports of progress: few compared with any model, and enough to
 /// keep all threads at work.
 const STEP_BYTES: usize = 2 << 20;
 

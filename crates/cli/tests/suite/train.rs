@@ -263,7 +263,7 @@ fn an_interrupt_saves_the_last_step() {
         }
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         let output = child.wait_with_output().unwrap();
-        assert_refused(&output, INTERRUPTED, &format!("{STATE} holds the state to go on from (--resume)"));
+        assert_refused(&output, INTERRUPTED, &format!("{STATE} holds the state to resume from (--resume)"));
         assert!(bench.steps_in_log("stopped") >= wanted, "nothing is forgotten");
     }
     printed(&bench.train(start, "text.txt", "stopped", &resumed));

@@ -1,4 +1,4 @@
-//! What the cache of the hub holds: `models--owner--name` with its `snapshots` and, where the system has links, its `blobs`.
+//! What the Hub's cache holds: `models--owner--name` with its `snapshots` and, if the system has links, its `blobs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) const MODELS: &str = "models--";
 /// Part of [`CachedModels`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CachedModel {
-    /// Its name on the hub, `owner/name`.
+    /// Its name on the Hub, `owner/name`.
     pub name: String,
     /// Bytes that it takes on the disk, all of its revisions together.
     pub bytes: u64,

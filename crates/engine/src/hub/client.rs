@@ -1,4 +1,4 @@
-//! The client of the hub.
+//! The Hub's client.
 //!
 //! hf-hub 0.5 (64 crates, under a minute to build) and not 1.0 (301 crates, five minutes): both read and write the same
 //! cache, and what the older one lacks (`HF_HUB_CACHE`, `HF_HUB_OFFLINE`, a check of sizes) stands here.
@@ -94,11 +94,11 @@ fn some_files(info: &RepoInfo) -> String {
     }
 }
 
-/// What the hub says of a repository, and who asked.
+/// What the Hub says of a repository, and who asked.
 type Answer = (Arc<ApiRepo>, RepoInfo);
 
-/// Asks the hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
-/// needed. Answers with the folder of the snapshot, and with what the hub says unless the cached files are the answer.
+/// Asks the Hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
+/// needed. Answers with the folder of the snapshot, and with what the Hub says unless the cached files are the answer.
 fn ask(
     name: &HubName,
     options: &HubOptions,
@@ -214,7 +214,7 @@ fn apart<T: Send + 'static>(
             Ok(Event::Step(step)) => hear(step),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(other("the hub's client came to no end".to_owned()));
+                return Err(other("the Hub's client came to no end".to_owned()));
             }
         }
         if reporter.is_interrupted() {
@@ -237,7 +237,7 @@ enum Step {
     Bytes(u64),
 }
 
-/// Checks that a file has the size that the hub announced, and removes it where not.
+/// Checks that a file has the size that the Hub announced, and removes it where not.
 fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     let failed = |error: io::Error| HubError::Other { model: model.to_owned(), cause: error.to_string() };
     let found = fs::metadata(path).map_err(failed)?.len();
@@ -337,7 +337,7 @@ fn brief(error: &ApiError) -> String {
     cause(error).to_string().trim_start_matches("request error: ").to_owned()
 }
 
-/// What the hub's answer means.
+/// What the Hub's answer means.
 fn explain(error: &ApiError, name: &HubName, file: &str) -> HubError {
     let model = of_model(file, name);
     let status = match cause(error) {

@@ -30,7 +30,7 @@ pub enum Network {
 pub struct HubOptions {
     /// Whether the network may be used.
     pub network: Network,
-    /// Address of the hub.
+    /// The Hub's address.
     pub endpoint: String,
     /// Folder of the cache, as Python's library lays it out.
     pub cache: PathBuf,

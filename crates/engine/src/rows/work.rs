@@ -179,7 +179,7 @@ pub struct TokenLogprob {
 
 impl ScoredText {
     /// The score of a text, with the `top` most probable tokens at each place. A text that is longer than the context is scored in
-    /// windows that begin every `stride` tokens, by default every half of it. `on_tokens` hears of tokens that are scored.
+    /// windows that begin every `stride` tokens, by default every half of it. `on_tokens` is called with the number of tokens scored.
     ///
     /// # Errors
     /// When the text has too few tokens, or one outside the vocabulary, `stride` is out of range, or the logits are not numbers.

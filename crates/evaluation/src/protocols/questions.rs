@@ -110,7 +110,7 @@ fn piqa(record: &Record) -> Result<Question, DataError> {
     Ok(Question { context: format!("Question: {}\nAnswer:", record.text("goal")?), choices, fields, gold })
 }
 
-/// The hub's fields, or those of the published files, whose `question` holds the choices too.
+/// The Hub's fields, or those of the published files, whose `question` holds the choices too.
 fn arc(record: &Record) -> Result<Question, DataError> {
     let upstream = record.has_fields("question").then(|| record.fields("question")).transpose()?;
     let question = match &upstream {

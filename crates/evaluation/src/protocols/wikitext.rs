@@ -1,7 +1,7 @@
 //! WikiText-2, the test articles: one text, four ways to cut it into windows, and as many units that its perplexity is per. The
 //! paper's figures are per word of the text before any change, so that they stand beside such figures only.
 //!
-//! The text is `wiki.test.raw`, or the hub's rows, which are its lines; a row of white space is empty on the hub.
+//! The text is `wiki.test.raw`, or the Hub's rows, which are its lines; a row of white space is empty on the Hub.
 
 use std::borrow::Cow;
 
@@ -140,7 +140,7 @@ fn prepare_pages(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluat
 /// The pages of the text, each with the line that it begins in: a line that is a heading of the first order begins one.
 ///
 /// # Source
-/// `wikitext_document_level.py` on the hub, EleutherAI/wikitext_document_level.
+/// `wikitext_document_level.py` on the Hub, EleutherAI/wikitext_document_level.
 fn pages(data: &Data) -> Result<Records<'static>, EvaluationError> {
     let text = raw_text(data)?;
     let mut pages: Vec<(usize, Vec<&str>)> = vec![(1, Vec::new())];
@@ -335,7 +335,7 @@ fn some_windows(
     Ok(Prepared { items, totals, ..Prepared::default() })
 }
 
-/// The text of the file, or of the rows that the hub has of it.
+/// The text of the file, or of the rows that the Hub has of it.
 fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     if !data.has_records() {
         return Ok(Cow::Borrowed(data.text()?));
@@ -345,7 +345,7 @@ fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     Ok(Cow::Owned(lines.concat()))
 }
 
-/// The rows of the hub: lines with their ends, and nothing for a line of white space.
+/// The Hub's rows: lines with their ends, and nothing for a line of white space.
 fn rows(data: &Data) -> Result<Vec<String>, EvaluationError> {
     if data.has_records() {
         return rows_of_records(data);

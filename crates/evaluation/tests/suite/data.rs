@@ -252,7 +252,7 @@ mod parquet {
 
     use super::{data, texts};
 
-    /// Two rows of a text, a number and a list of texts, as the hub has them.
+    /// Two rows of a text, a number and a list of texts, as the Hub has them.
     fn file() -> Vec<u8> {
         let schema = "message rows { optional binary text (UTF8); optional int64 label; \
                       optional group choices (LIST) { repeated group list { optional binary element (UTF8); } } }";

@@ -142,7 +142,7 @@ fn wrong_calls_are_told() {
     let (options, model) = (model_options(), loaded(&model_options()));
     let facts = ModelFacts::of_loaded(&options, &model);
     let error = plan.prepare(&facts, None, &Silent).err().unwrap();
-    let told = "`text:bits` measures any text in UTF-8, which no one file of the hub is: give it with `data`";
+    let told = "`text:bits` measures any text in UTF-8, which is not one file on the Hub: give it with `data`";
     assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
 }
 

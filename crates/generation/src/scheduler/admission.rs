@@ -280,7 +280,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.leave(text, cache)
     }
 
-    /// Whether the next text that waits continues the same prompt, and may go on from what was computed for this one.
+    /// Whether the next waiting text continues the same prompt, and may reuse what was computed for this one.
     pub(super) fn is_shared(&self, text: &Text<T>) -> bool {
         let next = self.waiting.front().filter(|_| !text.is_observed());
         next.is_some_and(|next| next.request.id == text.request.id)

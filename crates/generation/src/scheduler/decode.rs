@@ -259,7 +259,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Ends a request that cannot go on; what its texts have so far was said.
+    /// Ends a request that cannot continue; its tokens so far were reported already.
     pub(super) fn fail(&mut self, request: RequestId, error: GenerationError) {
         let said = mem::take(&mut self.ready);
         self.cancel(request);

@@ -49,7 +49,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// The events, for whom they are worth nothing where the step failed.
+    /// The events, for callers that discard those of a failed step.
     ///
     /// # Errors
     /// When the device failed.
@@ -102,7 +102,7 @@ pub enum Event {
         /// Its texts.
         texts: Vec<Found>,
     },
-    /// A request cannot go on; all its texts have ended.
+    /// A request cannot continue; all its texts have ended.
     Failed {
         /// The request.
         request: RequestId,

@@ -37,7 +37,7 @@ pub(super) struct Worker {
     is_stopped: bool,
 }
 
-/// Who hears of a call.
+/// The client of a call.
 struct Caller {
     id: Arc<str>,
     updates: UnboundedSender<Update>,
@@ -226,7 +226,7 @@ impl Worker {
         self.end_all(is_wanted, |caller| caller.tell(Update::Failed(failure())));
     }
 
-    /// One step of the scheduler. An error says that the engine cannot go on.
+    /// One step of the scheduler. An error says that the engine cannot continue.
     fn step(&mut self) -> Result<(), String> {
         let start = Instant::now();
         let chunk_tokens = self.chunk_tokens();

@@ -52,7 +52,7 @@ pub(super) enum Phase {
 pub(super) struct Connection {
     pub(super) peer: Arc<Peer>,
     pub(super) activity: Arc<Activity>,
-    /// Whether all places of connections were taken when it came, so that it hears of the server's health and little else.
+    /// Whether all places of connections were taken when it came, so that it can ask for the server's health and little else.
     pub(super) is_surplus: bool,
 }
 
