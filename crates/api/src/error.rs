@@ -94,7 +94,7 @@ impl ApiError {
         self.status
     }
 
-    /// The kind of error, by its status: what stands under `type`.
+    /// The kind of error, by its status: the value of `type`.
     pub fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",

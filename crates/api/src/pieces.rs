@@ -93,7 +93,7 @@ pub(crate) struct CharCounter {
 }
 
 impl CharCounter {
-    /// Takes the bytes of a token, and says how many characters stand before it: all parts of a character have its place.
+    /// Takes the bytes of a token, and returns how many characters are before it: all parts of a character have its place.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> usize {
         let Some(first) = bytes.first() else { return self.chars };
         if !self.begun.is_empty() {

@@ -1,7 +1,7 @@
 //! Probabilities and log-probabilities of logits: what is computed over a vocabulary, in f64.
 //!
 //! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2`, so that `|r| ≤ ln 2 / 2`, where eleven terms of the
-//! Taylor series leave less than 3e-13 of the value. Sixteen sums stand side by side, in plain Rust without fused multiply-adds:
+//! Taylor series leave less than 3e-13 of the value. Sixteen sums are kept in parallel, in plain Rust without fused multiply-adds:
 //! every instruction set gives the same bits.
 
 use std::f64::consts::{LN_2, LOG2_E};

@@ -1,8 +1,8 @@
 //! What a forward pass carries besides its input, in two parts.
 //!
 //! ```text
-//! Call   what is computed: where the tokens stand, what they attend to, in which type, in which block; copied freely
-//! Run    who is there meanwhile: the generator of dropout, the observer; borrowed, so there is one of each
+//! Call   what is computed: the positions of the tokens, what they attend to, in which type, in which block; copied freely
+//! Run    what takes part meanwhile: the generator of dropout, the observer; borrowed, so there is one of each
 //! ```
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -115,7 +115,7 @@ struct Run<'a> {
     recomputes: bool,
 }
 
-/// Where the tokens of a pass stand; [`Pass::placement`] has that of a pass.
+/// Where the tokens of a pass are; [`Pass::placement`] has that of a pass.
 #[derive(Debug, Clone, Default)]
 pub enum Placement {
     /// Each row of `(B, T)` after what its row of the cache holds, or from position 0.
@@ -214,7 +214,7 @@ impl<'a> Pass<'a> {
         self.call.stop_at_layer
     }
 
-    /// Where the tokens stand.
+    /// Where the tokens are.
     pub fn placement(&self) -> &Placement {
         &self.call.placement
     }

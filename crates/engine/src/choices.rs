@@ -56,7 +56,7 @@ pub struct ScoredChoice {
     pub mean: f64,
     /// The sum over the number of tokens.
     pub per_token: f64,
-    /// The sum over the number of characters. One space at the beginning stands between the prompt and the choice, and is not
+    /// The sum divided by the number of characters. One space at the beginning separates the prompt from the choice, and is not
     /// counted.
     pub per_character: f64,
     /// The sum over the number of bytes of UTF-8, without that space.

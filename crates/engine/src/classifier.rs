@@ -77,7 +77,7 @@ pub struct Question {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     ids: Vec<u32>,
-    /// The characters of the text that each token stands for; none where the text is not known.
+    /// The characters of the text that each token stands for; none if the text is not known.
     places: Vec<Range<usize>>,
     /// The choice, where the row is one.
     choice: Option<String>,

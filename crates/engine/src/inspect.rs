@@ -135,7 +135,7 @@ pub struct Inspection {
     pub orientation: &'static str,
     /// How that was decided, in words.
     pub orientation_evidence: String,
-    /// What stands on the model: the class of transformers.
+    /// The class of transformers: the model with its head.
     pub class: &'static str,
     /// Whether there is an output head over the vocabulary, and it is the token embedding.
     pub tied_head: bool,

@@ -34,7 +34,7 @@ pub struct LineFile {
     file: File,
 }
 
-/// What stands behind the last line break of a file.
+/// The bytes after the last line break of a file.
 ///
 /// Given by [`LineFile::for_each_line`].
 #[derive(Debug, Clone, PartialEq, Eq)]

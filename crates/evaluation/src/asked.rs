@@ -54,7 +54,7 @@ impl AskedProtocol {
         self.compares() || self.protocol.name == "wikitext:llama.cpp"
     }
 
-    /// How many examples stand before each question of a run that asks for `wanted`, and a note where that is not so.
+    /// How many examples precede each question of a run that asks for `wanted`, and a note if it is another number.
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match &self.kind {
             Kind::Task(task) => task.shots(wanted),

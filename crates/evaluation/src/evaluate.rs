@@ -1,7 +1,7 @@
 //! Asking the model: items in the order of the data, many at once, each result told as soon as it is there.
 //!
 //! Sequences are scored in runs of a thousand tokens: enough for batches of similar length, and little to lose. The choices of
-//! an item share the computation of what they all begin with; windows of a text share nothing, and each stands by itself.
+//! an item share the computation of their common beginning; windows of a text share nothing, and each is computed by itself.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::slice;

@@ -1,9 +1,9 @@
 //! `kl`: how far a model's expectations are from those of another, or of the same one in other numbers, place by place.
 //!
-//! Windows and statistics are those of llama.cpp's `llama-perplexity --kl-divergence`: windows of `--context` tokens side by side, of
-//! which the second half is scored; what is left of the text is in none, and names of special tokens are text like any other. Both
-//! models read a window in one go: no file of log-probabilities stands between them, and nothing is rounded to 16 bits, so that a
-//! model beside itself has exactly 0 everywhere. Natural logarithms, f64, and shares in place of percentages.
+//! Windows and statistics are those of llama.cpp's `llama-perplexity --kl-divergence`: adjacent windows of `--context` tokens, of
+//! which the second half is scored; a shorter rest of the text is left out, and names of special tokens are text like any other. Both
+//! models read a window in one go, without a file of log-probabilities between them, and nothing is rounded to 16 bits, so that a
+//! model compared with itself has exactly 0 everywhere. Natural logarithms, f64, and fractions in place of percentages.
 
 use std::collections::BTreeSet;
 

@@ -118,7 +118,7 @@ impl EvaluationOptions {
             let with = protocols().iter().filter(|protocol| protocol.few_shot.is_some());
             let with = with.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ");
             return refuse(format!(
-                "`num_fewshot`: {} has no questions that examples could stand before; {with} have, and tasks of YAML files",
+                "`num_fewshot`: {} has no questions that examples could precede; {with} have, and tasks of YAML files",
                 self.protocols[index]
             ));
         }

@@ -72,7 +72,7 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// How many examples stand before each question, and where they come from.
+/// How many examples precede each question, and where they come from.
 ///
 /// A field of a [`Setting`].
 #[derive(Debug, Clone, Copy)]

@@ -17,7 +17,7 @@ use crate::{Data, EvaluationError, ExampleSource, ItemResult, Metric, Prepared, 
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol {
-    /// Its name, as `lambada:lm-eval`; with `N` at its end where a number stands there, as `wikitext:hf-N`.
+    /// Its name, as `lambada:lm-eval`; with `N` at its end in place of a number, as `wikitext:hf-N`.
     pub name: &'static str,
     /// What it measures, in a line.
     pub about: &'static str,
@@ -81,7 +81,7 @@ impl Dataset {
 }
 
 impl Protocol {
-    /// The task: what stands before the colon.
+    /// The task: the part before the colon.
     pub fn task(&self) -> &'static str {
         self.name.split(':').next().unwrap_or(self.name)
     }

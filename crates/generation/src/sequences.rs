@@ -1,8 +1,8 @@
 //! Scores of many sequences at once.
 //!
-//! What the sequences of a group all begin with is computed once: its keys and values are copied to a row of each sequence,
-//! which reads only the rest. Beginnings of many groups are rows of one pass, and so are rests; those of similar length stand
-//! together, because shorter rows are padded on the right. Logits are computed of the tokens that are scored only.
+//! The common beginning of a group's sequences is computed once: its keys and values are copied to a row of each sequence,
+//! which reads only the rest. Beginnings of many groups are rows of one pass, and so are rests; those of similar length are
+//! batched together, because shorter rows are padded on the right. Logits are computed for scored tokens only.
 //!
 //! How a group is split depends on nothing but the group, and rows of a pass have the same bits alone and in company (on a CPU).
 
@@ -42,7 +42,7 @@ impl Sequence {
     }
 }
 
-/// How probable the model finds a token where it stands. [`score_sequences`] gives them.
+/// How probable the model finds a token at its position. [`score_sequences`] gives them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenScore {
     /// Natural logarithm of its probability.

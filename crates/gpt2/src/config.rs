@@ -85,7 +85,7 @@ pub struct Gpt2Config {
     pub pad_token_id: Option<u32>,
     /// Whether each block also attends to an encoder's states.
     pub add_cross_attention: bool,
-    /// What stands on the model: the class under `architectures`.
+    /// The model's head: the class under `architectures`.
     pub head: HeadKind,
     /// Names of the labels by their numbers (`id2label`, `label2id`, `num_labels`); empty for a head without labels.
     pub id2label: Vec<String>,

@@ -1,6 +1,6 @@
 //! What enters the first block: `x = wte[ids] + wpe[positions]`.
 //!
-//! The positions follow from where the tokens stand: after what the cache holds, in rows of one text, or after lengths that
+//! The positions follow from the placement of the tokens: after what the cache holds, in rows of one text, or after lengths that
 //! only the device knows.
 
 use std::iter::repeat;

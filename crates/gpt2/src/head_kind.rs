@@ -1,11 +1,11 @@
-//! What stands on the model: which head, with which labels.
+//! The model's head: its kind and its labels.
 //!
 //! Source: the classes of transformers' `modeling_gpt2.py`, which a `config.json` names under `architectures`, and the keys that
 //! they read. What only another head reads is not looked at.
 
 use candle_gpt2_kernels::Activation;
 
-/// What stands on the model, by the classes of transformers.
+/// The kinds of heads, by the classes of transformers.
 ///
 /// ```
 /// use candle_gpt2::HeadKind;

@@ -62,7 +62,7 @@ impl Words {
 
 /// The tokens of a vocabulary as grammars need them.
 pub(crate) struct Tokens {
-    /// The tokens that write something, each text once, and one more which stands for the end of the text.
+    /// The tokens that write something, each text once, and one more for the end of the text.
     pub(crate) trie: TokEnv,
     /// The end of the text in the trie; the vocabulary has no such token.
     pub(crate) end: u32,
@@ -126,7 +126,7 @@ struct Written {
 
 /// How a tokenizer writes its tokens.
 enum Writes<'a> {
-    /// Each the same bytes wherever it stands, which may be parts of characters.
+    /// Each the same bytes everywhere, which may be parts of characters.
     Bytes(&'a Tokenizer),
     /// Each whole characters, with a space before it where the tokenizer has it begin a word.
     Words { tokenizer: &'a Tokenizer, before: u32, text_before: String },

@@ -231,7 +231,7 @@ pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {
     Some(Site::in_block(layer, kind))
 }
 
-/// The keys of a `cfg.json`; since SAELens 6 those about the model stand below `metadata`.
+/// The keys of a `cfg.json`; since SAELens 6 those about the model are below `metadata`.
 pub(crate) struct Keys<'a>(pub(crate) &'a Value);
 
 impl Keys<'_> {

@@ -162,7 +162,7 @@ pub fn logit_lens(
 }
 
 /// The natural logarithms of the probabilities that logits `(1, T, V)` stand for, a row for each token.
-/// A part of [`logit_lens`], for who runs the model alone.
+/// A part of [`logit_lens`], for callers that run the model themselves.
 ///
 /// # Errors
 /// When candle cannot compute them for the type.

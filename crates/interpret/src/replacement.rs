@@ -1,4 +1,4 @@
-//! The local replacement model: a run of a model in which features of transcoders stand for the MLPs, and all that is not linear is
+//! The local replacement model: a run of a model in which features of transcoders replace the MLPs, and all that is not linear is
 //! frozen as the run has it.
 //!
 //! Frozen are the attention patterns, the scales of the layer norms and the outputs of the MLPs; the skip connection of a transcoder

@@ -286,7 +286,7 @@ impl PieceReader {
 }
 
 /// The first place from `from` on before a line break with something visible after it. GPT-2's tokenizer ends a word there
-/// whatever stands before.
+/// whatever precedes it.
 fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
     let is_cut =
         |place: &usize| bytes[*place] == b'\n' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);

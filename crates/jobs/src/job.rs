@@ -29,11 +29,11 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Tokens of a sample: enough to see what the model has learnt, at little cost.
 const SAMPLE_TOKENS: usize = 60;
 
-/// A training: what it reads, where it writes, and how it is done.
+/// A training: its data, its folder and its options.
 ///
-/// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones, where nothing is
-/// held out); beside them stand `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights,
-/// interrupted or not.
+/// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones if nothing is held
+/// out), next to `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights, interrupted or
+/// not.
 ///
 /// ```
 /// use std::sync::Arc;

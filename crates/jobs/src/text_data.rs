@@ -31,7 +31,7 @@ impl TextSource {
     /// Text files, of which a share is held out, or one folder of token files.
     ///
     /// # Errors
-    /// That of [`Corpus::open`], and when folders stand beside others.
+    /// That of [`Corpus::open`], and when a folder is given together with other data.
     pub(crate) fn open(data: &[PathBuf], held_out: f64) -> Result<Self, TrainingError> {
         match data {
             [folder] if folder.is_dir() => Ok(Self::Tokens(folder.clone())),
@@ -39,7 +39,7 @@ impl TextSource {
                 Some(folder) => {
                     let folder = folder.display();
                     let what = format!(
-                        "`data` {folder}: a folder of tokens stands alone; give it by itself, or text files"
+                        "`data` {folder}: a folder of tokens cannot be combined; give it alone, or text files"
                     );
                     Err(TrainingError::Call { what })
                 }

@@ -112,7 +112,7 @@ impl ShardFormat {
         }
     }
 
-    /// What stands before so many tokens.
+    /// The header of a file with so many tokens.
     pub(crate) fn header(self, width: TokenWidth, tokens: u64) -> Vec<u8> {
         let (magic, version) = width.mark();
         let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);

@@ -38,7 +38,7 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 
 /// Texts that become a folder of token files.
 ///
-/// Beside the token files, `train.bin` and `val.bin` or numbered ones, stands `tokens.json`, which says what they are and lets a
+/// The folder gets the token files, `train.bin` and `val.bin` or numbered ones, `tokens.json`, which describes them and lets a
 /// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
 ///
 /// ```

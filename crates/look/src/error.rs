@@ -39,7 +39,7 @@ pub enum LookError {
     /// The tensors or the configuration of an autoencoder or of a lens.
     #[error("{}", path.display())]
     File {
-        /// Where they stand.
+        /// Their file.
         path: PathBuf,
         /// What is wrong with them.
         #[source]

@@ -65,7 +65,7 @@ pub enum ServerError {
         /// The path.
         path: PathBuf,
     },
-    /// What stands at the Unix socket's path is something else.
+    /// The path of the Unix socket is something else.
     #[error("{} is there and is not a socket: choose another path", path.display())]
     NotASocket {
         /// The path.

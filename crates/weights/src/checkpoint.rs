@@ -356,7 +356,7 @@ impl Checkpoint {
     }
 }
 
-/// What stands on the model beside or in place of a head over the vocabulary, in words.
+/// The head besides or in place of one over the vocabulary, in words.
 fn head_rule(config: &Gpt2Config) -> Option<String> {
     let (class, labels) = (config.head.class_name(), config.num_labels());
     match config.head {

@@ -16,10 +16,10 @@ use crate::stored::StoredTensor;
 /// How one origin names the parameters.
 struct Scheme {
     name: &'static str,
-    /// Parameters outside the blocks. The first that is there decides the scheme, and what stands before it is the
-    /// prefix of all names.
+    /// Parameters outside the blocks. The first that is there decides the scheme, and the text before it is the prefix of
+    /// all names.
     outside: &'static [(&'static str, &'static str)],
-    /// What stands before and after the number of a block.
+    /// The text before and after the number of a block.
     block: (&'static str, char),
     /// Parameters of a block.
     inside: &'static [(&'static str, &'static str)],
@@ -170,7 +170,7 @@ const LINEAR_WEIGHTS: [&str; 7] = [
     ".mlp.c_fc.weight",
     ".mlp.c_proj.weight",
 ];
-/// What stands before the model's names in a model with a head, and not before the head's.
+/// The prefix of the model's names in a model with a head, which the head's names lack.
 pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
 const HEAD: &str = "lm_head.weight";
@@ -419,8 +419,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && !has_leading_zero && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The scheme one of whose outer parameters is there, and what stands before it; the shortest where it is there under
-/// several prefixes.
+/// The scheme one of whose outer parameters is there, and its prefix; the shortest if it is there under several.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
         // The head is outside the model, so it says nothing about the others' prefix.

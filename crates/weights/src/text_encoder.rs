@@ -1,7 +1,7 @@
 //! The tokens of much text: those that the tokenizer gives, in a fraction of its time.
 //!
-//! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found wherever they
-//! stand) is written out here; every other one is asked itself.
+//! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found everywhere)
+//! is implemented here; every other one is called itself.
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
@@ -147,7 +147,7 @@ impl Own {
         Some(Self { words: Words::new()?, pairs: byte_pairs(model)?, added })
     }
 
-    /// Appends the tokens of a text. What stands between added tokens is cut into words by itself.
+    /// Appends the tokens of a text. The parts between added tokens are cut into words by themselves.
     fn encode(&self, text: &str, cache: &mut WordCache, tokens: &mut Vec<u32>) {
         let find = |added: &Added, from: usize| {
             added.finder.find(&text.as_bytes()[from..]).map(|found| from + found)
@@ -182,7 +182,7 @@ impl Own {
     }
 }
 
-/// Whether a token is found wherever its characters stand, and [`Words::cut`] never cuts through it or before it.
+/// Whether a token is found wherever its characters are, and [`Words::cut`] never cuts through it or before it.
 fn is_found_anywhere(token: &AddedToken) -> bool {
     let is_marked = token.single_word || token.lstrip || token.rstrip;
     let content = token.content.as_bytes();

@@ -92,9 +92,9 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
     encode_with(tokenizer, text, false)
 }
 
-/// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end not among them: as
-/// transformers tells them, without the space in front of a word where the tokenizer leaves it out. Tokens that stand for a part of
-/// a character have the whole of it, and those that are put around the text nothing, at 0.
+/// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end excluded: transformers'
+/// offsets, without the space before a word if the tokenizer leaves it out. Tokens that stand for a part of a character have
+/// the whole of it, and those that are put around the text an empty range at 0.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode_with_places};

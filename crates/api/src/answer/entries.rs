@@ -6,7 +6,7 @@ use super::text::{PromptAnswer, TextAnswer};
 use super::wants::Wants;
 use crate::pieces::{Pieces, name};
 
-/// What stands for the logarithm of zero, which JSON cannot write.
+/// Written for the logarithm of zero, which JSON cannot hold.
 const LOGPROB_OF_ZERO: f64 = -9999.0;
 
 /// A token with its log-probability and those of others in its place.

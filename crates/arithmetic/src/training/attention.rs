@@ -196,7 +196,7 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     })
 }
 
-/// The queries, keys or values of a head: the next token's stand `stride` further on.
+/// The queries, keys or values of a head: the next token's are `stride` further on.
 #[derive(Debug, Clone, Copy)]
 struct Rows<'a, T> {
     values: &'a [T],
@@ -381,7 +381,7 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
 
 struct Backward<'a, 'b, T> {
     head: Head<'a, T>,
-    /// Starts at the head's first value; the next token's stand `output_stride` further on.
+    /// Starts at the head's first value; the next token's are `output_stride` further on.
     output_gradient: &'a [T],
     output_stride: usize,
     /// Those of the arrays, zero: for each token a row of queries, keys or values, or one of each.

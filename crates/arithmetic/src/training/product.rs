@@ -29,7 +29,7 @@ pub struct MatrixView<'a, T> {
     values: &'a [T],
     rows: usize,
     columns: usize,
-    /// The element `(row, column)` stands at `row · row_stride + column · column_stride`; one of them is 1.
+    /// The element `(row, column)` is at `row · row_stride + column · column_stride`; one of them is 1.
     row_stride: usize,
     column_stride: usize,
 }

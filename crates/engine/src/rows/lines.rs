@@ -24,7 +24,7 @@ use crate::{EngineError, Question, Vocabulary};
 #[derive(Debug, Clone)]
 pub struct RowFile {
     bytes: Vec<u8>,
-    /// The number of each line, from 1, and where it stands.
+    /// The number of each line, from 1, and where it is.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
 }

@@ -164,7 +164,7 @@ pub struct ScoredText {
     pub alternatives: Vec<Vec<TokenLogprob>>,
 }
 
-/// A token that may stand at a place.
+/// A candidate token at a position.
 ///
 /// Part of a [`ScoredText`] that a [`RowsJob`](crate::RowsJob) writes.
 #[derive(Debug, Clone, PartialEq, Serialize)]

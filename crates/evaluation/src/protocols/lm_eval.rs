@@ -56,7 +56,7 @@ pub(super) fn prepare_questions(
     })
 }
 
-/// Where the entries of a list stand.
+/// The paths of a list's entries.
 pub(super) fn places(list: &str, count: usize) -> Vec<String> {
     (0..count).map(|index| format!("{list}[{index}]")).collect()
 }
@@ -148,12 +148,12 @@ fn encode_continuation(
     Ok(whole.split_off(known))
 }
 
-/// The token that stands before texts that nothing stands before.
+/// The token that is put before texts that have no context.
 pub(super) fn prefix_token(vocabulary: &Vocabulary) -> Result<u32, EvaluationError> {
     let config = vocabulary.config();
     let token = config.start_token().or_else(|| config.end_tokens().first().copied());
     token.ok_or_else(|| {
-        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to stand before texts";
+        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to put before texts";
         wrong_setting("the model's configuration", expected, "neither")
     })
 }

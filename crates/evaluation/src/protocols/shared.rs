@@ -1,4 +1,4 @@
-//! What protocols share: the fields that a row may leave out, items of records, figures to stand beside, errors.
+//! What protocols share: the fields that a row may leave out, items of records, published figures, errors.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
@@ -114,7 +114,7 @@ pub(super) fn whole(
     let n_positions = vocabulary.config().n_positions;
     if ids.len() > n_positions {
         let what = format!(
-            "with what stands before it expected at most {n_positions} tokens, the model's context, found {}; this protocol \
+            "expected at most {n_positions} tokens with what precedes it, the model's context, found {}; this protocol \
              reads an item whole",
             ids.len()
         );

@@ -1,5 +1,5 @@
-//! WikiText-2, the test articles: one text, four ways to cut it into windows, and as many units that its perplexity is per. The
-//! paper's figures are per word of the text before any change, so that they stand beside such figures only.
+//! WikiText-2, the test articles: one text, four ways to cut it into windows, and four units that its perplexity is per. The
+//! paper's figures are per word of the original text, so that they compare with such figures only.
 //!
 //! The text is `wiki.test.raw`, or the Hub's rows, which are its lines; a row of white space is empty on the Hub.
 
@@ -226,7 +226,7 @@ fn prepare_hf(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluation
         let begin = index * stride;
         let end = end_of(index);
         let new = index.checked_sub(1).map_or(0, end_of);
-        // Nothing stands before a window's first token, so that it is not scored even where it is a new one.
+        // A window's first token has no context, so that it is not scored even if it is a new one.
         let scored = new.max(begin + 1)..end;
         let sequence = || Sequence { ids: ids[begin..end].to_vec(), first: scored.start - begin };
         (new < end)
@@ -287,7 +287,7 @@ fn measure_megatron(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         false => Metric::perplexity(name, &nats),
     };
     let perplexity = capped("perplexity", nats);
-    // Both lack the first, which nothing stands before.
+    // Both lack the first, which has no context.
     let [tokens, words] = [totals.tokens, totals.words].map(|count| count.saturating_sub(1) as f64);
     if words == 0.0 {
         return vec![perplexity];

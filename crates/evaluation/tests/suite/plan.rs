@@ -142,7 +142,8 @@ fn wrong_calls_are_told() {
     let (options, model) = (model_options(), loaded(&model_options()));
     let facts = ModelFacts::of_loaded(&options, &model);
     let error = plan.prepare(&facts, None, &Silent).err().unwrap();
-    let told = "`text:bits` measures any text in UTF-8, which is not one file on the Hub: give it with `data`";
+    let told =
+        "`text:bits` measures any text in UTF-8, which is not one file on the Hub: give it with `data`";
     assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
 }
 
@@ -307,7 +308,7 @@ fn wrong_examples_and_task_files_are_told() {
     let wikitext = EvaluationOptions { num_fewshot: Some(1), ..options(&["wikitext:lm-eval"]) };
     let told = wikitext.check().unwrap_err();
     assert!(
-        told.is_usage() && told.to_string().contains("no questions that examples could stand before"),
+        told.is_usage() && told.to_string().contains("no questions that examples could precede"),
         "{told}"
     );
     let unused = EvaluationOptions { fewshot_data: vec!["a".into()], ..options(&["piqa:lm-eval"]) };

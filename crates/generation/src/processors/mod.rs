@@ -2,7 +2,7 @@
 //!
 //! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
 //! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Presence and frequency penalty,
-//! which transformers lacks, stand after the repetition penalty and count generated tokens only, as OpenAI's API
+//! which transformers lacks, come after the repetition penalty and count generated tokens only, as OpenAI's API
 //! defines them.
 
 mod narrow;

@@ -594,5 +594,8 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
     let told = TrainJob { out: work.path("none"), ..fresh }.run(&silent, &mut |_| {}).unwrap_err();
     assert!(told.is_usage() && told.to_string().contains("no tokenizer.json next to the tokens"), "{told}");
     let mixed = job(vec![work.path("text.txt"), folder], "mixed").run(&silent, &mut |_| {}).unwrap_err();
-    assert!(mixed.is_usage() && mixed.to_string().contains("a folder of tokens stands alone"), "{mixed}");
+    assert!(
+        mixed.is_usage() && mixed.to_string().contains("a folder of tokens cannot be combined"),
+        "{mixed}"
+    );
 }

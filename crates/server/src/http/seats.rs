@@ -33,7 +33,7 @@ pub(crate) enum State {
     Answered,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Debug)]
 pub(crate) struct Activity(Mutex<Standing>);
 

@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(super) ids: AtomicU64,
 }
 
-/// Where a server stands between its start and its end.
+/// The state of a server between its start and its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Serving,

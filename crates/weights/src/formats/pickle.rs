@@ -138,7 +138,7 @@ impl Pickle {
         &self.values[id]
     }
 
-    /// Every tensor, wherever it stands.
+    /// Every tensor, at any depth.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorReference> {
         self.values.iter().filter_map(|value| match value {
             Value::Tensor(tensor) => Some(&**tensor),
@@ -655,7 +655,7 @@ mod tests {
         assert!(error(&[b"(".repeat(3 << 20), b".".to_vec()].concat()).contains("too many marks"));
     }
 
-    /// Numbers of NumPy, arguments and paths stand beside the weights of many training programs.
+    /// Many training programs save NumPy numbers, arguments and paths with the weights.
     #[test]
     fn what_training_programs_keep_is_skipped() {
         for bytes in [

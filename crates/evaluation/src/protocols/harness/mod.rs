@@ -76,7 +76,7 @@ pub(crate) struct HarnessTask {
     environment: Environment<'static>,
 }
 
-/// How the parts of an entry are made, and what stands between them.
+/// How the parts of an entry are made, and what separates them.
 #[derive(Debug, Clone)]
 struct Forms {
     text: Form,
@@ -147,7 +147,7 @@ impl HarnessTask {
             form(name, key)?.ok_or_else(|| wrong(format!("`{name}` is missing")))
         };
         let text = match kind {
-            // Whatever stands there is not read.
+            // Its value is not read.
             Kind::Rolling => Form::Text(String::new()),
             _ => required("doc_to_text", keys.doc_to_text.as_ref())?,
         };
@@ -214,7 +214,7 @@ impl HarnessTask {
         }
     }
 
-    /// Whether its items may stand behind examples.
+    /// Whether its items may follow examples.
     pub(crate) fn takes_examples(&self) -> bool {
         self.kind != Kind::Rolling
     }
@@ -300,7 +300,7 @@ impl HarnessTask {
         Entry { environment: &self.environment, record, has_choices: self.question.choice.is_some() }
     }
 
-    /// An example as it stands before a question.
+    /// An example as it precedes a question.
     fn example(&self, record: &Record) -> Result<String, EvaluationError> {
         let entry = self.entry(record);
         let Forms { text, target, choice, target_delimiter, few_shot_delimiter } = &self.example;
@@ -330,7 +330,7 @@ impl HarnessTask {
         }
     }
 
-    /// The item of an entry behind what stands before it.
+    /// The item of an entry, after the given text.
     fn item(
         &self,
         setting: &Setting<'_>,
