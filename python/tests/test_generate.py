@@ -307,7 +307,7 @@ def test_a_prompt_that_cannot_work_is_told_by_its_number(model):
     for wrong in (3, None, {"a": 1}, [None]):
         with pytest.raises(TypeError, match="expected a text"):
             model.generate(wrong)
-    with pytest.raises(ValueError, match="-1 is no token id"):
+    with pytest.raises(ValueError, match="-1 is not a token id"):
         model.generate([-1])
 
 

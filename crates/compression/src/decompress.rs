@@ -91,7 +91,7 @@ impl<R: Read> Compressed<R> {
                         return Err(damaged("its length or its checksum differs from what was restored"));
                     }
                     if self.header.length.is_some_and(|told| told != length) {
-                        return Err(damaged("its header tells another length"));
+                        return Err(damaged("its header has another length"));
                     }
                     output.flush().map_err(CompressionError::Write)?;
                     return Ok(length);

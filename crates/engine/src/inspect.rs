@@ -93,7 +93,7 @@ impl InspectOptions {
                 refuse("`diff` and `tensors` need `model`: a preset has no values".into())
             }
             (None, Some(_)) if self.n_head.is_some() => {
-                refuse("`n_head` is for checkpoints; here the configuration tells it".into())
+                refuse("`n_head` is for checkpoints; here the configuration has it".into())
             }
             (None, Some(name)) => match Gpt2Config::preset(name) {
                 Ok(config) => Ok(Inspected::One(Inspection::of_preset(&config).into())),

@@ -125,7 +125,7 @@ impl DictionaryConfig {
         let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
             .map_err(|error| not_json(error.to_string()))?;
         if !value.is_object() {
-            return Err(not_json("its outermost value is no object".into()));
+            return Err(not_json("its outermost value is not an object".into()));
         }
         let keys = Keys(&value);
         keys.refuse_what_is_not_supported()?;

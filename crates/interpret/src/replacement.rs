@@ -328,7 +328,9 @@ impl ReplacementModel {
                     reads: node - self.logits().start,
                 },
                 _ => {
-                    return Err(InterpretError::Mismatch(format!("node {node} is no feature and no logit")));
+                    return Err(InterpretError::Mismatch(format!(
+                        "node {node} is neither a feature nor a logit"
+                    )));
                 }
             });
         }
@@ -407,7 +409,7 @@ impl ReplacementModel {
         for FeatureChange { node, value } in changes {
             let Some(GraphNode::Feature { layer, position, feature, activation }) = self.nodes.get(*node)
             else {
-                return Err(InterpretError::Mismatch(format!("node {node} is no feature")));
+                return Err(InterpretError::Mismatch(format!("node {node} is not a feature")));
             };
             for (step, decoder) in self.layers[*layer].transcoder.decoders.iter().enumerate() {
                 let added = (decoder.get(*feature)? * (value - activation))?;

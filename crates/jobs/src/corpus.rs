@@ -333,10 +333,10 @@ fn content_of_line(line: &str) -> Result<Content<'static>, String> {
         Ok(Value::Object(mut keys)) => match (keys.remove("text"), keys.remove("ids")) {
             (Some(Value::String(string)), None) => Ok(text(string)),
             (Some(Value::String(_)), Some(_)) => Err("the object has both `text` and `ids`; keep one".into()),
-            (Some(_), _) => Err("`text` is no string".into()),
+            (Some(_), _) => Err("`text` is not a string".into()),
             (None, Some(ids)) => match serde_json::from_value(ids) {
                 Ok(ids) => Ok(Content::Ids(ids)),
-                Err(_) => Err("`ids` is no list of token ids".into()),
+                Err(_) => Err("`ids` is not a list of token ids".into()),
             },
             (None, None) => Err("the object has no `text`".into()),
         },
@@ -369,7 +369,7 @@ mod tests {
         let of = |line: &str| content_of_line(line).map(string);
         assert_eq!(of("{\"text\": \"a b\", \"labels\": []}"), Ok("a b".into()));
         assert_eq!(of("{\"ids\": [3, 0, 2047]}"), Ok("[3, 0, 2047]".into()));
-        assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is no list of token ids".into()));
+        assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is not a list of token ids".into()));
         assert_eq!(
             of("{\"ids\": [3], \"text\": \"a\"}"),
             Err("the object has both `text` and `ids`; keep one".into())
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(refused("a.txt", &far), "not valid UTF-8 at byte 300000; convert the text to UTF-8");
         assert!(refused("b.txt", b"text\0").starts_with("a binary file"));
         let lines = ["\"good\"\n\n".repeat(20_000), "{\"text\": 5}\n".to_owned()].concat();
-        assert_eq!(refused("c.jsonl", lines.as_bytes()), "line 40001: `text` is no string");
+        assert_eq!(refused("c.jsonl", lines.as_bytes()), "line 40001: `text` is not a string");
     }
 
     #[test]

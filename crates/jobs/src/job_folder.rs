@@ -88,7 +88,7 @@ impl JobFolder {
     /// the job resumes what is there, and `can_go_on` whether `resume` would do that.
     ///
     /// # Errors
-    /// When it is no folder, or has something in it.
+    /// When it is not a folder, or has something in it.
     pub(crate) fn check(
         path: &Path,
         results: &[&str],
@@ -96,7 +96,7 @@ impl JobFolder {
         Resume { goes_on, can_go_on }: Resume,
     ) -> Result<(), TrainingError> {
         let what = if path.exists() && !path.is_dir() {
-            "it is no folder; choose another name"
+            "it is not a folder; choose another name"
         } else if goes_on || Self::is_free(path, results, begun)? {
             return Ok(());
         } else if can_go_on {

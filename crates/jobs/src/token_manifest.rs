@@ -103,7 +103,7 @@ impl Manifest {
         // The names are joined to the folder's, and must not lead out of it.
         let mut shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
         match shards.find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref())) {
-            Some(shard) => Err(damaged(format!("`{}` is no name of a file", shard.file))),
+            Some(shard) => Err(damaged(format!("`{}` is not the name of a file", shard.file))),
             None => Ok(Some(manifest)),
         }
     }

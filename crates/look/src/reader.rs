@@ -124,7 +124,7 @@ impl FromStr for Heads {
             let numbers = part.trim().split_once('.').map(|(layer, head)| (layer.parse(), head.parse()));
             match numbers {
                 Some((Ok(layer), Ok(head))) => Ok(Head { layer, head }),
-                _ => Err(wrong(format!("`{part}` is no head; write LAYER.HEAD, such as 9.6"))),
+                _ => Err(wrong(format!("`{part}` is not a head; write LAYER.HEAD, such as 9.6"))),
             }
         };
         text.split(',').map(head).collect::<Result<_>>().map(Self)
@@ -244,7 +244,7 @@ impl FromStr for Neuron {
         let numbers = text.split_once('.').map(|(layer, neuron)| (layer.parse(), neuron.parse()));
         match numbers {
             Some((Ok(layer), Ok(neuron))) => Ok(Self { layer, neuron }),
-            _ => Err(format!("`{text}` is no neuron; write LAYER.NEURON, such as 11.611")),
+            _ => Err(format!("`{text}` is not a neuron; write LAYER.NEURON, such as 11.611")),
         }
     }
 }

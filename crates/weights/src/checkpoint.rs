@@ -393,7 +393,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     rules.extend(head_rule(config));
     if !naming.buffers.is_empty() {
         rules.push(format!(
-            "{} causal masks of an old checkpoint are no parameters and ignored",
+            "{} causal masks of an old checkpoint are not parameters and are ignored",
             naming.buffers.len()
         ));
     }

@@ -336,7 +336,7 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
 fn pair(merge: &str) -> Result<(String, String), String> {
     match merge.split_once(' ') {
         Some((first, second)) if !second.contains(' ') => Ok((first.to_owned(), second.to_owned())),
-        _ => Err(format!("`{merge}` is no merge of two tokens")),
+        _ => Err(format!("`{merge}` is not a merge of two tokens")),
     }
 }
 

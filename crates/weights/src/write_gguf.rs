@@ -284,7 +284,7 @@ impl TokenLists {
         let model = &json["model"];
         let merges = model["merges"].as_array().filter(|_| model["type"] == "BPE");
         let merges =
-            merges.ok_or("its tokenizer is no byte-level BPE, and llama.cpp's GPT-2 has no other")?;
+            merges.ok_or("its tokenizer is not a byte-level BPE, and llama.cpp's GPT-2 has no other")?;
         let merge = |merge: &serde_json::Value| match merge.as_array().map(Vec::as_slice) {
             Some([first, second]) => Some(format!("{} {}", first.as_str()?, second.as_str()?)),
             _ => merge.as_str().map(str::to_owned),

@@ -214,7 +214,7 @@ fn apart<T: Send + 'static>(
             Ok(Event::Step(step)) => hear(step),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(other("the Hub's client came to no end".to_owned()));
+                return Err(other("the Hub's client did not finish".to_owned()));
             }
         }
         if reporter.is_interrupted() {

@@ -457,7 +457,7 @@ fn damaged_shards_are_named() {
         ),
         (
             &|folder| change_json(folder, &|json| json["training"]["shards"][1]["file"] = json!("../x.bin")),
-            "tokens.json: not the list of a folder of tokens: `../x.bin` is no name of a file",
+            "tokens.json: not the list of a folder of tokens: `../x.bin` is not the name of a file",
         ),
         (
             &|folder| fs::write(folder.join("tokens.json"), "{\"complete\": tr").unwrap(),
@@ -507,7 +507,7 @@ fn files_of_others_are_checked_as_far_as_can_be() {
     assert_eq!(opened(&header(&[20_240_801, 7, 3], &wide(&[5, 6, 7]))).unwrap(), [5, 6, 7]);
     for (bytes, expected) in [
         (narrow(&[5, 6, 40_000]), "token 2 (counted from 0) has the id 40000, and the vocabulary has"),
-        (narrow(&[5, 6])[..3].to_vec(), "3 bytes are no whole number of 16-bit tokens: it was cut short"),
+        (narrow(&[5, 6])[..3].to_vec(), "3 bytes are not a whole number of 16-bit tokens: it was cut short"),
         (
             wide(&[5, 6, 7].repeat(6)),
             "every second of its 16-bit numbers is 0, as if its tokens were of 32 bits",

@@ -350,7 +350,7 @@ impl Machine<'_> {
                     let (name, module) = (self.pop()?, self.pop()?);
                     let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
                     else {
-                        return Err("a name that is no text".into());
+                        return Err("a name that is not a text".into());
                     };
                     if module.len().max(name.len()) > MAX_KEY_BYTES {
                         return Err("a name too long to be one that torch.save writes".into());
@@ -392,7 +392,7 @@ impl Machine<'_> {
         let rest = &self.bytes[self.position..];
         let length = rest.iter().position(|byte| *byte == b'\n').ok_or("the pickle ends early")?;
         self.position += length + 1;
-        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is no text".to_owned())
+        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is not a text".to_owned())
     }
 
     fn push(&mut self, value: Value) {
@@ -481,7 +481,7 @@ impl Machine<'_> {
         let list = self.top()?;
         match &mut self.values[list] {
             Value::List(list) => list.extend(items),
-            _ => return Err("items are added to what is no list".into()),
+            _ => return Err("items are added to a value that is not a list".into()),
         }
         Ok(())
     }
@@ -493,7 +493,7 @@ impl Machine<'_> {
         };
         match &mut self.values[dict] {
             Value::Dict(entries) => entries.extend(pairs.iter().map(|[key, value]| (*key, *value))),
-            _ => return Err("entries are added to what is no dictionary".into()),
+            _ => return Err("entries are added to a value that is not a dictionary".into()),
         }
         Ok(())
     }
@@ -534,7 +534,7 @@ impl Machine<'_> {
     /// What a persistent id refers to: `("storage", type, key, location, elements, …)`.
     fn storage(&self, reference: Id) -> Result<Storage, String> {
         let Value::Tuple(parts) = &self.values[reference] else {
-            return Err("a reference to data that is no tuple".into());
+            return Err("a reference to data that is not a tuple".into());
         };
         let [kind, dtype, key, _, elements, view @ ..] = parts.as_slice() else {
             return Err("a reference to data with too few parts".into());
@@ -556,7 +556,7 @@ impl Machine<'_> {
     fn size(&self, id: Id) -> Result<usize, String> {
         match self.values[id] {
             Value::Int(size) => usize::try_from(size).map_err(|_| format!("a size of {size}")),
-            _ => Err("a size that is no integer".into()),
+            _ => Err("a size that is not an integer".into()),
         }
     }
 
@@ -566,7 +566,7 @@ impl Machine<'_> {
                 Err(format!("a tensor of {} axes", ids.len()))
             }
             Value::Tuple(ids) | Value::List(ids) => ids.iter().map(|id| self.size(*id)).collect(),
-            _ => Err("sizes that are no tuple".into()),
+            _ => Err("sizes that are not a tuple".into()),
         }
     }
 }

@@ -127,7 +127,7 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     let mut rules = Vec::new();
     if state > 0 {
         rules.push(format!(
-            "{state} variables of the training (optimizer, steps) are no parameters and ignored"
+            "{state} variables of the training (optimizer, steps) are not parameters and are ignored"
         ));
     }
     Ok(Source {
