@@ -323,7 +323,7 @@ def test_steering_with_nothing_is_told(model):
         (lambda m: m.patch(CLEAN, "The"), "`clean` has 2 tokens and `corrupt` 1"),
         (lambda m: m.patch(CLEAN, CLEAN), "both texts give the same value"),
         (lambda m: m.patch(CLEAN, CORRUPT, by="head"), "`by`: resid_pre has no heads"),
-        (lambda m: m.estimate(CLEAN, CORRUPT, site="logits"), "`site` logits: expected one kind of place"),
+        (lambda m: m.estimate(CLEAN, CORRUPT, site="logits"), "`site` logits: expected one kind of hook point"),
         (lambda m: m.path(CLEAN, CORRUPT, to="there"), "`to` there: expected final"),
         (lambda m: m.path(CLEAN, CORRUPT, from_=["2.0"], to="1.0.q"), "`from_` 2.0: it is not before `to` 1.0.q"),
         (lambda m: m.run_with_cache(TEXT, positions=[14]), "`positions`: 14 is not among 0 to 13"),

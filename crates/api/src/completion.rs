@@ -121,7 +121,7 @@ fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<u
         }
         best_of if best_of < n => Err(body.wrong("best_of", format_args!("at least n, which is {n}"))),
         best_of if options.fields.stream && best_of > n => {
-            Err(body.wrong("best_of", "n where the texts are streamed"))
+            Err(body.wrong("best_of", "n if the texts are streamed"))
         }
         best_of => Ok(best_of),
     }

@@ -306,7 +306,7 @@ fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<V
     match ids.len() {
         0 => Err(wrong("the text is empty; give at least one token".into())),
         tokens if tokens > most => {
-            Err(wrong(format!("the text has {tokens} tokens; this look takes 1 to {most}")))
+            Err(wrong(format!("the text has {tokens} tokens; this analysis takes 1 to {most}")))
         }
         _ => Ok(ids),
     }

@@ -248,7 +248,7 @@ impl Options {
             return Err(body.wrong("min_tokens", "at most max_tokens"));
         }
         if fields.stream_options.is_some() && !fields.stream {
-            return Err(body.wrong("stream_options", "nothing where stream is false"));
+            return Err(body.wrong("stream_options", "nothing unless stream is true"));
         }
         check_request_id(fields.request_id.as_ref(), body)?;
         let stops = fields.stop.clone().map(|stop| match stop {

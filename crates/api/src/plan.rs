@@ -115,7 +115,7 @@ fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result
     let told = tokens.saturating_mul(texts).saturating_mul(logprobs + 1);
     if told > MOST_TOLD {
         let message = format!(
-            "logprobs: at most {MOST_TOLD} log-probabilities of echoed prompts are told in an answer, and {told} were asked for: \
+            "logprobs: an answer holds at most {MOST_TOLD} log-probabilities of echoed prompts, and {told} were asked for: \
              {tokens} tokens × {texts} texts × {} for each; ask for fewer",
             logprobs + 1
         );

@@ -273,7 +273,7 @@ impl Row {
 fn expect_labels(vocabulary: &Vocabulary) -> Result<(), EngineError> {
     match vocabulary.config().head {
         HeadKind::DoubleHeads => {
-            let what = "this model says which of several texts is right, and has no labels; give it choices";
+            let what = "this model chooses among several texts, and has no labels; give it choices";
             Err(EngineError::Options { what: what.into() })
         }
         _ => Ok(()),
@@ -284,7 +284,7 @@ fn expect_choices(vocabulary: &Vocabulary, count: usize) -> Result<(), EngineErr
     let what = match vocabulary.config().head {
         HeadKind::DoubleHeads if count > 0 => return Ok(()),
         HeadKind::DoubleHeads => "there are no choices; give at least one text",
-        _ => "this model says which label a text has, and chooses among no texts; give it one text at a time",
+        _ => "this model labels texts, and does not choose among several; give it one text at a time",
     };
     Err(EngineError::Options { what: what.into() })
 }

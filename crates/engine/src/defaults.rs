@@ -111,7 +111,7 @@ impl Defaults {
         let mut config = options.applied_to(self.config.clone())?;
         for word in options.bad_words.iter().flatten() {
             if self.vocabulary.tokenizer().is_none() {
-                let what = format!("`bad_words` {word:?}: there is no tokenizer to make tokens of it");
+                let what = format!("`bad_words` {word:?}: there is no tokenizer to encode it");
                 return Err(GenerationError::Option { what }.into());
             }
             config.bad_words_ids.extend(banned_tokens(&self.vocabulary, word)?);

@@ -161,7 +161,7 @@ impl ModelOptions {
                 );
                 let alone = alone.concat();
                 let difference = largest_difference(&alone, &beside.concat());
-                batch_difference = check(difference, largest_logit(&alone), "beside another text");
+                batch_difference = check(difference, largest_logit(&alone), "in a batch with another text");
             }
             if let Some(other) = &options.against {
                 let other =

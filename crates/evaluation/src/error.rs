@@ -65,7 +65,7 @@ pub enum EvaluationError {
         what: String,
     },
     /// Two models are to be compared, and there is one.
-    #[error("`kl` has two models side by side, and there is no second one")]
+    #[error("`kl` compares two models, and there is no second one")]
     NoBase,
     /// The user ended the run; what was known until then is in the log.
     #[error("interrupted")]

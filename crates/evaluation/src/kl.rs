@@ -71,7 +71,7 @@ impl Kl {
     pub const NAME: &'static str = "kl";
     /// What it measures, in a line.
     pub const ABOUT: &'static str =
-        "two models side by side on a text, or two precisions of one: how far their expectations are apart";
+        "two models, or two precisions of one, compared on a text: the divergence of their predictions";
     /// Where its arithmetic comes from.
     pub const SOURCE: &'static str =
         "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";

@@ -95,7 +95,7 @@ impl EvaluationOptions {
             return refuse(what.into());
         }
         if self.against.is_some() && asked.iter().any(AskedProtocol::compares) {
-            let what = "`against`: it is for items, and kl has two models side by side already";
+            let what = "`against`: it is for items, and kl compares two models already";
             return refuse(what.into());
         }
         Ok(())
@@ -105,7 +105,7 @@ impl EvaluationOptions {
         let given = [("base", self.base.is_some()), ("base_dtype", self.base_dtype.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) if !asked.iter().any(AskedProtocol::compares) => {
-                refuse(format!("`{option}` is for two models side by side; ask for kl"))
+                refuse(format!("`{option}` is for comparing two models; use kl"))
             }
             _ => Ok(()),
         }

@@ -212,7 +212,7 @@ impl Display for Report {
         write!(f, "  data: {}", self.dataset)?;
         write!(f, "\n  model: {} in {}", self.model, self.dtype)?;
         if let Some(BaseReport { model, dtype }) = &self.base {
-            write!(f, ", beside {model} in {dtype}")?;
+            write!(f, ", compared with {model} in {dtype}")?;
         }
         write!(f, ", on {}; {} tokens read in {:.1} s", self.device, self.tokens_read, self.seconds)
     }
@@ -255,7 +255,7 @@ fn write_published(f: &mut Formatter<'_>, metric: &str, published: &Published) -
 
 fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result {
     let Comparison { path, run, items, answers, logprob } = against;
-    writeln!(f, "  beside {path} ({run}), {items} items, this run minus the other:")?;
+    writeln!(f, "  compared with {path} ({run}), {items} items, this run minus the other:")?;
     let stderr =
         |stderr: Option<f64>| stderr.map_or(String::new(), |stderr| format!(" ± {}", figure(stderr)));
     for Flips { measure, n10, n01, changed, difference, .. } in answers {

@@ -85,7 +85,7 @@ impl Task {
             (Kind::Kl, Some(base)) => {
                 let kl = Kl::prepare(source.data, setting)?;
                 kl.check_base(base.vocabulary, setting.vocabulary)?;
-                run.push_str(&format!(", beside {} in {}", base.name, base.weight_type));
+                run.push_str(&format!(", compared with {} in {}", base.name, base.weight_type));
                 let base = BaseReport { model: base.name.clone(), dtype: base.weight_type };
                 (Asking::Windows { kl, done: Vec::new() }, Some(base))
             }

@@ -130,7 +130,7 @@ pub enum ModelError {
     #[error("the model needs at least one token")]
     NoTokens,
     /// The configuration is that of a model with another head.
-    #[error("the configuration is that of a {found}, which is no {expected}")]
+    #[error("expected the configuration of a {expected}, found that of a {found}")]
     OtherHead {
         /// The class of transformers that was to be loaded.
         expected: &'static str,

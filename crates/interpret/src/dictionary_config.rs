@@ -132,7 +132,7 @@ impl DictionaryConfig {
         let (key, hook) =
             keys.text(&["hook_name", "hook_point", "act_name"])?.ok_or_else(|| FileError::Key {
                 key: "hook_name".into(),
-                expected: "the place of the model, such as \"blocks.8.hook_resid_pre\"".into(),
+                expected: "the model's hook point, such as \"blocks.8.hook_resid_pre\"".into(),
                 found: "nothing".into(),
             })?;
         let site = named_site(hook).map_err(|error| FileError::Hook { key, error })?;
@@ -308,7 +308,7 @@ impl Keys<'_> {
                 None => Ok(None),
             };
         }
-        let place = "the place of the model that the transcoder explains, such as \"blocks.8.hook_mlp_out\"";
+        let place = "the model's hook point that the transcoder explains, such as \"blocks.8.hook_mlp_out\"";
         let (key, hook) =
             self.text(&["hook_name_out"])?.ok_or_else(|| unexpected("hook_name_out", place, &Value::Null))?;
         if self.flag("apply_b_dec_to_input")? == Some(true) {

@@ -150,7 +150,7 @@ pub enum SiteError {
     },
     /// No name is given.
     #[error(
-        "no place is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
+        "no hook point is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
     )]
     NoName,
     /// The block is not there.

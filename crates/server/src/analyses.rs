@@ -43,7 +43,7 @@ impl Analyses<'_> {
         self.served.check_asked(endpoint)?;
         let is_look = !matches!(endpoint, Endpoint::Embeddings | Endpoint::Classify);
         if is_look && received.bytes().len() > MAX_BODY {
-            let message = format!("a look is taken at a short text: its body has at most {MAX_BODY} bytes");
+            let message = format!("analyses are for short texts: the body may have at most {MAX_BODY} bytes");
             return Err(ApiError::new(413, message).with_code("body_too_large"));
         }
         let alone = match self.backend {

@@ -266,8 +266,8 @@ impl Checkpoint {
         let Gpt2Config { n_head, .. } = self.config;
         let note = || {
             format!(
-                "nothing tells the number of attention heads; {n_head} of {} values each are taken, as published GPT-2 models \
-                 have them, and the texts are wrong where the model was trained with others",
+                "the number of attention heads is not recorded; {n_head} of {} values each are assumed, as in published GPT-2 models: \
+                 results are wrong if the model was trained with another number",
                 self.config.head_dim()
             )
         };

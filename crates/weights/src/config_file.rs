@@ -52,7 +52,7 @@ pub(crate) fn read(
     let sizes = "there is no configuration: sizes are those of the tensors";
     let rule = match n_head {
         Some(n_head) => format!("{sizes}, and the {n_head} heads were named"),
-        None => format!("{sizes}, heads are taken as {USUAL_HEAD_DIM} wide"),
+        None => format!("{sizes}, heads are assumed {USUAL_HEAD_DIM} wide"),
     };
     Ok(FoundConfig { config, rule, has_guessed_heads: n_head.is_none() })
 }

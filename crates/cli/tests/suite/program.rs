@@ -524,7 +524,7 @@ fn heads_can_be_named() {
     let score = ["score", "--ids", "1,2,3", "--json", "--model", path(&book)];
     let guessed = run(&score);
     assert!(
-        guessed.stderr.contains("note: nothing tells the number of attention heads; 1 of 64"),
+        guessed.stderr.contains("note: the number of attention heads is not recorded; 1 of 64"),
         "{}",
         guessed.stderr
     );

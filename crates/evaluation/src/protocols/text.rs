@@ -21,7 +21,7 @@ pub(super) const BITS: Protocol = Protocol {
     source: "this program: every window begins with the token that begins texts, and every token is scored once",
     parameter: Some(Parameter {
         default: None,
-        about: "tokens from the beginning of a window to that of the next; half the model's context where it is not given",
+        about: "tokens from the beginning of a window to that of the next; by default half the model's context",
     }),
     prepare,
     measure,

@@ -118,7 +118,7 @@ pub(super) const MEGATRON: Protocol = Protocol {
 /// The text in windows side by side, of which the second half is scored; per token.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "wikitext:llama.cpp",
-    about: "the text in windows of --context tokens (512) side by side, whose second half is scored: perplexity per token",
+    about: "adjacent windows of --context tokens (512), whose second half is scored: perplexity per token",
     source: "llama.cpp, tools/perplexity/perplexity.cpp, perplexity",
     dataset: ROWS,
     prepare: prepare_llama_cpp,

@@ -125,15 +125,15 @@ fn wrong_calls_are_told() {
     );
     refused(
         EvaluationOptions { against: Some("log".into()), ..options(&["kl"]) },
-        "`against`: it is for items, and kl has two models side by side already",
+        "`against`: it is for items, and kl compares two models already",
     );
     refused(
         EvaluationOptions { base: Some("gpt2".into()), ..lambada() },
-        "`base` is for two models side by side; ask for kl",
+        "`base` is for comparing two models; use kl",
     );
     refused(
         EvaluationOptions { base_dtype: Some(WeightDType::Q8), ..lambada() },
-        "`base_dtype` is for two models side by side; ask for kl",
+        "`base_dtype` is for comparing two models; use kl",
     );
     let error = options(&["lambada:lm-evil"]).check().unwrap_err();
     assert!(matches!(error, EvaluationError::UnknownProtocol { .. }), "{error}");

@@ -207,7 +207,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let id = RequestId(self.requests);
         if mode != SearchMode::TokenByToken {
             if logprobs.or(prompt_logprobs).is_some() {
-                let what = "how probable tokens are is told of texts that are made token by token, not of beam and contrastive search";
+                let what = "log-probabilities are available for texts that are generated token by token, not for beam and contrastive search";
                 return Err(GenerationError::Conflict { what: what.into() });
             }
             config.fit_prompt(&prompt, model)?;

@@ -80,7 +80,7 @@ pub(super) fn check_observers(
         );
     }
     if matches!(config.when_full, WhenFull::Slide { .. }) {
-        return conflict("an observed text ends where the context is full: it cannot slide on");
+        return conflict("an observed text ends when the context is full: it cannot slide");
     }
     if found != texts {
         let expected = format!("one for each of the request's texts, {texts}, or none");

@@ -222,7 +222,7 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
     for name in names {
         // A name that leaves the folder could reach any file of the system.
         if Path::new(name).file_name() != Some(name.as_ref()) || name.contains('\\') {
-            return Err(refuse(format!("the shard name `{name}` is a path; shards lie beside their index")));
+            return Err(refuse(format!("the shard name `{name}` is a path; shards are next to their index")));
         }
         let shard_path = path.with_file_name(name);
         if !files.exists(&shard_path) {

@@ -208,7 +208,7 @@ impl HarnessTask {
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match (self.num_fewshot, wanted) {
             (Some(0), Some(1..)) => {
-                (0, Some("its file says `num_fewshot` 0, which holds whatever the call says".into()))
+                (0, Some("its file sets `num_fewshot` to 0, which overrides the option".into()))
             }
             (own, wanted) => (wanted.or(own).unwrap_or(0), None),
         }

@@ -50,7 +50,7 @@ hellaswag:lm-eval | "gold": 3 | "gold": 9 | field `gold`: expected a number from
 hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two, found 0
 hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token that not all others have there too, found none, so that nothing is scored
 {"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
-hellaswag:lm-eval | "z"] | "z" | expected an object of JSON, found what is no JSON: expected `,` or `]` at column"#;
+hellaswag:lm-eval | "z"] | "z" | expected a JSON object, found invalid JSON: expected `,` or `]` at column"#;
 
 #[test]
 fn every_mistake_is_named() {
