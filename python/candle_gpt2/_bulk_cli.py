@@ -102,7 +102,7 @@ def _add_rows(group: Any) -> None:
     group.add_argument("--id-column", default="id", metavar="NAME", help="column of the ids [default: id]")
     group.add_argument("--seed-column", metavar="NAME", help="column of seeds; without it they come from --seed and the ids")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the whole job [default: 0]")
-    group.add_argument("--one-seed", action="store_true", help="draw every row with --seed itself, as gpt2 generate does")
+    group.add_argument("--one-seed", action="store_true", help="sample every row with --seed itself, as gpt2 generate does")
 
 
 def _add_generation(group: Any) -> None:

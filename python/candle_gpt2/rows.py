@@ -38,8 +38,8 @@ _opening = threading.Lock()
 def row_seed(seed: int, row_id: object) -> int:
     """The seed of a row: of the BLAKE2b hash (8 bytes, little-endian) of the text `{seed}:{row_id}` the upper 63 bits.
 
-    It is the same on every machine and in every version, so that a row draws the same text wherever it is computed; rows with
-    other ids draw other texts, of the same prompt too.
+    It is the same on every machine and in every version, so that a row gets the same text wherever it is computed; rows with
+    other ids get other texts, of the same prompt too.
     """
     digest = hashlib.blake2b(f"{seed}:{row_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

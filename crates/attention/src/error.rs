@@ -81,7 +81,7 @@ pub enum AttentionError {
         /// Rows of the pass.
         found: usize,
     },
-    /// A mask of texts side by side was given to other tokens.
+    /// A mask of packed sequences was given to other tokens.
     #[error("attention: expected texts of {tokens} tokens in all, found {queries} queries and {keys} keys")]
     Rows {
         /// Tokens of the texts.

@@ -227,8 +227,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The same pass, in which a model with cross-attention attends to these states of an encoder, `(B, S, C)`, or `(1, S, C)` for all
-    /// rows alike. Gradients lead into them.
+    /// The same pass, in which a model with cross-attention attends to these encoder hidden states, `(B, S, C)`, or `(1, S, C)` for all
+    /// rows alike. Gradients flow into them.
     pub fn attending_to(mut self, encoder_states: Tensor) -> Self {
         self.call.encoder_states = Some(encoder_states);
         self

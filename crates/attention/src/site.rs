@@ -80,7 +80,7 @@ site_kinds! {
     Result: "result", "attn.hook_result";
     /// What attention adds, `(B, T, C)`, before dropout.
     AttnOut: "attn_out", "hook_attn_out";
-    /// Between attention and MLP, `(B, T, C)`; after cross-attention, where a pass attends to an encoder's states. Cross-attention has
+    /// Between attention and MLP, `(B, T, C)`; after cross-attention, where a pass attends to encoder hidden states. Cross-attention has
     /// no places of its own.
     ResidMid: "resid_mid", "hook_resid_mid";
     /// As [`SiteKind::Ln1Scale`], of the second layer norm.

@@ -9,8 +9,7 @@ use candle_gpt2_weights::Checkpoint;
 
 use crate::{EngineError, Vocabulary, banned_tokens};
 
-/// How a model generates where a request says nothing else. Where the files ask for no search, texts are drawn at random
-/// from the 50 most probable tokens.
+/// How a model generates by default. If the files ask for no search, tokens are sampled from the 50 most probable ones.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};

@@ -118,7 +118,7 @@ pub trait Job {
         system_clock()
     }
 
-    /// Changes of the logits of all texts besides those of the configuration, such as a grammar; for their place see
+    /// Logits processors of all texts besides those of the configuration, such as a grammar; for their order see
     /// [`LogitsProcessor::add_to`].
     fn processors(&self) -> Vec<LogitsProcessor> {
         Vec::new()

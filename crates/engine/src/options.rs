@@ -64,8 +64,8 @@ pub struct ModelOptions {
     /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has a 10-bit mantissa
     #[cfg_attr(feature = "clap", arg(long))]
     pub tf32: bool,
-    /// A file with states of an encoder that a model with cross-attention attends to, see [`EncoderStates::read`](crate::EncoderStates::read); without one
-    /// its cross-attention is left out.
+    /// A file with encoder hidden states for a model with cross-attention, see [`EncoderStates::read`](crate::EncoderStates::read);
+    /// without one its cross-attention is left out.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
     /// Number of attention heads, if the checkpoint does not record it: weights without a config.json, such as those of the book "Build

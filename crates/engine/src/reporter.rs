@@ -28,7 +28,7 @@ pub trait Reporter: Send + Sync {
     /// A job of `total` things begins; it ends when the answer is dropped.
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress>;
 
-    /// Something worth knowing that is no error.
+    /// Something worth knowing that is not an error.
     fn note(&self, note: &str);
 
     /// Whether the job is to end early, because the user interrupted it. It is called often, on the calling thread, between two

@@ -102,7 +102,7 @@ impl Plan {
     /// weights are read. `base` is the model that `kl` compares with.
     ///
     /// # Errors
-    /// When data cannot be had, read or used, are damaged, do not fit a model, or a log is not of this run.
+    /// When data are not available, cannot be read or used, are damaged, do not fit a model, or a log is not of this run.
     pub fn prepare(
         &self,
         model: &ModelFacts<'_>,

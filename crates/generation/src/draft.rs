@@ -149,7 +149,7 @@ pub(crate) struct Drafted {
     /// Prompt and text, then the draft too.
     pub(crate) ids: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// As the text's own, whose random numbers it draws before the text does.
+    /// As the text's own, whose random numbers it uses before the text does.
     pub(crate) sampler: Sampler,
     /// What the assistant keeps of the text, and then of the draft.
     pub(crate) cache: Gpt2Cache,

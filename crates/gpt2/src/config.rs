@@ -83,7 +83,7 @@ pub struct Gpt2Config {
     pub eos_token_id: Vec<u32>,
     /// Token that fills rows up. Rows need none here; a sequence classifier does not read it at the end of a row.
     pub pad_token_id: Option<u32>,
-    /// Whether each block also attends to an encoder's states.
+    /// Whether each block also attends to encoder hidden states.
     pub add_cross_attention: bool,
     /// The model's head: the class under `architectures`.
     pub head: HeadKind,
@@ -154,7 +154,7 @@ impl Gpt2Config {
         Self::from_keys(&Keys(&keys), head)
     }
 
-    /// Reads the text of a `config.json` as that of a model with this head, whatever class it names: for who has seen the tensors.
+    /// Reads the text of a `config.json` as that of a model with this head, whatever class it names: for callers that know the tensors.
     ///
     /// # Errors
     /// As [`Gpt2Config::from_json`].

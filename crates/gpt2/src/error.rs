@@ -145,14 +145,14 @@ pub enum ModelError {
         /// What would be right.
         expected: String,
     },
-    /// States of an encoder were given to a model that cannot attend to them.
+    /// Encoder hidden states were given to a model that cannot attend to them.
     #[error(
-        "the model has no cross-attention, so it cannot attend to an encoder's states; leave them out, or take a model with `add_cross_attention`"
+        "the model has no cross-attention, so it cannot attend to encoder hidden states; leave them out, or take a model with `add_cross_attention`"
     )]
     NoCrossAttention,
-    /// States of an encoder do not fit.
+    /// Encoder hidden states do not fit.
     #[error(
-        "an encoder's states: expected floating-point numbers of shape (1, S, {width}){}, found {found:?}",
+        "encoder hidden states: expected floating-point numbers of shape (1, S, {width}){}, found {found:?}",
         if *rows > 1 { format!(" or ({rows}, S, {width})") } else { String::new() }
     )]
     EncoderStates {

@@ -17,7 +17,7 @@ impl Block {
         &self.attn
     }
 
-    /// Attention to an encoder's states, where the model has it.
+    /// Attention to encoder hidden states, where the model has it.
     pub fn cross_attention(&self) -> Option<&CrossAttention> {
         self.cross_attention.as_ref()
     }

@@ -104,7 +104,7 @@ pub fn lens_logits(
 }
 
 /// The logits of the lens at one layer, from its residual stream `(1, T, C)`.
-/// A part of [`logit_lens`], for who runs the model alone.
+/// A part of [`logit_lens`], for callers that run the model themselves.
 ///
 /// # Errors
 /// Those of the model and of `translate`.
@@ -171,7 +171,7 @@ pub fn lens_logprobs(logits: &Tensor) -> Result<Vec<Vec<f32>>> {
 }
 
 /// The cells of some tokens of a layer, from rows of [`lens_logprobs`] of this layer and of the last; `next` are the tokens that
-/// follow them in the text. A part of [`logit_lens`], for who runs the model alone.
+/// follow them in the text. A part of [`logit_lens`], for callers that run the model themselves.
 pub fn lens_cells(
     predicted: &[Vec<f32>],
     last: &[Vec<f32>],

@@ -129,10 +129,10 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
     Ok(found)
 }
 
-/// Why a name is no place of a model. [`named_site`] and [`named_sites`] return it.
+/// Why a name is not a hook point of a model. [`named_site`] and [`named_sites`] return it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
-    /// No place has it.
+    /// No hook point has it.
     #[error("unknown hook point `{name}`; did you mean `{nearest}`?")]
     Unknown {
         /// The name.

@@ -1,4 +1,4 @@
-//! Why a look is not possible: each message says what was found and what to do. The errors of the crates below come through as
+//! Why an analysis is not possible: each message says what was found and what to do. The errors of the crates below come through as
 //! they are.
 
 use std::io;

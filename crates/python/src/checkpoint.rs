@@ -114,7 +114,7 @@ impl Model {
         verified(py, &self.opened.options()?, against, tolerance)
     }
 
-    /// Writes the checkpoint that this model was opened from in another format, with its stored numbers; see candle_gpt2.convert.
+    /// Writes the checkpoint that this model was opened from in another format, with the values it stores; see candle_gpt2.convert.
     #[pyo3(signature = (output, *, dtype = "f32", tokenizer = None))]
     fn convert<'py>(
         &self,

@@ -85,7 +85,7 @@ impl HubAccess {
     }
 }
 
-/// States of an encoder as Python gives them.
+/// Encoder hidden states as Python gives them.
 #[derive(Debug, Clone)]
 enum States {
     File(PathBuf),
@@ -297,7 +297,7 @@ impl Model {
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
-    /// The same model with the same weights in memory, whose cross-attention attends to states of an encoder in all that it computes:
+    /// The same model with the same weights in memory, whose cross-attention attends to these encoder hidden states in all that it computes:
     /// an array (1, S, width), or a safetensors file with the tensor encoder_hidden_states of that shape. A model that was given
     /// none leaves its cross-attention out.
     fn with_encoder_states(&self, py: Python<'_>, states: &Bound<'_, PyAny>) -> Result<Self> {

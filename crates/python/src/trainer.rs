@@ -1,4 +1,4 @@
-//! A training step by step, for who computes its steps in several processes.
+//! A training step by step, for steps that are shared by several processes.
 
 use std::path::PathBuf;
 use std::sync::Arc;

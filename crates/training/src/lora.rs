@@ -69,7 +69,7 @@ impl LoraConfig {
     fn adapted<'a>(&self, parameter: &'a str) -> Option<&'a str> {
         let layer = parameter.strip_suffix(".weight")?;
         let (path, name) = layer.rsplit_once('.')?;
-        // A training has no encoder's states to attend to.
+        // A training has no encoder hidden states to attend to.
         if path.ends_with("crossattention") {
             return None;
         }

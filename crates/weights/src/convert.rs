@@ -15,8 +15,7 @@ use crate::write_tensors::{LazyTensor, serialize};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, replace_file};
 
 /// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, where there is a tokenizer, `tokenizer.json`.
-/// transformers loads it. `progress` is told how many bytes of the checkpoint were read since the last call, and asked whether
-/// to go on.
+/// transformers loads it. `progress` receives the bytes of the checkpoint read since the last call, and may end it.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};

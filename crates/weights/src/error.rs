@@ -270,7 +270,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// What a model with this head is for, said to who wants something else.
+/// What a model with this head is for, in errors of other uses.
 fn what_it_does(head: HeadKind) -> &'static str {
     match head {
         HeadKind::LanguageModel => {

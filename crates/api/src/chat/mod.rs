@@ -22,7 +22,7 @@ use crate::{ApiError, ServedModel, Warnings};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
 const MAX_MESSAGES: usize = 2048;
-/// Longest name of a role, or of who speaks, in bytes.
+/// Longest name of a role, or of a speaker, in bytes.
 const MAX_ROLE_BYTES: usize = 64;
 
 fields! {

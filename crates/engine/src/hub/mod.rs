@@ -45,7 +45,7 @@ pub struct DatasetFile {
 /// `owner/name[@revision]/path`, in the cache.
 ///
 /// # Errors
-/// When the Hub has no such file, or it cannot be had.
+/// When the Hub has no such file, or it is not available.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Silent, dataset_file};

@@ -25,7 +25,7 @@ use penalties::{
 pub use rules::{AllowedTokens, Constraint, LogitsFunction};
 use rules::{keep_allowed, keep_conforming};
 
-/// A change of the logits of one row.
+/// A logits processor: a change of the logits of one row.
 ///
 /// ```
 /// use candle_gpt2_generation::{History, LogitsProcessor};
@@ -183,7 +183,7 @@ impl LogitsProcessor {
     }
 
     /// Adds the processor to those of a configuration, where transformers has the function for allowed tokens: in front of
-    /// a forced token, suppressed tokens and what narrows a draw.
+    /// a forced token, suppressed tokens and what narrows sampling.
     pub fn add_to(self, processors: &mut Vec<Self>) {
         let comes_before = |processor: &Self| {
             matches!(

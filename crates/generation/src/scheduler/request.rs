@@ -57,9 +57,9 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How it is continued, token by token.
     pub config: Arc<GenerationConfig>,
-    /// Changes of the logits besides those of the configuration; for their place see [`LogitsProcessor::add_to`].
+    /// Logits processors besides those of the configuration; for their order see [`LogitsProcessor::add_to`].
     pub processors: Vec<LogitsProcessor>,
-    /// Its first text draws from this stream of the configuration's seed, the others from those after it.
+    /// Its first text is sampled from this stream of the configuration's seed, the others from those after it.
     pub stream: u64,
     /// How probable each new token is, with so many alternatives: by the model's logits and the configuration's biases, before
     /// anything else changes them.

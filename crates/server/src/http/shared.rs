@@ -1,4 +1,4 @@
-//! What requests share: all of a server, those of a connection, and what a route knows of who asks.
+//! What requests share: all of a server, those of a connection, and what a route knows of the client.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -56,7 +56,7 @@ pub(super) struct Connection {
     pub(super) is_surplus: bool,
 }
 
-/// Who asks, as far as a route needs to know.
+/// The client, as far as a route needs to know.
 pub(super) struct Caller {
     /// That of the request.
     pub(super) id: Arc<str>,
