@@ -165,12 +165,12 @@ pub fn has_cpu_kernels(x: &Tensor) -> bool {
         && !IS_COMPOSED.with_borrow(|is_composed| *is_composed)
 }
 
-/// Asked whether to end what is being computed. [`interruptible`] takes it.
+/// Returns whether to end the computation. [`interruptible`] takes it.
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` says so. It is asked on this thread, in each product on
-/// the CPU, in each operation with a way back and in each block of a model, so it should cost little; and what it says once it should go
-/// on saying.
+/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` returns true. It is called on this thread, in each product
+/// on the CPU, in each differentiable operation and in each block of a model, so it should cost little; once true, it should stay
+/// true.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -25,7 +25,7 @@ use penalties::{
 pub use rules::{AllowedTokens, Constraint, LogitsFunction};
 use rules::{keep_allowed, keep_conforming};
 
-/// A logits processor: a change of the logits of one row.
+/// A logits processor: it changes the logits of one row.
 ///
 /// ```
 /// use candle_gpt2_generation::{History, LogitsProcessor};
