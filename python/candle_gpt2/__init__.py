@@ -24,7 +24,7 @@ Options of ``generate``, ``stream`` and ``stream_batch`` have the names of trans
 - texts that always parse: ``json_schema`` (a dict or JSON), ``json_object``, ``regex``, ``grammar`` (Lark)
 - long texts: ``keep_last``, ``keep_head``, ``slide``
 
-What is not said is taken from the checkpoint's ``generation_config.json``; where that says nothing either, the next
+What is not said is taken from the checkpoint's ``generation_config.json``; if that says nothing either, the next
 token is sampled from the 50 most probable ones. Without a ``seed`` it is 0, so that, unlike with transformers, the
 same call gives the same text each time; other seeds give other texts. The same options and seed give the same text as the
 program ``gpt2 generate``, alone and in any batch.

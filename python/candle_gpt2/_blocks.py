@@ -28,7 +28,7 @@ from .rows import Rows, arrow_type
 FORMATS = ("jsonl", "parquet", "txt")
 # The planned blocks of a job, at most: engines keep some kilobytes for each.
 MAX_BLOCKS = 20_000
-# A block where nothing is said: so many rows, and fewer of long texts, about a minute of GPT-2 on two cores. Below the least of
+# A block by default: so many rows, and fewer of long texts, about a minute of GPT-2 on two cores. Below the least of
 # them actors would often wait for the last texts of a block.
 ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK, LEAST_ROWS_OF_LONG_TEXTS = 128, 6400, 32
 # Few rows in few blocks would leave actors idle at the end: each gets so many blocks, unless they are smaller than a batch.
@@ -49,7 +49,7 @@ class Block:
 
     index: int
     file: str
-    # The file's path below the input, or its name where it is the input: a part of the ids that are made up.
+    # The file's path below the input, or its name if it is the input: a part of the ids that are made up.
     name: str
     format: str
     # Number of its first line or row, from 1.
@@ -128,7 +128,7 @@ class Plan:
 
 
 def usual_rows(rows: Rows) -> int:
-    """Rows in a block of a long job where nothing is said."""
+    """Rows in a block of a long job by default."""
     new_tokens = rows.options.get("max_new_tokens")
     if not isinstance(new_tokens, int) or new_tokens < 1:
         return ROWS_PER_BLOCK

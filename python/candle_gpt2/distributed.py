@@ -6,7 +6,7 @@
     candle_gpt2.distributed.train(trainer)
 
 Needs PyTorch for what passes between the processes, and for nothing else. The losses are those of one process, but for the
-order of the sums, where nothing is dropped out.
+order of the sums, if nothing is dropped out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _from_first(tensor: torch.Tensor) -> None:
 
 
 def _together(trainer: Trainer, work: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
-    """Does with a tensor what all processes do together, and says so where one of them has gone."""
+    """Does with a tensor what all processes do together, and says so if one of them has gone."""
     try:
         work(tensor)
     except RuntimeError as error:

@@ -33,7 +33,7 @@ from . import _blocks
 from ._blocks import JobError
 from .rows import Rows
 
-# Ray Data gives a job up where no block is done for half an hour; a block of long texts of a large model may take as long.
+# Ray Data gives a job up if no block is done for half an hour; a block of long texts of a large model may take as long.
 NO_PROGRESS_SECONDS = 24 * 60 * 60
 
 __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
@@ -60,7 +60,7 @@ def generate_dataset(input: str | Path, output: str | Path, model: str | Path | 
     """Continues the prompt of every row of `input`; every row has a `text`, or an `error` that says why not.
 
     `input` is a file or a folder of files: JSONL with `prompt` (a text, or token ids) in each line, Parquet with such a column,
-    or plain text with a prompt a line. `output` is one file in the order of the input where its name ends in `.jsonl` or
+    or plain text with a prompt a line. `output` is one file in the order of the input if its name ends in `.jsonl` or
     `.parquet`, else a folder of such files (`output_format`, by default the format of the input). Either is complete once it is
     there; `overwrite` replaces a file. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file,
     colon, number of the line.
@@ -95,7 +95,7 @@ class _Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         fields = [field.name for field in dataclasses.fields(_blocks.Block)]
         [block] = [_blocks.Block(*values) for values in zip(*(batch[name].tolist() for name in fields))]
-        # What is raised here would come back as text of Ray's about Ray, after a while where a constructor raises it.
+        # What is raised here would come back as text of Ray's about Ray, after a while if a constructor raises it.
         failure = b""
         try:
             self._worker(block)

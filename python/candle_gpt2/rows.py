@@ -142,7 +142,7 @@ class Rows:
         return {**types, self.error_column: "string"}
 
     def open(self) -> Any:
-        """The model, opened now where this process has not opened it yet."""
+        """The model, opened now if this process has not opened it yet."""
         global _opened
         # A fork has its parent's model without the threads that compute; opening one says so.
         if self._process != os.getpid():
@@ -172,7 +172,7 @@ class Rows:
     def results(
         self, prompts: list[Any], ids: list[Any] | None = None, seeds: list[Any] | None = None
     ) -> dict[str, list[Any]]:
-        """The columns that are added, for plain lists of what the rows hold; `ids` or `seeds` where they are needed."""
+        """The columns that are added, for plain lists of what the rows hold; `ids` or `seeds` if they are needed."""
         prepared: list[Any] = []
         if prompts:
             # What goes wrong there is no row's.
@@ -256,7 +256,7 @@ class Rows:
         return list(compute([prompt for prompt, _ in rows], return_exceptions=True, **options))
 
     def _check_options(self, failure: BaseException) -> None:
-        """Raises where not the rows but the options are wrong: then a prompt that always works fails alike."""
+        """Raises if not the rows but the options are wrong: then a prompt that always works fails alike."""
         seed = None if self._draws_by() is None else 0
         probed = self._tried([(PLAIN_PROMPT, seed)])[0]
         if isinstance(probed, BaseException) and str(probed) == str(failure):

@@ -145,7 +145,7 @@ impl Inside {
         Ok(())
     }
 
-    /// An inspection for each text of a prompt, or none where nothing is asked for.
+    /// An inspection for each text of a prompt, or none if nothing is asked for.
     pub(crate) fn inspections(
         &self,
         prompt_tokens: usize,

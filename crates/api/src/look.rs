@@ -21,11 +21,11 @@ use crate::{ApiError, Reply, ServedModel, Warnings};
 
 /// Attention of longer texts is too large to be sent.
 const MAX_ATTENTION_TOKENS: usize = 256;
-/// Attention weights of one look: those of 144 heads over as many tokens, and a few more.
+/// Attention weights of one analysis: those of 144 heads over as many tokens, and a few more.
 const MAX_WEIGHTS: usize = 10_000_000;
 /// The lens computes the whole vocabulary for each layer and token.
 const MAX_LENS_TOKENS: usize = 128;
-/// Most tokens that are told of those that may follow, and how many are where nothing is said.
+/// Most candidates for the next token in an answer, and their number by default.
 const MAX_TOP: usize = 1000;
 const TOP: usize = 20;
 /// Most layers of a list: more than any model has.

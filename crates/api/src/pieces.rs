@@ -72,7 +72,7 @@ impl Pieces {
     }
 }
 
-/// A token as text: what it writes, or, where these are no whole characters, `bytes:\xe9\x80` as OpenAI writes them.
+/// A token as text: what it writes, or, if these are no whole characters, `bytes:\xe9\x80` as OpenAI writes them.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match from_utf8(bytes) {
         Ok(text) => text.to_owned(),

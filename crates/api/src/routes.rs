@@ -68,7 +68,7 @@ pub struct Route {
     pub path: &'static str,
     /// What it does.
     pub endpoint: Endpoint,
-    /// Whether it asks for the key, where the server has one.
+    /// Whether it asks for the key, if the server has one.
     pub needs_key: bool,
 }
 

@@ -76,7 +76,7 @@ impl Default for Limits {
 /// A field of [`ApiOptions`]; see [`ChatRequest`](crate::ChatRequest) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChatTemplateChoice {
-    /// By the checkpoint's own template, where it has one.
+    /// By the checkpoint's own template, if it has one.
     #[default]
     Checkpoint,
     /// Each message followed by the token that ends texts, as DialoGPT was trained.
@@ -191,9 +191,9 @@ pub struct ServedModel {
     pub(crate) pieces: Arc<Pieces>,
     /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
     pub(crate) template: Result<Option<Template>, String>,
-    /// `None` without a tokenizer, and where grammars are no part of what is served.
+    /// `None` without a tokenizer, and if grammars are no part of what is served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
-    /// `None` where conversations are no part of what is served.
+    /// `None` if conversations are no part of what is served.
     pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
     /// Makes unpredictable numbers.

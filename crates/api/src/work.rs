@@ -90,7 +90,7 @@ impl ServedModel {
         Ok(self.call(endpoint, body, reuse, false)?.map(Work::Texts))
     }
 
-    /// `None` for what takes long and is not to be read here, and where there are no texts.
+    /// `None` for what takes long and is not to be read here, and if there are no texts.
     fn call(
         &self,
         endpoint: Endpoint,

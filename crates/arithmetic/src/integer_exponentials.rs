@@ -9,7 +9,7 @@ use crate::simd::{InstructionSet, Job, LANES, Simd};
 /// What the largest logit becomes: 2³⁰, so that 2²⁴ of them add up to less than 2⁵⁴.
 const SCALE: f64 = (1u64 << 30) as f64;
 
-/// `round(exp(logit - largest) · 2³⁰)` of every logit, ties to even; `None` where a logit is NaN or the largest is infinite.
+/// `round(exp(logit - largest) · 2³⁰)` of every logit, ties to even; `None` if a logit is NaN or the largest is infinite.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::integer_exponentials;

@@ -32,7 +32,7 @@ const EXP_SERIES: [f64; 11] = [
 
 type Doubles = [f64; LANES];
 
-/// `ln Σ exp(logit)`, which turns logits into log-probabilities; NaN where a logit is NaN or the largest is infinite, `-inf` of no
+/// `ln Σ exp(logit)`, which turns logits into log-probabilities; NaN if a logit is NaN or the largest is infinite, `-inf` of no
 /// logits.
 ///
 /// ```
@@ -58,7 +58,7 @@ pub fn exponentials(numbers: &mut [f64]) {
 }
 
 /// `Σ p (ln p - ln q)` over a vocabulary, in nats, where `ln p` and `ln q` are logits less their [`log_sum_exp`]; a term of
-/// `p = 0` is 0. Exactly 0 where both are the same.
+/// `p = 0` is 0. Exactly 0 if both are the same.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{log_sum_exp, relative_entropy};

@@ -97,7 +97,7 @@ impl AttentionMask {
         Ok(rows.iter().flat_map(|row| (0..query_len).map(move |query| seen(row, query))).collect())
     }
 
-    /// What [`AttentionMask::visible`] gives, for each of the `B · T` queries; `None` where one sees nothing, or sees it with
+    /// What [`AttentionMask::visible`] gives, for each of the `B · T` queries; `None` if one sees nothing, or sees it with
     /// something added.
     pub(crate) fn seen_of_batch(
         &self,

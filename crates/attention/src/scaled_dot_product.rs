@@ -3,7 +3,7 @@
 //! ```text
 //! KvMemory::attention      over a cache on a CPU, whatever type it holds
 //! heads_attention          without a cache: on a CPU with the bits of the above; in training, with dropout and a way back, on any device
-//! prefix_attention_on_gpu  on an NVIDIA GPU, where every query sees the first keys
+//! prefix_attention_on_gpu  on an NVIDIA GPU, if every query sees the first keys
 //! attention_reference      everything else: for observers, in other types; the others are tested against it
 //! ```
 
@@ -234,7 +234,7 @@ impl ScaledDotProduct {
         has_scale && sees && !shows_weights(pass) && tensors.iter().all(serves)
     }
 
-    /// What the kernels of a GPU give, where they are there for it.
+    /// What the kernels of a GPU give, if they are there for it.
     fn on_gpu(
         &self,
         [q, k, v]: [&Tensor; 3],

@@ -1,4 +1,4 @@
-//! What JavaScript sees. Errors are `Error` objects with the engine's sentence, and with `status` and `param` where a request is at
+//! What JavaScript sees. Errors are `Error` objects with the engine's sentence, and with `status` and `param` if a request is at
 //! fault.
 
 #![expect(unreachable_pub, reason = "JavaScript reaches it")]
@@ -101,7 +101,7 @@ impl Checkpoint {
         serde_json::to_string(&found).map_err(told)
     }
 
-    /// Why its tokens cannot be told as text, where its tokenizer is missing or damaged.
+    /// Why its tokens cannot be told as text, if its tokenizer is missing or damaged.
     pub fn tokenizer_fault(&self) -> Result<Option<String>> {
         Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
             WeightsError::NoTokenizer { .. } => {
@@ -120,7 +120,7 @@ impl Checkpoint {
     }
 
     /// Reads the weights, in these types, and uses the checkpoint up. `progress` is called with the bytes that are done and those that
-    /// there are, and ends the loading where it throws.
+    /// there are, and ends the loading if it throws.
     pub fn load(
         &mut self,
         dtype: Option<String>,
@@ -199,7 +199,7 @@ impl Model {
     }
 
     /// Bytes compressed by this model, as `gpt2 compress` writes them. `progress` is called with the bytes that are done and those that
-    /// there are, and ends it where it throws.
+    /// there are, and ends it if it throws.
     pub fn compress(
         &self,
         bytes: &[u8],

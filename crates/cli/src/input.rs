@@ -54,7 +54,7 @@ pub(crate) enum Given {
 
 /// The input of a command.
 pub(crate) struct Input {
-    /// The text, where the input is one.
+    /// The text, if the input is one.
     pub(crate) text: Option<String>,
     /// Its tokens, or the given ones.
     pub(crate) ids: Vec<u32>,

@@ -26,7 +26,7 @@ use main_options::program;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whether errors of libraries and failed allocations show a backtrace: for this program only where it is `full`.
+/// Whether errors of libraries and failed allocations show a backtrace: for this program only if it is `full`.
 const BACKTRACE: &str = "RUST_BACKTRACE";
 
 fn main() -> ExitCode {

@@ -90,7 +90,7 @@ impl Compressor {
         Ok(Self { loaded: loaded.clone(), tokens, header })
     }
 
-    /// Compresses everything that `input` has; `length` is how many bytes that is, where it is known. A group of a mebibyte is held
+    /// Compresses everything that `input` has; `length` is how many bytes that is, if it is known. A group of a mebibyte is held
     /// at a time.
     ///
     /// # Errors

@@ -9,10 +9,10 @@
 //!          digest                8 bytes of the model's
 //!          canary                u32: of the logits of a fixed prompt
 //!          name                  what the model was called, after its length in a byte
-//!          original length       varint: 0 where it was not known, otherwise one more
+//!          original length       varint: 0 if it was not known, otherwise one more
 //!          checksum              u32: CRC-32 of all before it
 //! group    length                varint: original bytes of the group, at least 1
-//!          of each stream        varint: coded bytes, times two, and one more where they are stored as they are
+//!          of each stream        varint: coded bytes, times two, and one more if they are stored as they are
 //!          of each stream        u32: CRC-32 of its original bytes
 //!          of each stream        its coded bytes
 //!          checksum              u32: CRC-32 of the group before it
@@ -21,7 +21,7 @@
 //!          checksum              u32: CRC-32 of all original bytes
 //! ```
 //!
-//! Integers of fixed size are little-endian; a varint has seven bits a byte, the lowest first, and the highest bit where more
+//! Integers of fixed size are little-endian; a varint has seven bits a byte, the lowest first, and the highest bit if more
 //! follow. A group of `n` bytes is cut into `max(1, n / 32768)` streams as equal as can be, each coded by itself. A reader holds one
 //! group at a time, and trusts no length before it is below the format's limits.
 
@@ -47,7 +47,7 @@ const MAGIC: [u8; 4] = [0x8f, b'g', b'2', b'z'];
 const VERSION: u8 = 1;
 /// Of the arithmetic: it changes when any bit of a logit or a share does.
 const PROFILE: u8 = 1;
-/// Original bytes for each stream, at least, where there are as many.
+/// Original bytes for each stream, at least, if there are as many.
 const STREAM_BYTES: usize = 32 << 10;
 /// Original bytes of a group.
 pub(crate) const GROUP_BYTES: usize = 32 * STREAM_BYTES;
@@ -65,7 +65,7 @@ pub struct Header {
     pub kv_dtype: KvDType,
     /// What the model was called.
     pub name: String,
-    /// Bytes of what is compressed, where they were known from the start.
+    /// Bytes of what is compressed, if they were known from the start.
     pub length: Option<u64>,
     pub(crate) windows: Windows,
     pub(crate) digest: [u8; DIGEST_BYTES],
@@ -73,7 +73,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A name as a header keeps it: its last characters, where it is long.
+    /// A name as a header keeps it: its last characters, if it is long.
     pub(crate) fn name_of(name: &str) -> String {
         let first = name.char_indices().map(|(place, _)| place).find(|place| name.len() - place <= MAX_NAME);
         name[first.unwrap_or(name.len())..].to_owned()

@@ -25,7 +25,7 @@ pub(crate) struct Frequencies {
 }
 
 impl Frequencies {
-    /// Those of logits; an error where they are not numbers.
+    /// Those of logits; an error if they are not numbers.
     pub(crate) fn of(logits: &[f32]) -> Result<Self, GenerationError> {
         let exponentials = integer_exponentials(logits, largest(logits)).ok_or(GenerationError::NotFinite)?;
         let sum = sum(&exponentials);

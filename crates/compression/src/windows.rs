@@ -1,5 +1,5 @@
-//! What the model expects of each token of a stream: window by window where the tokens are known, and token by token, many streams
-//! side by side, where they are to be found.
+//! What the model expects of each token of a stream: window by window if the tokens are known, and token by token, many streams
+//! side by side, if they are to be found.
 //!
 //! A window reads up to `context - 1` tokens and predicts one after each; the next one begins `stride` tokens later, and its first
 //! `context - stride` tokens were predicted already. These are the windows of

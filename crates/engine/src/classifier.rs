@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{EngineError, Vocabulary, Watched};
 
-/// Rows that are computed at once where nothing else is said: enough to share the reading of the weights.
+/// Rows that are computed at once by default: enough to share the reading of the weights.
 ///
 /// See [`Classifier`] for an example.
 pub const CLASSIFIED_AT_ONCE: usize = 8;
@@ -79,7 +79,7 @@ struct Row {
     ids: Vec<u32>,
     /// The characters of the text that each token stands for; none if the text is not known.
     places: Vec<Range<usize>>,
-    /// The choice, where the row is one.
+    /// The choice, if the row is one.
     choice: Option<String>,
 }
 
@@ -133,7 +133,7 @@ pub struct LabelledToken {
     pub id: u32,
     /// What it writes, a part of a character as U+FFFD.
     pub text: String,
-    /// Where it begins in the text, in characters from 0, without a space in front of a word; absent where ids were given.
+    /// Where it begins in the text, in characters from 0, without a space in front of a word; absent if ids were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
     /// Where it ends: the place of the first character after it.
@@ -150,7 +150,7 @@ pub struct LabelledToken {
 pub struct RankedChoice {
     /// Its place among the choices, from 0.
     pub index: usize,
-    /// The text after the prompt; absent where ids were given.
+    /// The text after the prompt; absent if ids were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
     /// Its probability among all choices, by softmax.

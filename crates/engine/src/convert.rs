@@ -25,7 +25,7 @@ use crate::{EngineError, ModelOptions, Reporter, Watched};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// A GGUF file where the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
+    /// A GGUF file if the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
     pub output: PathBuf,
     /// The type of the written weights.
     pub dtype: WrittenDType,

@@ -25,7 +25,7 @@ use crate::{EngineError, Vocabulary, banned_tokens};
 #[derive(Debug, Clone)]
 pub struct Defaults {
     config: GenerationConfig,
-    /// The `generation_config.json`, where there is one.
+    /// The `generation_config.json`, if there is one.
     path: Option<PathBuf>,
     /// What it sets.
     stated: GenerationOptions,

@@ -181,9 +181,9 @@ pub struct StoredFile {
 pub struct VocabularySizes {
     /// That of the configuration.
     pub config: usize,
-    /// Rows of the token embedding, where it is stored in one piece.
+    /// Rows of the token embedding, if it is stored in one piece.
     pub embedding_rows: Option<usize>,
-    /// Tokens of the tokenizer, where there is one.
+    /// Tokens of the tokenizer, if there is one.
     pub tokenizer: Option<usize>,
 }
 
@@ -243,7 +243,7 @@ pub struct InspectedTensor {
     pub dtype: String,
     /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
     pub role: &'static str,
-    /// Its values in numbers, where that was asked for and its type holds weights.
+    /// Its values in numbers, if that was asked for and its type holds weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statistics: Option<Statistics>,
 }
@@ -375,7 +375,7 @@ fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// How the numbers of tokens relate, where they differ.
+/// How the numbers of tokens relate, if they differ.
 fn vocabulary_rule(vocabulary: &VocabularySizes) -> Option<String> {
     let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
     match rows.checked_sub(tokens) {
@@ -426,7 +426,7 @@ pub struct DifferingParameter {
     pub name: String,
     /// How, in words.
     pub difference: String,
-    /// The largest absolute difference of two values, where both have it in one shape.
+    /// The largest absolute difference of two values, if both have it in one shape.
     pub largest: Option<f64>,
 }
 

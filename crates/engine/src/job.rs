@@ -88,7 +88,7 @@ pub trait Job {
         None
     }
 
-    /// A token as it comes, where texts are made token by token.
+    /// A token as it comes, if texts are made token by token.
     ///
     /// # Errors
     /// What ends the whole job.
@@ -97,7 +97,7 @@ pub trait Job {
         Ok(())
     }
 
-    /// All texts of a prompt, best first where they were searched for, or why there are none.
+    /// All texts of a prompt, best first if they were searched for, or why there are none.
     ///
     /// # Errors
     /// What ends the whole job.
@@ -144,7 +144,7 @@ impl LoadedModel {
             let what = "an assistant drafts texts that are made token by token, and beams and contrastive search are not";
             return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
         }
-        /// Prompts whose texts are not all there, for each text of a batch: where no tokens are asked for, none wait.
+        /// Prompts whose texts are not all there, for each text of a batch: if no tokens are asked for, none wait.
         const OPEN_PROMPTS: usize = 2;
         // Searches are made one after the other, with memory of their own.
         let batch_size = if is_search { 1 } else { batch_size.max(1) };
@@ -270,7 +270,7 @@ fn hand_on<J: Job>(
     }
 }
 
-/// Room for `batch_size` texts of any length; where fewer are to be made, for those: `copies` of each prompt that was looked
+/// Room for `batch_size` texts of any length; if fewer are to be made, for those: `copies` of each prompt that was looked
 /// at, which keep keys and values of so many `tokens` each.
 fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2Config) -> SchedulerOptions {
     let (texts, each) = if tokens.len() <= batch_size {

@@ -53,7 +53,7 @@ pub fn start_candles_pools() {
     candle_core::utils::init_global_threadpool();
 }
 
-/// Names the instruction set that the kernels are to take, such as `avx2` where the processor has more: to measure what others
+/// Names the instruction set that the kernels are to take, such as `avx2` if the processor has more: to measure what others
 /// would get. The program reads it from here; without it they take the fastest.
 ///
 /// For [`use_instruction_set`].
@@ -139,7 +139,7 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
     is_set
 }
 
-/// Keeps memory that is freed for what comes next, where the allocator is GNU's; others are left as they are.
+/// Keeps memory that is freed for what comes next, if the allocator is GNU's; others are left as they are.
 ///
 /// Every operation on tensors allocates its result. With GNU's allocator as it starts, blocks of some megabytes go back to
 /// the system when they are freed and come as new pages again, which have to be cleared: `gpt2 bench --dtype f32` reads a
@@ -172,7 +172,7 @@ pub fn keep_freed_memory() {
 }
 
 /// Raises the number of files and connections that the process may have open to `wanted`, as far as the system lets it, and never
-/// lowers it. Returns the number that holds from then on, where there is one.
+/// lowers it. Returns the number that holds from then on, if there is one.
 ///
 /// Many systems start a process with 256 or 1024 and let it have far more.
 ///
@@ -199,7 +199,7 @@ pub fn allow_open_files(wanted: usize) -> Option<usize> {
     open_files()
 }
 
-/// The number of files and connections that the process may have open, where there is one.
+/// The number of files and connections that the process may have open, if there is one.
 ///
 /// See [`allow_open_files`].
 pub fn open_files() -> Option<usize> {

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::fingerprint::fixed_prompt;
 use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched, fingerprint};
 
-/// Tokens of the fixed prompt, where the context holds as many.
+/// Tokens of the fixed prompt, if the context holds as many.
 const PROMPT_TOKENS: usize = 16;
 /// Largest difference between logits with a cache and without, relative to the largest logit: both are f32, summed in
 /// another order through every block.
@@ -40,7 +40,7 @@ pub struct VerifyOptions {
 }
 
 impl VerifyOptions {
-    /// The difference that is allowed where nothing else is said.
+    /// The difference that is allowed by default.
     pub const TOLERANCE: f64 = 1e-3;
 
     /// Whether a tolerance can be one: a number of at least 0.
@@ -73,7 +73,7 @@ pub struct Verification {
     pub problems: Vec<String>,
     /// What is worth knowing and not wrong.
     pub notes: Vec<String>,
-    /// Largest difference between logits with a cache and without; absent where the model cannot be built or is a classifier.
+    /// Largest difference between logits with a cache and without; absent if the model cannot be built or is a classifier.
     pub cache_difference: Option<f64>,
     /// Of a classifier, largest difference between the logits of a text beside another one and alone.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -335,7 +335,7 @@ fn largest_logit(logits: &[f32]) -> f64 {
     largest(logits.iter().copied().map(f64::from))
 }
 
-/// The largest value without its sign; NaN where one of them is.
+/// The largest value without its sign; NaN if one of them is.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     // In the total order a NaN without a sign comes after all numbers.
     values.map(f64::abs).max_by(f64::total_cmp).unwrap_or(0.0)

@@ -11,7 +11,7 @@ use crate::EvaluationError;
 pub struct ItemResult {
     /// The item's place in the data, from 0.
     pub index: usize,
-    /// Its name, where the data has one.
+    /// Its name, if the data has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub id: Option<String>,
     /// The part of the data that it counts in.
@@ -26,7 +26,7 @@ pub struct ItemResult {
     /// Index of the right choice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gold: Option<usize>,
-    /// Index of the best choice by each measure, where there are several.
+    /// Index of the best choice by each measure, if there are several.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub predicted: Option<Predicted>,
     /// The word that was to be written, and the one that was.
@@ -38,7 +38,7 @@ pub struct ItemResult {
 }
 
 impl ItemResult {
-    /// Itself where a model says the same now, but for what other instructions of a processor may round otherwise.
+    /// Itself if a model says the same now, but for what other instructions of a processor may round otherwise.
     ///
     /// # Errors
     /// When it says something else.
@@ -79,7 +79,7 @@ pub struct ChoiceResult {
     pub characters: usize,
     /// Bytes of UTF-8 that the score is divided by.
     pub bytes: usize,
-    /// Words that the score is divided by, where the protocol has them.
+    /// Words that the score is divided by, if the protocol has them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub words: Option<usize>,
     /// Whether every token is the most probable one at its place, of several the first.

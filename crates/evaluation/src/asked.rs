@@ -62,7 +62,7 @@ impl AskedProtocol {
         }
     }
 
-    /// The number at the end of its name, or what it is where there is none.
+    /// The number at the end of its name, or what it is if there is none.
     pub(crate) fn parameter(&self) -> usize {
         let usual = self.protocol.parameter.and_then(|parameter| parameter.default);
         self.number.or(usual).unwrap_or(0)

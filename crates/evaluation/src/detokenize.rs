@@ -65,7 +65,7 @@ static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
 /// Both patterns of the first substitution were meant without their slashes; so it puts the second pattern itself wherever the first
 /// is found, which is in hardly any text.
 static SLASHES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([("/' [0-9]/", "/'[0-9]/")]));
-/// Brackets with what is in them, where they close in the same line.
+/// Brackets with what is in them, if they close in the same line.
 static BRACKETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([(r"\[.*?\]", "")]));
 
 fn substituted(text: &str, patterns: &[(Regex, &str)]) -> String {

@@ -105,7 +105,7 @@ impl Kl {
         &self.notes
     }
 
-    /// Tokens that each model reads where the first `done` windows are, the last of them again.
+    /// Tokens that each model reads if the first `done` windows are done, the last of them again.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let windows = self.windows.get(done.saturating_sub(1)..).unwrap_or_default();
         windows.iter().map(|window| window.len() as u64 - 1).sum()
@@ -227,7 +227,7 @@ impl Kl {
 }
 
 impl KlWindow {
-    /// Itself where both models say the same now, see [`ItemResult::if_like`](crate::ItemResult).
+    /// Itself if both models say the same now, see [`ItemResult::if_like`](crate::ItemResult).
     fn if_like(self, now: &Self) -> Result<Self, EvaluationError> {
         let pairs = |a: &[f64], b: &[f64]| a.iter().copied().zip(b.iter().copied()).collect::<Vec<_>>();
         let both = [pairs(&self.logprob, &now.logprob), pairs(&self.base_logprob, &now.base_logprob)];
@@ -348,7 +348,7 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
     sorted[below] + (place - below as f64) * (sorted[above] - sorted[below])
 }
 
-/// Covariance over the root of both variances; no number where one of them is 0.
+/// Covariance over the root of both variances; no number if one of them is 0.
 fn correlation(a: &[f64], b: &[f64]) -> Option<f64> {
     let [mean_a, mean_b] = [mean_of(a)?.value, mean_of(b)?.value];
     let products = |a, mean_a, b, mean_b| -> Option<f64> {

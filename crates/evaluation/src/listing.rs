@@ -25,7 +25,7 @@ pub struct Listed {
     pub about: &'static str,
     /// Where its arithmetic comes from.
     pub source: &'static str,
-    /// The number at the end of its name, where it has one.
+    /// The number at the end of its name, if it has one.
     pub parameter: Option<Parameter>,
     /// The published data; `None` of `kl`, which takes any text.
     pub dataset: Option<Dataset>,

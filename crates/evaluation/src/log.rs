@@ -2,7 +2,7 @@
 //!
 //! A line is what a model said to an item, see [`ItemResult`], or to a window of `kl`, with its [`LogHead`] in front. Lines are added
 //! as they are known and stay, whatever becomes of the run; several protocols may share a log. What was left of an interrupted run
-//! counts only where it says the same of the items as the data do.
+//! counts only if it says the same of the items as the data do.
 
 use std::fs;
 use std::io;

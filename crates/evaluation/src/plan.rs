@@ -86,7 +86,7 @@ impl Plan {
         self.asked.iter().any(AskedProtocol::compares)
     }
 
-    /// The model that `kl` compares with, where it is asked for: that of `base`, or the same model; in f32 where `base_dtype` says
+    /// The model that `kl` compares with, if it is asked for: that of `base`, or the same model; in f32 if `base_dtype` says
     /// nothing else.
     pub fn base_of(&self, model: &ModelOptions) -> Option<ModelOptions> {
         let dtype = Some(self.options.base_dtype.unwrap_or(WeightDType::F32));

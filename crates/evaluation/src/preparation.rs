@@ -25,7 +25,7 @@ pub struct Prepared {
     pub items: Vec<Item>,
     /// What of the data as a whole is counted.
     pub totals: Totals,
-    /// Tokens that are not written, where words are.
+    /// Tokens that are not written, if words are.
     pub left_out: Vec<u32>,
     /// Items that were longer than the context and lost their beginning.
     pub cut: usize,
@@ -35,7 +35,7 @@ pub struct Prepared {
     pub damaged: Option<DataError>,
 }
 
-/// What of the data as a whole is counted, where a protocol divides by it.
+/// What of the data as a whole is counted, if a protocol divides by it.
 ///
 /// Part of what is [`Prepared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,7 +55,7 @@ pub struct Setting<'a> {
     pub vocabulary: &'a Vocabulary,
     /// The number in the protocol's name, or its default.
     pub parameter: usize,
-    /// Length of the windows, where it is the caller's to choose.
+    /// Length of the windows, if it is the caller's to choose.
     pub context: Option<usize>,
     /// Take the first so many items only.
     pub limit: Option<usize>,

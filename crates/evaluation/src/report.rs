@@ -37,21 +37,21 @@ pub struct Report {
     pub kv_dtype: &'static str,
     /// Where it ran.
     pub device: String,
-    /// The model that it was compared with, where the protocol compares two.
+    /// The model that it was compared with, if the protocol compares two.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseReport>,
-    /// Name of the protocol, with its number where it has one.
+    /// Name of the protocol, with its number if it has one.
     pub protocol: String,
     /// Where its arithmetic comes from.
     pub protocol_source: &'static str,
-    /// Examples before each question; absent in JSON where there are none.
+    /// Examples before each question; absent in JSON if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_fewshot: usize,
     /// The data.
     pub dataset: DatasetReport,
     /// The figures.
     pub metrics: Vec<MetricReport>,
-    /// The same items in another run, where that was asked for.
+    /// The same items in another run, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Comparison>,
     /// Items that were longer than the context and lost their beginning.
@@ -92,7 +92,7 @@ pub struct DatasetReport {
     pub revision: Option<String>,
     /// SHA-256 of its bytes, in lower-case hexadecimal digits.
     pub sha256: String,
-    /// Whether that is the published file; absent where there is none, or its SHA-256 is not known.
+    /// Whether that is the published file; absent if there is none, or its SHA-256 is not known.
     pub known: Option<bool>,
     /// Items that were measured.
     pub items: usize,
@@ -125,7 +125,7 @@ pub struct MetricReport {
     /// Its value.
     #[serde(with = "crate::number")]
     pub value: f64,
-    /// Its standard error, where it has one.
+    /// Its standard error, if it has one.
     #[serde(serialize_with = "crate::number::optional::serialize")]
     pub stderr: Option<f64>,
     /// How that was computed.
@@ -219,7 +219,7 @@ impl Display for Report {
 }
 
 impl DatasetReport {
-    /// Whether these are all published items, where that is known.
+    /// Whether these are all published items, if that is known.
     fn is_published(&self) -> Option<bool> {
         let is_all = self.limit.is_none_or(|limit| self.items < limit);
         if is_all { self.known } else { Some(false) }

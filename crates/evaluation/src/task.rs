@@ -115,7 +115,7 @@ impl Task {
         })
     }
 
-    /// Compares its items with those in the log of another run, where it has items.
+    /// Compares its items with those in the log of another run, if it has items.
     pub(crate) fn compare_with(&mut self, path: &Path) -> Result<(), EvaluationError> {
         if let Asking::Items { prepared, .. } = &self.asking {
             let (run, results) = logged_results(path, &self.head.protocol, prepared)?;
@@ -124,7 +124,7 @@ impl Task {
         Ok(())
     }
 
-    /// Notes what is worth knowing of the data, and refuses what cannot be measured: damaged data where nothing would be left of
+    /// Notes what is worth knowing of the data, and refuses what cannot be measured: damaged data if nothing would be left of
     /// the items before.
     pub(crate) fn check(&self, has_log: bool, notes: &mut Vec<String>) -> Result<(), EvaluationError> {
         let name = &self.head.protocol;
@@ -165,7 +165,7 @@ impl Task {
         Ok(())
     }
 
-    /// Asks the models what is not done, and tells the figures; where the data are damaged, that instead.
+    /// Asks the models what is not done, and tells the figures; if the data are damaged, that instead.
     pub(crate) fn evaluate(
         self,
         models: Sides<&LoadedModel>,

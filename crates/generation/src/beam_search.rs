@@ -31,7 +31,7 @@ pub struct Hypothesis {
     pub stop_reason: StopReason,
 }
 
-/// The best `num_return_sequences` texts, best first; none where no tokens are asked for, and fewer where the processors
+/// The best `num_return_sequences` texts, best first; none if no tokens are asked for, and fewer if the processors
 /// leave fewer. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each step, which adds a token to
 /// every beam, and may end the search.
 ///
@@ -301,7 +301,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds a finished text, and drops the worst where there are more than beams.
+    /// Adds a finished text, and drops the worst if there are more than beams.
     fn finish(
         &self,
         finished: &mut Vec<Hypothesis>,

@@ -40,7 +40,7 @@ pub struct FailedPrompt {
     pub error: GenerationError,
 }
 
-/// Generates texts for many prompts at once; an iterator of their tokens as they come. A text of no tokens, where none
+/// Generates texts for many prompts at once; an iterator of their tokens as they come. A text of no tokens, if none
 /// are asked for, has no item.
 ///
 /// Every text is the one that its prompt gives alone, whatever else is in the batch. `T` is how it holds the tokenizer.

@@ -53,7 +53,7 @@ impl Sampler {
         token.and_then(|token| u32::try_from(token).ok()).ok_or(GenerationError::NoTokenLeft)
     }
 
-    /// The probability of each token to be picked next: 0 for those that the processors exclude; where the most probable one is
+    /// The probability of each token to be picked next: 0 for those that the processors exclude; if the most probable one is
     /// taken, 1 for that one. Nothing is drawn; `logits` is changed as by [`Sampler::sample`].
     ///
     /// # Errors

@@ -162,7 +162,7 @@ impl Gpt2Config {
         Self::from_keys(&Keys(&object(text)?), head)
     }
 
-    /// The head that the text of a `config.json` names under `architectures`; `None` where it names none.
+    /// The head that the text of a `config.json` names under `architectures`; `None` if it names none.
     ///
     /// # Errors
     /// When it is not JSON, or the class is none of [`HeadKind::CLASSES`].
@@ -351,7 +351,7 @@ impl Gpt2Config {
         usize::try_from(id).is_ok_and(|id| id < self.vocab_size)
     }
 
-    /// The token that starts a text, where the vocabulary has it: a `config.json` without `bos_token_id` names GPT-2's own,
+    /// The token that starts a text, if the vocabulary has it: a `config.json` without `bos_token_id` names GPT-2's own,
     /// whatever its vocabulary is.
     pub fn start_token(&self) -> Option<u32> {
         self.bos_token_id.filter(|id| self.has_token(*id))
@@ -363,7 +363,7 @@ impl Gpt2Config {
         self.eos_token_id.iter().copied().filter(|id| self.has_token(*id)).collect()
     }
 
-    /// What a user should know about end tokens that [`Gpt2Config::end_tokens`] leaves out, where it does.
+    /// What a user should know about end tokens that [`Gpt2Config::end_tokens`] leaves out, if it does.
     pub fn end_token_note(&self) -> Option<String> {
         let beyond: Vec<String> =
             self.eos_token_id.iter().filter(|id| !self.has_token(**id)).map(u32::to_string).collect();
@@ -382,7 +382,7 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Width of an attention head; 0 where there are no heads, which [`Gpt2Config::check`] refuses.
+    /// Width of an attention head; 0 if there are no heads, which [`Gpt2Config::check`] refuses.
     pub fn head_dim(&self) -> usize {
         self.n_embd.checked_div(self.n_head).unwrap_or(0)
     }
@@ -394,7 +394,7 @@ impl Gpt2Config {
         1.0 / (width * depth)
     }
 
-    /// Standard deviation of the weight that `layer` of a block begins with: less where it adds to the residual stream, which so
+    /// Standard deviation of the weight that `layer` of a block begins with: less if it adds to the residual stream, which so
     /// many layers do.
     pub(crate) fn init_std(&self, layer: &str) -> f64 {
         let depth = if layer.ends_with("c_proj") { (2.0 * self.n_layer as f64).sqrt() } else { 1.0 };
@@ -591,7 +591,7 @@ impl Keys<'_> {
         }
     }
 
-    /// One of several things by its name; `None` where the key is absent or `null`.
+    /// One of several things by its name; `None` if the key is absent or `null`.
     fn named<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -626,7 +626,7 @@ impl Keys<'_> {
     }
 
     /// The names of the labels by their numbers: of `id2label`, or else of `label2id`, since transformers itself leaves the latter
-    /// behind where only the former is set; `num_labels` must agree. Two where none is there, as in transformers.
+    /// behind if only the former is set; `num_labels` must agree. Two if none is there, as in transformers.
     fn labels(&self) -> Result<Vec<String>, ConfigError> {
         let conflict = |key: &str, value: String, alias: &str, other: String| ConfigError::Conflict {
             key: key.into(),
@@ -705,7 +705,7 @@ impl Keys<'_> {
         self.get(key).map_or_else(String::new, quoted)
     }
 
-    /// One id, a list of ids, an explicit `null` for none, or the default where the key is absent.
+    /// One id, a list of ids, an explicit `null` for none, or the default if the key is absent.
     fn token_ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>, ConfigError> {
         let id = |value: &Value| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());

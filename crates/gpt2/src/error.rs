@@ -22,7 +22,7 @@ pub enum ConfigError {
     MissingKey {
         /// The key.
         key: &'static str,
-        /// The other names it may have, in words; empty where it has none.
+        /// The other names it may have, in words; empty if it has none.
         aliases: String,
     },
     /// A value is of another kind than its key needs.

@@ -162,7 +162,7 @@ impl Processes {
         }
     }
 
-    /// Gives a socket to the process that waits, which is started where there is none any more.
+    /// Gives a socket to the process that waits, which is started if there is none any more.
     fn hand_over(
         &self,
         socket: OwnedFd,

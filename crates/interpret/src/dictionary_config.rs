@@ -20,16 +20,16 @@ const TRANSCODERS: [&str; 4] =
 /// What makes a latent of a number. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentActivation {
-    /// The number itself where it is positive.
+    /// The number itself if it is positive.
     Relu,
     /// The same of the `k` largest alone; of equals the first.
     TopK {
         /// How many.
         k: usize,
     },
-    /// The number itself where it is positive and above the threshold of its latent.
+    /// The number itself if it is positive and above the threshold of its latent.
     JumpRelu,
-    /// A magnitude where it and a gate are positive; both read the value by the same weights.
+    /// A magnitude if it and a gate are positive; both read the value by the same weights.
     Gated,
 }
 
@@ -107,7 +107,7 @@ pub struct DictionaryConfig {
     pub normalizes_input: bool,
     /// Whether latents count by the length of their directions (`rescale_acts_by_decoder_norm`).
     pub scales_by_direction: bool,
-    /// Whether the texts of its training started with `<|endoftext|>` (`prepend_bos`), where it is known.
+    /// Whether the texts of its training started with `<|endoftext|>` (`prepend_bos`), if it is known.
     pub prepends_bos: Option<bool>,
     /// Whose values it was trained on.
     pub trained_on: TrainedOn,

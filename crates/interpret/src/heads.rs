@@ -58,7 +58,7 @@ pub struct HeadScores {
     pub induction: OfHeads,
 }
 
-/// Scores on rows of random tokens, each of which is read twice, after `bos` where it is given.
+/// Scores on rows of random tokens, each of which is read twice, after `bos` if it is given.
 ///
 /// ```
 /// use candle_gpt2_interpret::{head_scores, random_rows};

@@ -223,7 +223,7 @@ impl<'a> Patching<'a> {
         Ok(grid)
     }
 
-    /// Path patching: the metric of the clean text where only the path from some heads, as they are in the corrupted text, to a
+    /// Path patching: the metric of the clean text if only the path from some heads, as they are in the corrupted text, to a
     /// receiver is another. Between both all heads are as in the clean text, while norms and MLPs are computed.
     ///
     /// Source: "Interpretability in the Wild" (arXiv:2211.00593, section 3 and appendix B).
@@ -328,7 +328,7 @@ pub enum Ablation {
     RawZero,
     /// The constant that is zero in TransformerLens, see [`Processing::value_constants`](crate::Processing::value_constants).
     TransformerLensZero,
-    /// The mean of other texts: at each position where all have as many tokens as this one, else the mean over them of their means
+    /// The mean of other texts: at each position if all have as many tokens as this one, else the mean over them of their means
     /// over positions.
     Mean(Vec<Vec<u32>>),
     /// What it is in another text of as many tokens.

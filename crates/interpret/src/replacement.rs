@@ -134,7 +134,7 @@ impl Writing {
 /// A layer of the local replacement model.
 struct FrozenLayer {
     attention: FrozenAttention,
-    /// The norm in front of the encoder, where it reads behind it.
+    /// The norm in front of the encoder, if it reads behind it.
     reading: Option<FrozenNorm>,
     transcoder: TranscoderLayer,
     /// Of each position.

@@ -2,7 +2,7 @@
 //!
 //! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. Ids are taken
 //! as they are: rows of tokens that no text is encoded to, such as random ones. A
-//! document ends with the end-of-text token, where the model's vocabulary has one. Files are read piece by piece, so that no
+//! document ends with the end-of-text token, if the model's vocabulary has one. Files are read piece by piece, so that no
 //! memory grows with them.
 
 use std::borrow::Cow;
@@ -89,7 +89,7 @@ pub(crate) enum Content<'a> {
 }
 
 impl Corpus {
-    /// Opens the files; the last `held_out` share of each is held out. Files are JSONL where their names end in `.jsonl`
+    /// Opens the files; the last `held_out` share of each is held out. Files are JSONL if their names end in `.jsonl`
     /// or `.ndjson`. What they hold is checked when it is read.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl TextFile {
     /// The texts of a piece.
     ///
     /// # Errors
-    /// When it is binary, not UTF-8, or holds no line of JSON where it ought to.
+    /// When it is binary, not UTF-8, or a line that should be JSON is not.
     pub(crate) fn texts<'a>(
         &'a self,
         piece: &'a Piece,
@@ -293,7 +293,7 @@ fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
     (from.max(1)..bytes.len()).find(is_cut)
 }
 
-/// Where the last `share` of a text of `length` bytes begins: after a line break, or at a character where no line ends before.
+/// Where the last `share` of a text of `length` bytes begins: after a line break, or at a character if no line ends before.
 fn cut(text: &mut (impl Read + Seek), length: u64, share: f64) -> io::Result<u64> {
     if share == 0.0 {
         return Ok(length);

@@ -114,10 +114,10 @@ pub struct TrainReport {
     pub training_tokens: usize,
     /// Tokens that were held out.
     pub held_out_tokens: usize,
-    /// Rows that were trained on, where the data has rows.
+    /// Rows that were trained on, if the data has rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub training_rows: Option<usize>,
-    /// Rows that were held out, where the data has rows.
+    /// Rows that were held out, if the data has rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_rows: Option<usize>,
     /// Steps taken in all.
@@ -239,7 +239,7 @@ impl TrainJob {
     }
 
     /// The same for one of several processes, each of which computes a share of every batch, see [`Run::share_of_step`]. The
-    /// first one writes the folder, and the others nothing that stays; all of them see the state in it, where they resume and it
+    /// first one writes the folder, and the others nothing that stays; all of them see the state in it, if they resume and it
     /// can be read, and else are to be given it, see [`Run::set_state`].
     ///
     /// # Errors
@@ -319,7 +319,7 @@ impl TrainJob {
         JobFolder::check(&self.out, &RESULTS, begun, resume)
     }
 
-    /// The configuration, the tokenizer and, where there is one, the checkpoint.
+    /// The configuration, the tokenizer and, if there is one, the checkpoint.
     fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, JobError> {
         let (config, name) = match &self.start {
             Start::Checkpoint(model) => {

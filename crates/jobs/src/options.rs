@@ -361,7 +361,7 @@ impl TrainOptions {
         }
     }
 
-    /// Puts the dictionary into the numbers, where one is trained, and what goes with it: a learning rate by the number of latents, no
+    /// Puts the dictionary into the numbers, if one is trained, and what goes with it: a learning rate by the number of latents, no
     /// weight decay, and Adam's numbers of openai/sparse_autoencoder.
     ///
     /// # Errors
@@ -436,7 +436,7 @@ impl TrainOptions {
         }
     }
 
-    /// The adapters, where there are to be any.
+    /// The adapters, if there are to be any.
     pub(crate) fn lora(&self) -> Option<LoraConfig> {
         self.lora_rank.map(|rank| LoraConfig {
             rank,

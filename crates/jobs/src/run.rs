@@ -117,7 +117,7 @@ pub struct Run {
     clock: Instant,
     /// When the step that is being taken began.
     step_start_s: f64,
-    /// Locked to the end; absent where another run writes the folder.
+    /// Locked to the end; absent if another run writes the folder.
     _folder: Option<JobFolder>,
 }
 
@@ -477,7 +477,7 @@ impl Run {
         Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, self.options.dtype)?)
     }
 
-    /// The same error with the place of the last saved state, where there is one.
+    /// The same error with the place of the last saved state, if there is one.
     fn with_checkpoint(&self, error: TrainingError) -> TrainingError {
         let saved = Some(state::path(&self.options.folder)).filter(|path: &PathBuf| path.exists());
         match error {

@@ -162,7 +162,7 @@ impl<'a> ShardWriter<'a> {
         Ok(OpenShard { split, file, path, written })
     }
 
-    /// Gives the shard in the making, where there is one, its header and its name.
+    /// Gives the shard in the making, if there is one, its header and its name.
     fn finish_shard(&mut self) -> Result<(), TrainingError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let header = self.manifest.format.header(self.manifest.dtype, open.written.tokens as u64);

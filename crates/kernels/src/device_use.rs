@@ -33,7 +33,7 @@ pub fn using<T>(device: &Device, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Does work while no other thread uses the GPU; `None` where one does. [`using`] then waits in other threads.
+/// Does work while no other thread uses the GPU; `None` if one does. [`using`] then waits in other threads.
 #[cfg(feature = "cuda")]
 pub(crate) fn alone<T>(device: &Device, work: impl FnOnce() -> T) -> Option<T> {
     match users_of(device) {

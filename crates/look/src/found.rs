@@ -36,7 +36,7 @@ pub enum Details {
 }
 
 impl Details {
-    /// An object, or null where there is nothing.
+    /// An object, or null if there is nothing.
     pub fn to_json(&self) -> Value {
         match self {
             Self::Json(value) => value.clone(),

@@ -52,7 +52,7 @@ pub struct NextToken {
     pub logit: f32,
     /// The natural logarithm of its probability by the model alone.
     pub logprob: f64,
-    /// Its probability by the settings: 0 for what they exclude, and 1 where there is no choice.
+    /// Its probability by the settings: 0 for what they exclude, and 1 if there is no choice.
     pub probability: f64,
 }
 

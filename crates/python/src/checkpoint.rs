@@ -27,7 +27,7 @@ const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
 /// model: a checkpoint folder, a weights file of any format that is read, or a model of the Hugging Face hub; by default the one
 /// inside the package. preset: a published model in its place, which needs no files, such as "gpt2-xl". tensors: also minimum, maximum,
 /// mean and deviation of every tensor. diff: another checkpoint, and the dict tells how the two differ, whatever their formats.
-/// n_head: the number of attention heads, where the checkpoint does not tell it. offline: only the Hub's cache is used.
+/// n_head: the number of attention heads, if the checkpoint does not tell it. offline: only the Hub's cache is used.
 #[pyfunction]
 #[pyo3(signature = (model = None, *, preset = None, tensors = false, diff = None, n_head = None, offline = false))]
 pub(crate) fn inspect(
@@ -65,7 +65,7 @@ pub(crate) fn verify(
     verified(py, &checkpoint(model, n_head, offline), against, tolerance)
 }
 
-/// Writes a checkpoint in another format, as `gpt2 convert` does: a GGUF file for llama.cpp where the name of the output ends in
+/// Writes a checkpoint in another format, as `gpt2 convert` does: a GGUF file for llama.cpp if the name of the output ends in
 /// .gguf, otherwise a folder that transformers loads. The result appears whole or not at all, and nothing that exists is overwritten.
 /// A dict: output, format, dtype, bytes.
 ///

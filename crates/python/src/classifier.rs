@@ -204,7 +204,7 @@ impl Classifier {
         device_name(self.loaded.device())
     }
 
-    /// The names of the labels by their numbers; empty where it chooses among texts.
+    /// The names of the labels by their numbers; empty if it chooses among texts.
     #[getter]
     fn labels(&self) -> Vec<String> {
         self.loaded.config().id2label.clone()

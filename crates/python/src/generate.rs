@@ -17,7 +17,7 @@ use crate::raised::Raised;
 use crate::signals::is_raised;
 use crate::values::{self, Texts, number};
 
-/// What became of a prompt; `None` where it was not begun.
+/// What became of a prompt; `None` if it was not begun.
 pub(crate) type Outcome = Option<Result<Vec<Text>>>;
 
 /// The texts of every prompt, in their order; with the exception that ended them early, if one did.
@@ -67,7 +67,7 @@ pub(crate) fn clock() -> Clock {
 /// A list of prompts.
 struct Listed<'a> {
     prompts: VecDeque<Vec<u32>>,
-    /// Those of the prompts, where each has its own.
+    /// Those of the prompts, if each has its own.
     seeds: Option<Vec<u64>>,
     made: Vec<Outcome>,
     processors: &'a [LogitsProcessor],

@@ -16,7 +16,7 @@ use crate::process::{computing, start};
 use crate::raised::Raised;
 use crate::values::Values;
 
-/// Names of places as a text with commas or a list; all of them where there are none.
+/// Names of places as a text with commas or a list; all of them if there are none.
 fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> {
     let list = match names.map(|names| names.extract::<String>().map_err(|_| names)) {
         None => "*".to_owned(),
@@ -33,7 +33,7 @@ fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> 
 impl Model {
     /// Reads a text and keeps what is at the places of these names: the logits of every token, an array (1, tokens, vocabulary), and
     /// a dict of arrays. Names are TransformerLens', as `gpt2 cache` has them (`blocks.0.attn.hook_pattern`, `blocks.*.hook_resid_post`,
-    /// `resid_post`); all of them where none are given.
+    /// `resid_post`); all of them if none are given.
     ///
     /// hooks: pairs of a name and a function of an array and its name. What it returns is put there; None changes nothing. Besides
     /// pairs there may be what `steering` gives. bos: put the token that begins texts in front. layers, positions: only of these

@@ -101,7 +101,7 @@ impl States {
         Ok(Self::Array(tensor(value)?))
     }
 
-    /// The same where they fit a model.
+    /// The same if they fit a model.
     fn of(&self, config: &Gpt2Config) -> std::result::Result<EncoderStates, EngineError> {
         match self {
             Self::File(path) => EncoderStates::read(path, config),
@@ -377,7 +377,7 @@ impl Model {
         python_of(py, &self.loaded.config().to_json())
     }
 
-    /// How it generates where nothing else is said, with the keys of a generation_config.json.
+    /// How it generates by default, with the keys of a generation_config.json.
     #[getter]
     fn generation_config<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         dict_of(py, self.loaded.defaults()?.config())

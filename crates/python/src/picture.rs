@@ -163,7 +163,7 @@ impl Picture {
         Ok(axes)
     }
 
-    /// The values over the axes; nan where there is none.
+    /// The values over the axes; nan if there is none.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let numbers = self.found.report.values.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
@@ -171,7 +171,7 @@ impl Picture {
         Values { numbers, shape }.into_array(py)
     }
 
-    /// A text for each value, in the order of the values, where there are texts.
+    /// A text for each value, in the order of the values, if there are texts.
     #[getter]
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.found.report.texts)

@@ -31,7 +31,7 @@ use crate::values::{Values, dict_of, float_array, number, type_name};
 ///
 /// data, out, init, config, tokenizer, resume, offline and the options are those of train; batch_size is that of all processes
 /// together. The process of rank 0 logs, evaluates and saves into out as train does. The others write nothing; with resume=True
-/// they too read the state in out, and where they cannot, set_state gives them that of rank 0. Without dropout the losses are those
+/// they too read the state in out, and if they cannot, set_state gives them that of rank 0. Without dropout the losses are those
 /// of one process, but for roundings; with dropout each share draws masks of its own.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Trainer {
@@ -131,7 +131,7 @@ impl Trainer {
 
     /// Takes the step with the sums over all processes. Gives a dict: step, loss, learning_rate, gradient_norm, tokens_per_s,
     /// elapsed_s, and held_out_loss and held_out_loss_per_character after a step that is followed by an evaluation, which every
-    /// process makes. The process of rank 0 logs and saves where it is due.
+    /// process makes. The process of rank 0 logs and saves when it is due.
     fn apply<'py>(
         &self,
         py: Python<'py>,

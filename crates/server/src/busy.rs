@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use candle_gpt2_api::ApiError;
 
-/// When to try again, where nothing better is known.
+/// When to try again, if nothing better is known.
 const SOON: Duration = Duration::from_secs(1);
 
 /// As many wait as may.

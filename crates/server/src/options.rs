@@ -335,7 +335,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".into())
 }
 
-/// Whether a header Host can have this name, in brackets where it is an address of IPv6.
+/// Whether a header Host can have this name, in brackets if it is an address of IPv6.
 fn is_host(name: &str) -> bool {
     match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),

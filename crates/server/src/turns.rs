@@ -40,7 +40,7 @@ impl Turns {
         Self { turn: Arc::new(Semaphore::new(1)), taken: AtomicUsize::new(0), most, longest }
     }
 
-    /// Takes so many places; `None` where there are not as many.
+    /// Takes so many places; `None` if there are not as many.
     pub(crate) fn places(&self, count: usize) -> Option<Places<'_>> {
         let taken = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= self.most);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;

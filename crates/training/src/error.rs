@@ -59,7 +59,7 @@ pub enum TrainingError {
         .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to resume from", path.display()))
     )]
     Interrupted {
-        /// Where the state is, where there is one.
+        /// Where the state is, if there is one.
         state: Option<PathBuf>,
     },
     /// The data gives fewer tokens than the configuration has.

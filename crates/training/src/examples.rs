@@ -14,7 +14,7 @@ pub trait Examples {
     /// What is to be predicted: ids of tokens, or numbers of labels.
     fn targets(&self) -> &[u32];
 
-    /// What each prediction counts in the loss, greater than 0; `None` where each counts once.
+    /// What each prediction counts in the loss, greater than 0; `None` if each counts once.
     fn weights(&self) -> Option<&[f32]> {
         None
     }
@@ -25,7 +25,7 @@ pub trait Examples {
         self.weights().map_or(self.targets().len() as f64, sum)
     }
 
-    /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, where it is at hand and need not be
+    /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, if it is at hand and need not be
     /// computed.
     ///
     /// # Errors

@@ -123,7 +123,7 @@ impl Parameters {
         Ok(Self { named: named.collect::<Result<_>>()? })
     }
 
-    /// Those that are trained, and the others, which are fixed: where `train_blocks` counts blocks, all below the last ones, and
+    /// Those that are trained, and the others, which are fixed: if `train_blocks` counts blocks, all below the last ones, and
     /// the embeddings; what attends to an encoder, of which a training has no states, is never trained.
     pub fn split(self, config: &Gpt2Config, train_blocks: Option<usize>) -> (Self, HashMap<String, Tensor>) {
         let first = train_blocks.map_or(0, |count| config.n_layer.saturating_sub(count));
@@ -147,7 +147,7 @@ impl Parameters {
     /// whether to continue.
     ///
     /// # Errors
-    /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] where `progress`
+    /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] if `progress`
     /// says so.
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,

@@ -89,7 +89,7 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
     Ok((tensors, [(KEY.to_owned(), text)].into()))
 }
 
-/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none. It must be a
+/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` if there is none. It must be a
 /// state of the same training, on the data with this fingerprint.
 pub fn load(
     folder: &Path,

@@ -89,7 +89,7 @@ enum Written {
     Given(BTreeMap<String, f64>),
 }
 
-/// What is expected where class weights are wrong.
+/// What is expected if class weights are wrong.
 const EXPECTED: &str = "`balanced`, or a number greater than 0 for each label";
 const BALANCED: &str = "balanced";
 

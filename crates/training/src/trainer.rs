@@ -447,7 +447,7 @@ impl Trainer {
         found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
     }
 
-    /// The model as it is now, for inference. It shares the weights, and changes with them where they are trained whole.
+    /// The model as it is now, for inference. It shares the weights, and changes with them if they are trained whole.
     ///
     /// # Errors
     /// When the device has no room.
@@ -464,7 +464,7 @@ impl Trainer {
         Gpt2LMHeadModel::load(&self.config, ByOutput(vb))
     }
 
-    /// The adapters' configuration and fixed weights, where adapters are trained.
+    /// The adapters' configuration and fixed weights, if adapters are trained.
     pub fn lora(&self) -> Option<&Lora> {
         match &self.weights {
             Weights::Trained { .. } | Weights::Explained(_) => None,
@@ -472,7 +472,7 @@ impl Trainer {
         }
     }
 
-    /// The dictionary, where one is trained.
+    /// The dictionary, if one is trained.
     pub(crate) fn learner(&self) -> Option<&Learner> {
         match &self.weights {
             Weights::Explained(learner) => Some(learner),
@@ -488,7 +488,7 @@ impl Trainer {
         }
     }
 
-    /// Writes the dictionary as SAELens does, where one is trained: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
+    /// Writes the dictionary as SAELens does, if one is trained: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
     /// [`CONFIG_FILE`](crate::CONFIG_FILE). Says whether one is.
     ///
     /// # Errors
@@ -499,7 +499,7 @@ impl Trainer {
         Ok(true)
     }
 
-    /// How good the dictionary is on these texts, of three tokens at least each; `None` where none is trained.
+    /// How good the dictionary is on these texts, of three tokens at least each; `None` if none is trained.
     ///
     /// # Errors
     /// When the device has no room, or it is interrupted.

@@ -104,7 +104,7 @@ impl Checkpoint {
     /// compared with the embedding, which alone can take long. It is told of nothing.
     ///
     /// # Errors
-    /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] where `progress` says so.
+    /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn open_watched(
         path: &Path,
         options: &OpenOptions,
@@ -186,7 +186,7 @@ impl Checkpoint {
         self.beside.folder_of(&self.source.path)
     }
 
-    /// The tokenizer: from `path` where one is given, else from inside the file, else from the folder.
+    /// The tokenizer: from `path` if one is given, else from inside the file, else from the folder.
     ///
     /// # Errors
     /// When there is none, or it cannot be used.
@@ -198,7 +198,7 @@ impl Checkpoint {
         }
     }
 
-    /// The `generation_config.json` beside the weights, or that was given with them, where there is one: its path and its text.
+    /// The `generation_config.json` beside the weights, or that was given with them, if there is one: its path and its text.
     ///
     /// # Errors
     /// When it is there and cannot be read.
@@ -207,7 +207,7 @@ impl Checkpoint {
     }
 
     /// The rows of the vocabulary that are no tokens: those `tokenizer` has no token for. Without a tokenizer, those
-    /// after GPT-2's own tokens where the vocabulary has the size that nanoGPT pads to.
+    /// after GPT-2's own tokens if the vocabulary has the size that nanoGPT pads to.
     pub fn padding_token_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
         /// GPT-2's 50,257 tokens, padded to a multiple of 64.
         const PADDED_VOCABULARY: usize = 50_304;
@@ -260,7 +260,7 @@ impl Checkpoint {
         &self.rules
     }
 
-    /// What a user should know where nothing told the number of heads and it was guessed: another number is another model,
+    /// What a user should know if nothing told the number of heads and it was guessed: another number is another model,
     /// which no check can see. [`OpenOptions::n_head`] says it.
     pub fn guessed_heads_note(&self) -> Option<String> {
         let Gpt2Config { n_head, .. } = self.config;

@@ -12,7 +12,7 @@ use crate::stored::StoredTensor;
 
 /// Largest configuration that is read: real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Width of a head in every published GPT-2: what is assumed where nothing tells the number of heads.
+/// Width of a head in every published GPT-2: what is assumed if nothing tells the number of heads.
 const USUAL_HEAD_DIM: usize = 64;
 
 /// A configuration, and where it comes from.
@@ -57,7 +57,7 @@ pub(crate) fn read(
     Ok(FoundConfig { config, rule, has_guessed_heads: n_head.is_none() })
 }
 
-/// The text of `generation_config.json`, where there is such a file, and its path.
+/// The text of `generation_config.json`, if there is such a file, and its path.
 pub(crate) fn generation_config(
     files: &Files,
     folder: &Path,

@@ -41,7 +41,7 @@ impl Files {
         }
     }
 
-    /// The one file that was given, where it is one alone.
+    /// The one file that was given, if it is one alone.
     pub(crate) fn only(&self) -> Option<&str> {
         match self {
             Self::Disk => None,

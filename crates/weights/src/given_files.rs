@@ -100,7 +100,7 @@ impl GivenFiles {
         self.files.iter().map(|(given, _)| last_part(given))
     }
 
-    /// The file whose name has the last part of `path`, where there is one.
+    /// The file whose name has the last part of `path`, if there is one.
     ///
     /// # Errors
     /// When several have it.

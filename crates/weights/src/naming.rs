@@ -27,7 +27,7 @@ struct Scheme {
     thirds: &'static [(&'static str, &'static str, usize)],
     /// What a block holds besides parameters: the causal mask and the value it was filled with.
     buffers: &'static [&'static str],
-    /// How linear weights are stored; `None` where the file must tell.
+    /// How linear weights are stored; `None` if the file must tell.
     orientation: Option<Orientation>,
 }
 
@@ -180,7 +180,7 @@ pub(crate) fn is_of_head(name: &str) -> bool {
     name == HEAD || HeadKind::of_parameter(name).is_some()
 }
 
-/// The kind of head that the tensors of a file show, where nothing else tells it.
+/// The kind of head that the tensors of a file show, if nothing else tells it.
 pub(crate) fn head_shown_by(stored: &[StoredTensor]) -> HeadKind {
     let (_, prefix) = scheme_and_prefix(stored);
     let before_head = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(&prefix);
@@ -231,7 +231,7 @@ pub(crate) fn is_linear_weight(name: &str) -> bool {
 /// Where the values of a parameter come from. Numbers are indices of stored tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// One tensor, of which the first rows are the parameter where more are stored.
+    /// One tensor, of which the first rows are the parameter if more are stored.
     Whole(usize),
     /// Query, key and value, stored one by one.
     Thirds([usize; 3]),
@@ -464,7 +464,7 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
     }
 }
 
-/// The difference of a head whose rows are labels, where only their number is another one.
+/// The difference of a head whose rows are labels, if only their number is another one.
 fn labels_mismatch(config: &Gpt2Config, parameter: &Parameter, tensor: &StoredTensor) -> Option<Mismatch> {
     let (rows, columns) = tensor.shape.split_first()?;
     let (labels, width) = parameter.shape.split_first()?;

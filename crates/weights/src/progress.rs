@@ -38,7 +38,7 @@ impl<F: Fn(u64) + Sync> ReadProgress for F {
     }
 }
 
-/// An error where the job is to end.
+/// An error if the job is to end.
 pub(crate) fn check_interrupted(progress: &dyn ReadProgress) -> Result<(), WeightsError> {
     if progress.is_interrupted() { Err(WeightsError::Interrupted) } else { Ok(()) }
 }

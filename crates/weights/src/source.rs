@@ -53,9 +53,9 @@ pub(crate) struct Source {
     pub(crate) path: PathBuf,
     pub(crate) files: Vec<CheckpointFile>,
     pub(crate) tensors: Vec<StoredTensor>,
-    /// The configuration, where the files themselves hold one.
+    /// The configuration, if the files themselves hold one.
     pub(crate) config: Option<Gpt2Config>,
-    /// The tokenizer, where the files themselves hold one.
+    /// The tokenizer, if the files themselves hold one.
     pub(crate) tokenizer: Option<Tokenizer>,
     /// Whether linear layers and norms have no biases: the model is then built with zeros.
     pub(crate) is_bias_free: bool,

@@ -90,7 +90,7 @@ pub enum DifferenceKind {
     OnlyInSecond,
     /// The shapes differ, given `(out, in)`.
     Shape(Vec<usize>, Vec<usize>),
-    /// The largest absolute difference of two values; NaN where one of them is.
+    /// The largest absolute difference of two values; NaN if one of them is.
     Values(f64),
 }
 
@@ -109,7 +109,7 @@ pub enum DifferenceKind {
 /// ```
 ///
 /// # Errors
-/// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+/// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
 pub fn differences(
     first: &Checkpoint,
     second: &Checkpoint,
@@ -185,7 +185,7 @@ fn largest_difference_of_rows(
     Ok(largest)
 }
 
-/// The larger of two numbers; NaN where one of them is.
+/// The larger of two numbers; NaN if one of them is.
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
@@ -203,7 +203,7 @@ impl Checkpoint {
     /// `progress` is told how many bytes of the file were read since the last call, and asked whether to continue.
     ///
     /// # Errors
-    /// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    /// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn verify(&self, progress: &dyn ReadProgress) -> Result<Vec<Problem>, WeightsError> {
         let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
         for (index, stored) in self.parameter_tensors() {
@@ -217,11 +217,11 @@ impl Checkpoint {
         Ok(problems)
     }
 
-    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` where its type holds no
+    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` if its type holds no
     /// weights. `progress` is told of the tensor's bytes, and asked whether to continue.
     ///
     /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn statistics(
         &self,
         index: usize,

@@ -26,7 +26,7 @@ const MOST_ADDED: usize = 16;
 /// Encodes texts as a tokenizer does, without the special tokens that it may put around them. Threads share it, each with an
 /// [`EncoderSession`].
 ///
-/// The tokens are those of [`encode_piece`], but where a text has more than a million spaces in a row: there the engine of
+/// The tokens are those of [`encode_piece`], except after more than a million spaces in a row: there the engine of
 /// expressions that [`Tokenizer`] is built with gives up and leaves the rest in one word, while here, as in its Python
 /// package, spaces are spaces.
 ///
@@ -125,7 +125,7 @@ impl EncoderSession<'_> {
 }
 
 impl Own {
-    /// `None` where the tokenizer is another one, in anything that could matter.
+    /// `None` if the tokenizer is another one, in anything that could matter.
     fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let is_plain = tokenizer.get_normalizer().is_none()
             && tokenizer.get_truncation().is_none()
@@ -196,7 +196,7 @@ struct Written {
     merges: Vec<(String, String)>,
 }
 
-/// The merges of a model, `None` where it does more than GPT-2's.
+/// The merges of a model, `None` if it does more than GPT-2's.
 fn byte_pairs(model: &BPE) -> Option<BytePairs> {
     let is_empty = |part: &Option<String>| part.as_deref().unwrap_or_default().is_empty();
     let is_plain = model.dropout.is_none_or(|dropout| dropout == 0.0)

@@ -36,7 +36,7 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// The classes come from the tables of the library that the tokenizer's own expression is compiled with. `None` where it
+    /// The classes come from the tables of the library that the tokenizer's own expression is compiled with. `None` if it
     /// has no such tables.
     pub(crate) fn new() -> Option<Self> {
         let mut words = Self { ascii: [Class::Other; 128], all: vec![0; CHARACTERS / PER_BYTE] };

@@ -43,7 +43,7 @@ const ALIGNMENT: usize = 32;
 ///
 /// # Errors
 /// When the checkpoint is not sound in its structure, llama.cpp's GPT-2 has not the arithmetic of its configuration, a
-/// width does not fill whole blocks, `file` exists, or it cannot be written; [`WeightsError::Interrupted`] where `progress` says
+/// width does not fill whole blocks, `file` exists, or it cannot be written; [`WeightsError::Interrupted`] if `progress` says
 /// so. Nothing is then left of it.
 pub fn write_gguf(
     checkpoint: &Checkpoint,

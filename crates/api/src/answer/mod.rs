@@ -98,7 +98,7 @@ impl Answer {
         }
     }
 
-    /// Why the request ends whose prompt cannot be continued, with the prompt's path where that is at fault.
+    /// Why the request ends whose prompt cannot be continued, with the prompt's path if that is at fault.
     pub fn refused(&self, prompt: usize, error: &GenerationError) -> ApiError {
         if let (GenerationError::NotFinite, true) = (error, self.wants.is_steered) {
             let message = "steering: the model's logits are not finite with it; use a smaller scale";

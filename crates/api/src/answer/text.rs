@@ -77,7 +77,7 @@ pub(crate) struct TextAnswer {
     /// Its characters.
     chars: usize,
     pub(super) ids: Vec<u32>,
-    /// One for each token, where they are told.
+    /// One for each token, if they are told.
     pub(super) logprobs: Vec<TokenLogprobs>,
     logprob_sum: f64,
     /// The place of each token, in characters.
@@ -87,7 +87,7 @@ pub(crate) struct TextAnswer {
     pub(super) sent: Sent,
     /// What looks inside while it is made.
     inspected: Option<Inspected>,
-    /// What was seen inside, once it has ended, where that is shown.
+    /// What was seen inside, once it has ended, if that is shown.
     pub(super) seen: Option<Seen>,
 }
 

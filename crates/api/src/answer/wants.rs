@@ -21,7 +21,7 @@ pub(crate) struct Head {
     /// In seconds since 1970.
     pub(crate) created: u64,
     pub(crate) model: String,
-    /// What the texts are drawn with, where they are.
+    /// The seed of sampling, if texts are sampled.
     pub(crate) seed: Option<i64>,
 }
 

@@ -173,7 +173,7 @@ impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
     }
 }
 
-/// The tokens that were expected, and the one that came; null where nothing was before it.
+/// The tokens that were expected, and the one that came; null if nothing was before it.
 struct TopLogprobs<'a>(&'a Entry);
 
 impl Serialize for TopLogprobs<'_> {

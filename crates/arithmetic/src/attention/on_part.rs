@@ -14,7 +14,7 @@ use crate::simd::Sums;
 use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 
 /// Keys of a part: few enough that scores, and keys and values of 48 queries after each other, stay in the nearer caches, and
-/// that one head gives work to several threads where the context is long.
+/// that one head gives work to several threads if the context is long.
 pub(super) const PART_KEYS: usize = 256;
 /// Queries of a tile that is a walk through memory: it fetches what comes next.
 const FETCHED_ROWS: usize = 2;

@@ -167,7 +167,7 @@ struct Values<'a, T, F> {
 trait ReadBlocks: Sync {
     /// Reads the given outputs of the given inputs, each as first and count.
     fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded);
-    /// Bytes of an output, where its inputs lie side by side.
+    /// Bytes of an output, if its inputs lie side by side.
     fn bytes_of_output(&self) -> Option<usize>;
 }
 
@@ -185,7 +185,7 @@ fn pack(
 struct Packing<'a> {
     values: &'a dyn ReadBlocks,
     shape: (usize, usize),
-    /// Told the outputs that were packed, all of them at once where they do not lie one after the other.
+    /// Told the outputs that were packed, all of them at once if they do not lie one after the other.
     read: &'a dyn Fn(Range<usize>),
 }
 

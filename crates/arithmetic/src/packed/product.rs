@@ -30,7 +30,7 @@ const FEW_TILES: usize = 4;
 const LOW_TILE: usize = 4;
 /// Rows of a tile that is always a walk through memory: without a condition, fetches lie between the products and cost nothing.
 const WALK_ROWS: usize = 2;
-/// Rows from which on weights are expanded before they are multiplied, where that is not done on the way.
+/// Rows from which on weights are expanded before they are multiplied, if that is not done on the way.
 const EXPANDED_ROWS: usize = 20;
 
 impl PackedMatrix {

@@ -161,7 +161,7 @@ struct Task {
 unsafe impl Send for Task {}
 
 impl Pool {
-    /// The pool at `place`, or a new one with so many threads besides the caller's where there is none or it is another process's.
+    /// The pool at `place`, or a new one with so many threads besides the caller's if there is none or it is another process's.
     fn of_this_process(place: &AtomicPtr<Self>, threads: usize) -> &'static Self {
         let found = place.load(Ordering::Acquire);
         // SAFETY: it is null or points to a pool, and those live as long as the program.
@@ -553,7 +553,7 @@ mod tests {
         }
     }
 
-    /// Held where a thread panics: telling it takes locks, which a fork by another test would copy.
+    /// Held while a thread panics: reporting it takes locks, which a fork by another test would copy.
     static PANICS: Mutex<()> = Mutex::new(());
 
     #[test]

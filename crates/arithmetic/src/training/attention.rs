@@ -22,7 +22,7 @@ const QUERY_BLOCK: usize = 48;
 pub struct AddedScores<'a, T> {
     /// From the first value on.
     pub values: &'a [T],
-    /// From a text, a head and a query to the next; 0 where all have the same.
+    /// From a text, a head and a query to the next; 0 if all have the same.
     pub strides: [usize; 3],
 }
 
@@ -90,7 +90,7 @@ impl<'a, T: Number> Attention<'a, T> {
         [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
     }
 
-    /// The number of values of the output, where all sizes fit.
+    /// The number of values of the output, if all sizes fit.
     fn output_len(&self, qkv: &[&[T]]) -> usize {
         let Self { texts, queries, keys, heads, value_dim, scale, visible, added, .. } = *self;
         for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(self.sizes()) {
@@ -137,7 +137,7 @@ impl<'a, T: Number> Attention<'a, T> {
 }
 
 impl Attention<'_, f32> {
-    /// Queries, keys and values of all heads, where all sizes fit.
+    /// Queries, keys and values of all heads, if all sizes fit.
     ///
     /// # Panics
     /// When they do not.

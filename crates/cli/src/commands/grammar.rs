@@ -9,7 +9,7 @@ use candle_gpt2_generation::{GenerationConfig, LogitsProcessor};
 use clap::Args;
 use serde_json::Value;
 
-/// What all texts must conform to; nothing where the program is built without the feature `grammar`.
+/// What all texts must conform to; nothing if the program is built without the feature `grammar`.
 #[derive(Debug, Args)]
 pub(crate) struct GrammarArguments {
     /// Generate JSON that conforms to the JSON schema in FILE; the completion ends where the JSON does

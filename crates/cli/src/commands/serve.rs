@@ -25,7 +25,7 @@ use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// A key, where the command line and a file are not the place for it.
+/// A key, if the command line and a file are not the place for it.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
 
 #[derive(Debug, Args)]

@@ -49,7 +49,7 @@ pub struct CachedModels {
 }
 
 impl CachedModels {
-    /// What the cache of these options holds; nothing where there is no such folder.
+    /// What the cache of these options holds; nothing if there is no such folder.
     pub fn of(options: &HubOptions) -> Self {
         let mut models = Self::default();
         for folder in folders_in(&options.cache) {

@@ -23,7 +23,7 @@ use super::name::{HubName, Kind};
 use super::options::{HubOptions, Network};
 use crate::{Reporter, Unit};
 
-/// Small files that are taken along where the repository has them.
+/// Small files that are taken along if the repository has them.
 const SMALL_FILES: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -60,7 +60,7 @@ pub(super) fn fetch(
     Ok(folder)
 }
 
-/// Downloads a file of a dataset where it is missing and returns the folder of the snapshot.
+/// Downloads a file of a dataset if it is missing and returns the folder of the snapshot.
 pub(super) fn fetch_file(
     dataset: &HubName,
     file: &str,
@@ -237,7 +237,7 @@ enum Step {
     Bytes(u64),
 }
 
-/// Checks that a file has the size that the Hub announced, and removes it where not.
+/// Checks that a file has the size that the Hub announced, and removes it if not.
 fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     let failed = |error: io::Error| HubError::Other { model: model.to_owned(), cause: error.to_string() };
     let found = fs::metadata(path).map_err(failed)?.len();

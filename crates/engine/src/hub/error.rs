@@ -68,19 +68,19 @@ pub enum HubError {
          token with HF_TOKEN"
     )]
     Refused {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// There is no such model.
     #[error("{model}: there is no such model on the Hub, and no such local path; check the name")]
     NoSuchModel {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// There is no such model, or it has no such revision.
     #[error("{model}: there is no such model or revision on the Hub; check both names")]
     NoSuchRevision {
-        /// The model with its revision, and the file where it was one.
+        /// The model with its revision, and the file if it was one.
         model: String,
     },
     /// There is no such dataset, or it has no such revision.
@@ -88,7 +88,7 @@ pub enum HubError {
         "{dataset}: there is no such dataset or revision on the Hub, and the name is no local path; check the names"
     )]
     NoSuchDataset {
-        /// The dataset with its revision, and the file where it was one.
+        /// The dataset with its revision, and the file if it was one.
         dataset: String,
     },
     /// A dataset has no such file.
@@ -104,7 +104,7 @@ pub enum HubError {
     /// The Hub answers with an error of its own.
     #[error("{model}: the Hub answers with status {status}; try again later")]
     Status {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
         /// HTTP's number of the error.
         status: u16,
@@ -112,13 +112,13 @@ pub enum HubError {
     /// There is no room on the disk.
     #[error("{model}: the disk is full; free some space and run the command again")]
     DiskFull {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// The connection broke off.
     #[error("{model}: the download was interrupted ({cause}); run the command again to resume it")]
     Interrupted {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
         /// Why.
         cause: String,
@@ -127,7 +127,7 @@ pub enum HubError {
     /// the cache.
     #[error("{model}: the download was stopped; run the command again to resume it")]
     Stopped {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// A file has another size than the Hub announced.
@@ -143,7 +143,7 @@ pub enum HubError {
     /// Anything else.
     #[error("{model}: {cause}")]
     Other {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
         /// What the client says.
         cause: String,

@@ -15,7 +15,7 @@ pub use options::{HubOptions, Network};
 
 use crate::{EngineError, Reporter};
 
-/// The local path of a model: its name where that exists or can only be a path, else the Hub's files in the cache.
+/// The local path of a model: its name if that exists or can only be a path, else the Hub's files in the cache.
 pub(crate) fn local_path(
     model: &Path,
     options: &HubOptions,
@@ -41,7 +41,7 @@ pub struct DatasetFile {
     pub revision: Option<String>,
 }
 
-/// The local path of data: their name where that exists or can only be a path, else a file of a dataset on the Hub,
+/// The local path of data: their name if that exists or can only be a path, else a file of a dataset on the Hub,
 /// `owner/name[@revision]/path`, in the cache.
 ///
 /// # Errors

@@ -59,9 +59,9 @@ pub enum LogitsProcessor {
         /// The ends of texts.
         eos_token_id: Vec<u32>,
     },
-    /// Keeps the tokens that the function names; where they were all removed before, it wins, and they become equal.
+    /// Keeps the tokens that the function names; if they were all removed before, it wins, and they become equal.
     AllowedTokens(AllowedTokens),
-    /// Keeps the tokens that the constraint allows; where they were all removed before, it wins, and they become equal.
+    /// Keeps the tokens that the constraint allows; if they were all removed before, it wins, and they become equal.
     Constraint(Arc<dyn Constraint>),
     /// What the function makes of them.
     Function(LogitsFunction),

@@ -101,7 +101,7 @@ pub trait Constraint: Send + Sync + fmt::Debug {
     /// may come where the text may end.
     ///
     /// # Errors
-    /// When the text cannot be followed, as where it does not conform.
+    /// When the text cannot be followed, as when it does not conform.
     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError>;
 
     /// Whether nothing may come next but the end.

@@ -1,4 +1,4 @@
-//! How texts begin: where there is room, from what was computed for others, and with the tokens of their prompts.
+//! How texts begin: if there is room, from what was computed for others, and with the tokens of their prompts.
 
 use std::ops::Deref;
 
@@ -18,7 +18,7 @@ use crate::prefixes::{Beginning, PromptScores, Sharers, Source, Wanted};
 use crate::{GenerationError, Sampler, TextStream};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// As many tokens of prompts as a step computes, of which `computed` are; texts begin where there is room.
+    /// As many tokens of prompts as a step computes, of which `computed` are; texts begin if there is room.
     pub(super) fn prefill(&mut self, computed: usize) -> Result<(), GenerationError> {
         let mut budget = self.options.chunk_tokens.saturating_sub(computed);
         while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
@@ -42,7 +42,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// What follows when some tokens of a prompt are computed, whose hidden states these are, `(1, count, C)`. The logits after the last
-    /// one are computed where they are wanted and not given.
+    /// one are computed if they are wanted and not given.
     pub(super) fn go_on(
         &mut self,
         mut prefill: Prefill<T>,
@@ -84,7 +84,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.begin(text, cache, logits)
     }
 
-    /// Begins the next text that waits, where there is room; says whether it did.
+    /// Begins the next text that waits, if there is room; says whether it did.
     pub(super) fn admit(&mut self) -> Result<bool, GenerationError> {
         let Some(waiting) = self.waiting.front() else { return Ok(false) };
         if self.running() >= self.options.max_texts {

@@ -27,7 +27,7 @@ struct Computed {
     count: usize,
     /// `(1, count, C)`.
     hidden: Tensor,
-    /// What comes after the last token, where that is wanted.
+    /// What comes after the last token, if that is wanted.
     logits: Option<Vec<f32>>,
 }
 

@@ -42,7 +42,7 @@ impl StopReason {
 #[derive(Debug)]
 #[must_use = "events are told once"]
 pub struct Step {
-    /// What happened, in order; where the step failed, until then.
+    /// What happened, in order; if the step failed, until then.
     pub events: Vec<Event>,
     /// Why the device failed. All requests have then ended.
     pub failure: Option<GenerationError>,
@@ -68,7 +68,7 @@ pub enum Event {
         request: RequestId,
         /// Tokens of the prompt that had been computed for another request.
         cached_tokens: usize,
-        /// How probable its tokens are, where that was asked for; `None` for the first one, which has nothing before it.
+        /// How probable its tokens are, if that was asked for; `None` for the first one, which has nothing before it.
         prompt: Vec<Option<TokenLogprobs>>,
     },
     /// A text has one more token.
@@ -81,7 +81,7 @@ pub enum Event {
         id: u32,
         /// The text that it completes; empty without a tokenizer.
         text: String,
-        /// How probable it is, where that was asked for.
+        /// How probable it is, if that was asked for.
         logprobs: Option<TokenLogprobs>,
         /// Why the text ends with it; `None` while it continues.
         stop_reason: Option<StopReason>,

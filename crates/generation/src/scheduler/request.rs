@@ -66,7 +66,7 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// How probable each token of the prompt is, with so many alternatives.
     pub prompt_logprobs: Option<usize>,
-    /// Requests of the same number may reuse what was computed for one another if their prompts begin alike; on a CPU only, where that
+    /// Requests of the same number may reuse what was computed for one another if their prompts begin alike; on a CPU only, if that
     /// changes no bit. `None` shares nothing.
     pub reuse: Option<u64>,
     /// What sees, and may change, the passes of each of its texts; none, or one for each. An observed text has passes of its own,

@@ -60,7 +60,7 @@ impl FaithfulnessCurve {
         self.area(|point| point.faithfulness)
     }
 
-    /// The area between the curve and 1 (circuit-model distance): 0 where every circuit does what the model does.
+    /// The area between the curve and 1 (circuit-model distance): 0 if every circuit does what the model does.
     pub fn cmd(&self) -> f32 {
         self.area(|point| (1.0 - point.faithfulness).abs())
     }

@@ -28,7 +28,7 @@ pub struct PromptPair {
     pub correct: Vec<u32>,
     /// Those that they are compared with.
     pub incorrect: Vec<u32>,
-    /// The span that each token belongs to, counted from 0; empty where edges are not told apart by position.
+    /// The span that each token belongs to, counted from 0; empty if edges are not told apart by position.
     pub spans: Vec<usize>,
 }
 

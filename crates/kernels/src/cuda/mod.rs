@@ -62,7 +62,7 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
     by_type!(x.dtype(), launch_normed(&x.contiguous()?, parameters, width, epsilon)).map(Some)
 }
 
-/// The width of the last axis of `x`, where the kernels can count it and every parameter has it.
+/// The width of the last axis of `x`, if the kernels can count it and every parameter has it.
 fn row_width(x: &Tensor, parameters: &[&Tensor]) -> Option<u32> {
     let width = *x.dims().last()?;
     parameters.iter().all(|parameter| parameter.dims() == [width]).then(|| u32::try_from(width).ok())?

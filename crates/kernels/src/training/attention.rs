@@ -32,7 +32,7 @@ pub struct HeadsAttention {
 
 /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
 ///
-/// In f32 on a CPU, where nothing is added or dropped, the bits are those of
+/// In f32 on a CPU, if nothing is added or dropped, the bits are those of
 /// [`KvMemory::attention`](crate::KvMemory::attention) over a memory in f32, whatever texts are computed together.
 ///
 /// ```
@@ -255,7 +255,7 @@ fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
 
 impl HeadsAttention {
     /// What hides the keys of a block from queries that do not see them, `(1, 1, T, S)`, or for each text `(B, 1, T, S)`; `None`
-    /// where all see all.
+    /// if all see all.
     fn hidden(&self, block: &Block, queries: usize, device: &Device) -> Result<Option<Tensor>> {
         let of_texts = self.visible.chunks(queries).map(|of_text| &of_text[block.queries.clone()]);
         let seen: Vec<Range<usize>> = of_texts.flatten().map(|seen| block.seen(seen)).collect();
@@ -313,7 +313,7 @@ struct Sizes {
 }
 
 impl HeadsAttention {
-    /// The sizes, where all of them fit.
+    /// The sizes, if all of them fit.
     fn sizes(&self, projections: &[&Tensor]) -> Result<Sizes> {
         let Self { heads, scale, visible, .. } = self;
         if !(*scale > 0.0 && scale.is_finite()) {

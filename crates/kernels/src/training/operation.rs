@@ -364,7 +364,7 @@ impl Before {
     }
 }
 
-/// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, where it has one.
+/// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, if it has one.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -397,7 +397,7 @@ pub fn gradients(
     Ok((value, gradients))
 }
 
-/// What `compute` makes of `x`, where gradients are asked for: without keeping anything but `x`, and by computing it again
+/// What `compute` makes of `x`, if gradients are asked for: without keeping anything but `x`, and by computing it again
 /// on the way back. It must compute the same each time.
 ///
 /// ```

@@ -18,7 +18,7 @@ use crate::fault::internal;
 use crate::log::log_failure;
 use crate::metrics::Metrics;
 
-/// The engine has died where a step fails from within again within this time.
+/// The engine has died if a step fails from within again within this time.
 const TWICE_WITHIN: Duration = Duration::from_secs(60);
 /// Chunks of a prompt that are computed together while no text is being written.
 const IDLE_CHUNKS: usize = 4;
@@ -112,7 +112,7 @@ impl Worker {
         }
     }
 
-    /// Takes all commands that are there, and waits for one where there is nothing to do. Answers false when there can be none.
+    /// Takes all commands that are there, and waits for one if there is nothing to do. Answers false when there can be none.
     fn take_commands(&mut self) -> bool {
         loop {
             let is_busy = !self.texts.is_idle();
@@ -255,7 +255,7 @@ impl Worker {
         }
     }
 
-    /// Tokens of prompts for the next step. Long chunks cost less where no text waits for its next token; a few texts, whose own
+    /// Tokens of prompts for the next step. Long chunks cost less if no text waits for its next token; a few texts, whose own
     /// step is short, notice a chunk more than many do.
     fn chunk_tokens(&mut self) -> usize {
         /// For each text, about what makes a chunk as long as the step.

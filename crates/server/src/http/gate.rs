@@ -110,7 +110,7 @@ impl Gate {
         }
     }
 
-    /// The number of the key that a request shows; 0 where none is asked for.
+    /// The number of the key that a request shows; 0 if none is asked for.
     pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         self.keys.check(headers)
     }

@@ -45,7 +45,7 @@ impl Listener {
         }
     }
 
-    /// The address that only this machine reaches it by, where that is so.
+    /// The address that only this machine reaches it by, if that is so.
     pub(crate) fn loopback(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(_, address) => Some(address.ip()).filter(IpAddr::is_loopback),

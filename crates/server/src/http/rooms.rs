@@ -134,7 +134,7 @@ impl Room {
 }
 
 impl Taken {
-    /// Whether the body has memory for so many bytes; where not, a slower one has to give up its own.
+    /// Whether the body has memory for so many bytes; if not, a slower one has to give up its own.
     fn hold(&mut self, number: u64, bytes: usize, most: usize) -> bool {
         let large = |(number, body): (&u64, &Body)| (body.bytes > 0).then_some(*number);
         let oldest = self.bodies.iter().find_map(large).unwrap_or(number);

@@ -77,7 +77,7 @@ impl Activity {
         }
     }
 
-    /// Ready where the connection has lost its place. One task asks.
+    /// Ready when the connection has lost its place. One task polls it.
     pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut standing = self.standing();
         if standing.is_evicted {
@@ -91,7 +91,7 @@ impl Activity {
         poll_fn(|cx| self.poll_evicted(cx)).await;
     }
 
-    /// How readily it loses its place; `None` where it does not.
+    /// How readily it loses its place; `None` if it does not.
     fn rank(&self) -> Option<(State, Instant)> {
         let standing = self.standing();
         let loses = match standing.state {
@@ -171,7 +171,7 @@ impl Seats {
         Seat { seats: Arc::clone(self), number, activity, is_surplus }
     }
 
-    /// Takes the place of the connection that has waited longest for its client; `false` where none waits.
+    /// Takes the place of the connection that has waited longest for its client; `false` if none waits.
     pub(crate) fn evict(&self) -> bool {
         let mut taken = self.taken();
         let ranked = taken.activities.iter();

@@ -1,4 +1,4 @@
-//! Which format a file has, told by its content, and the file to open in a folder, told by name where that is settled.
+//! Which format a file has, told by its content, and the file to open in a folder, told by name if that is settled.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -196,7 +196,7 @@ fn is_json(start: &[u8]) -> bool {
     start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// The shard of each tensor, where the file is an index of shards.
+/// The shard of each tensor, if the file is an index of shards.
 fn weight_map(file: &CheckpointFile) -> Result<Option<BTreeMap<String, String>>, WeightsError> {
     if file.len() > MAX_INDEX_BYTES || !is_json(&file.first(SNIFFED_BYTES as u64)?) {
         return Ok(None);

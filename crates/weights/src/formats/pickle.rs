@@ -146,7 +146,7 @@ impl Pickle {
         })
     }
 
-    /// The value under a text key of a dictionary; the last one where a key repeats.
+    /// The value under a text key of a dictionary; the last one if a key repeats.
     pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
         self.entries(dict).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }

@@ -21,7 +21,7 @@ use crate::stored::{StoredDType, StoredTensor};
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 /// How deep inside other dictionaries a state dict is looked for.
 const MAX_WRAPPERS: usize = 3;
-/// How deep dictionaries may lie in each other where all of them are read.
+/// How deep dictionaries may lie in each other if all of them are read.
 const MAX_NESTING: usize = 8;
 /// Longest name that the keys of nested dictionaries may make, and longest text beside the tensors.
 const MAX_TEXT_BYTES: usize = 1024;

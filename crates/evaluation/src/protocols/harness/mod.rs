@@ -204,7 +204,7 @@ impl HarnessTask {
         &self.name
     }
 
-    /// The number of examples before a question, of a run that asks for `wanted`; with a note where the file has the last word.
+    /// The number of examples before a question, of a run that asks for `wanted`; with a note if the file has the last word.
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match (self.num_fewshot, wanted) {
             (Some(0), Some(1..)) => {
@@ -226,7 +226,7 @@ impl HarnessTask {
         })
     }
 
-    /// The files that examples are drawn from, where they are not those of the evaluated split.
+    /// The files that examples are drawn from, if they are not those of the evaluated split.
     pub(crate) fn few_shot_files(&self) -> Option<&[PathBuf]> {
         self.few_shot_data.as_deref()
     }
