@@ -149,7 +149,7 @@ impl ApiError {
     }
 }
 
-/// Of the inside nothing is told.
+/// Nothing internal is reported.
 impl From<candle_core::Error> for ApiError {
     fn from(error: candle_core::Error) -> Self {
         Self::failed(error)

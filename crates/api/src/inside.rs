@@ -109,7 +109,7 @@ impl Inside {
         !self.edits.is_empty()
     }
 
-    /// How what is shown is told.
+    /// How the activations are reported.
     pub(crate) fn told(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
         let Shown { sites, encoding, .. } = self.shown.as_ref()?;
         let (sites, config) = (sites.clone(), served.config().clone());

@@ -107,7 +107,7 @@ fn check_limits(
     Ok(())
 }
 
-/// What is told of prompts is bounded too.
+/// What is reported of prompts is bounded too.
 fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result<(), ApiError> {
     /// Log-probabilities, each with the token's text: some 20 MB.
     const MOST_TOLD: usize = 1 << 19;
@@ -310,7 +310,7 @@ fn refused(error: EngineError) -> ApiError {
 }
 
 impl From<&GenerationError> for ApiError {
-    /// Where the request is at fault it is told so; of the inside nothing is told.
+    /// Errors of the request are reported; nothing internal is.
     fn from(error: &GenerationError) -> Self {
         let of_request = matches!(error, GenerationError::NoTokenLeft | GenerationError::Constraint { .. });
         if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::failed(error) }

@@ -167,7 +167,7 @@ pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Resu
     }
 }
 
-/// Nothing is told of where the model's files are.
+/// The paths of the model's files are not reported.
 pub(crate) fn unreadable(error: &EngineError, path: &str) -> ApiError {
     let what = match error {
         EngineError::Weights(WeightsError::NoTokenizer { .. }) => {

@@ -1,4 +1,4 @@
-//! Options of the libraries in the words of the program: their messages write `` `top_k` ``, and a reader is told `--top-k`.
+//! Options of the libraries as flags of the program: their messages contain `` `top_k` ``, and users see `--top-k`.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;

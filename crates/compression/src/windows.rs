@@ -57,8 +57,8 @@ pub(crate) fn start(config: &Gpt2Config) -> u32 {
     config.start_token().unwrap_or(0)
 }
 
-/// What `look` finds in the logits of each token of `ids` but the first; it is given the token's index. `progress` is told how many
-/// were looked at since the last call, and may end it.
+/// What `look` finds in the logits of each token of `ids` but the first; it is given the token's index. `progress` is called with the number
+/// found since the last call, and may end it.
 pub(crate) fn for_each_next<R: Send>(
     model: &Gpt2LMHeadModel,
     windows: Windows,

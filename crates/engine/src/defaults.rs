@@ -122,8 +122,8 @@ impl Defaults {
     /// end the text as tokens, and rows of the vocabulary that are no tokens are never generated.
     ///
     /// # Errors
-    /// When it asks for what is wrong or cannot be done. What is wrong with `generation_config.json` already is told as its
-    /// mistake and not the request's.
+    /// When it asks for what is wrong or cannot be done. Errors in `generation_config.json` are reported as errors of the file and
+    /// not of the request.
     pub fn complete(&self, mut config: GenerationConfig) -> Result<GenerationConfig, EngineError> {
         let vocabulary = &self.vocabulary;
         if vocabulary.tokenizer().is_none() && !config.stop_strings.is_empty() {

@@ -155,7 +155,7 @@ impl LoadedModel {
             let Some(prompt) = job.next_prompt()? else { break };
             ahead.push_back(Request::new(prompt, Arc::clone(&config)));
         }
-        // A prompt that is refused is told when its turn comes.
+        // The error of a refused prompt is reported when its turn comes.
         let kv_tokens = |request: &Request| request.kv_tokens(self.config()).unwrap_or(0);
         let tokens: Vec<usize> = ahead.iter().map(kv_tokens).collect();
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());

@@ -1,6 +1,6 @@
-//! How long jobs report their progress, and what is worth knowing, without printing anything themselves.
+//! How long jobs report progress and notes, without printing anything themselves.
 
-/// Receives the progress of long jobs and what is worth knowing; implemented by each front end.
+/// Receives the progress of long jobs, and notes; implemented by each front end.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -28,7 +28,7 @@ pub trait Reporter: Send + Sync {
     /// A job of `total` things begins; it ends when the answer is dropped.
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress>;
 
-    /// Something worth knowing that is not an error.
+    /// A note for the user, which is not an error.
     fn note(&self, note: &str);
 
     /// Whether the job is to end early, because the user interrupted it. It is called often, on the calling thread, between two

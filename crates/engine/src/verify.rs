@@ -71,7 +71,7 @@ pub struct Verification {
     pub sound: bool,
     /// What is wrong, in words.
     pub problems: Vec<String>,
-    /// What is worth knowing and not wrong.
+    /// Notes: what is not wrong, and good to know.
     pub notes: Vec<String>,
     /// Largest difference between logits with a cache and without; absent if the model cannot be built or is a classifier.
     pub cache_difference: Option<f64>,

@@ -100,7 +100,7 @@ impl Kl {
         self.windows.len()
     }
 
-    /// What is worth knowing.
+    /// Notes on the text.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

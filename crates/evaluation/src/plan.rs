@@ -195,13 +195,13 @@ impl Plan {
 }
 
 impl Evaluation {
-    /// What is worth knowing: of the data, of what is in the log already.
+    /// Notes on the data, and on what is in the log already.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Asks the models, a protocol after the other; `base` is the one that `kl` compares with. What is wrong with the data of a
-    /// protocol is told after the reports of all others; any other error ends the run.
+    /// Asks the models, a protocol after the other; `base` is the one that `kl` compares with. Errors in the data of a protocol
+    /// are reported after the reports of all others; any other error ends the run.
     pub fn run<'a>(
         self,
         model: &'a LoadedModel,

@@ -29,7 +29,7 @@ pub struct Prepared {
     pub left_out: Vec<u32>,
     /// Items that were longer than the context and lost their beginning.
     pub cut: usize,
-    /// Other things that are worth knowing.
+    /// Other notes.
     pub notes: Vec<String>,
     /// What is wrong with the entry after the last item.
     pub damaged: Option<DataError>,

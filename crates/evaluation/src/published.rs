@@ -55,7 +55,7 @@ impl Size {
     }
 }
 
-/// A figure that someone published.
+/// A published figure.
 ///
 /// A field of a [`Protocol`](crate::Protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

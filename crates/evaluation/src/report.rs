@@ -1,4 +1,4 @@
-//! What is told of a measurement: to programs as JSON, to readers as a table.
+//! The report of a measurement: JSON for programs, a table for readers.
 //!
 //! Numbers that are not finite, such as a perplexity that f64 cannot hold, are the texts `Infinity`, `-Infinity` and `NaN` in JSON.
 
@@ -56,7 +56,7 @@ pub struct Report {
     pub against: Option<Comparison>,
     /// Items that were longer than the context and lost their beginning.
     pub cut: usize,
-    /// Other things that are worth knowing.
+    /// Other notes.
     pub notes: Vec<String>,
     /// Tokens that this run read; what the choices of an item all begin with counts once, and what was in the log not at all.
     pub tokens_read: u64,

@@ -124,8 +124,8 @@ impl Task {
         Ok(())
     }
 
-    /// Notes what is worth knowing of the data, and refuses what cannot be measured: damaged data if nothing would be left of
-    /// the items before.
+    /// Makes notes on the data, and refuses what cannot be measured: damaged data if nothing would be left of the items
+    /// before.
     pub(crate) fn check(&self, has_log: bool, notes: &mut Vec<String>) -> Result<(), EvaluationError> {
         let name = &self.head.protocol;
         let (cut, own) = self.asking.notes();
@@ -220,7 +220,7 @@ impl Asking {
         }
     }
 
-    /// Items that lost their beginning, and what else is worth knowing.
+    /// The number of items that lost their beginning, and the other notes.
     fn notes(&self) -> (usize, &[String]) {
         match self {
             Self::Items { prepared, .. } => (prepared.cut, &prepared.notes),

@@ -73,7 +73,7 @@ impl<'a> Expected<'a> {
         self.logits.get(..=usize::try_from(token).ok()?)?.split_last()
     }
 
-    /// What is told of `token`.
+    /// The log-probability of `token`, with its alternatives.
     pub(crate) fn of_token(self, token: u32) -> TokenLogprobs {
         TokenLogprobs { logprob: self.logprob(token), alternatives: self.alternatives }
     }

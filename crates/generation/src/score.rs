@@ -33,8 +33,8 @@ impl Score {
     }
 }
 
-/// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is told how many tokens
-/// were scored since the last call.
+/// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is called with the number of
+/// tokens scored since the last call.
 ///
 /// ```
 /// use candle_gpt2_generation::score;

@@ -48,7 +48,7 @@ impl HeadKind {
     }
 
     /// The kind that alone has this parameter (named as in [`expected_parameters`](crate::expected_parameters)): how a checkpoint
-    /// whose configuration names no class is told from its tensors.
+    /// whose configuration names no class is recognised by its tensors.
     pub fn of_parameter(name: &str) -> Option<Self> {
         match name {
             "score.weight" => Some(Self::SequenceClassification),

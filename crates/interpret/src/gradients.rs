@@ -104,7 +104,7 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
         .collect()
 }
 
-/// How the weight of a token is found. [`token_weights`] is told one.
+/// How the weight of a token is found. [`token_weights`] takes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saliency {
     /// The gradient with regard to its embedding.

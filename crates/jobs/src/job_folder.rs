@@ -1,5 +1,5 @@
-//! The folder that a job writes: one process at a time, and what a process that was killed left unfinished is told from the
-//! files of users.
+//! The folder that a job writes: one process at a time, and unfinished files of a killed process are distinguished from the files
+//! of users.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

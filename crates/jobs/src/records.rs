@@ -151,7 +151,7 @@ fn texts_of_object(line: &str, names: [&'static str; 2]) -> Result<[String; 2], 
     Ok([text(names[0])?, text(names[1])?])
 }
 
-/// Gives every line that is not blank with its number, counted from 1, to `each`, whose message is told with the line.
+/// Gives every line that is not blank with its number, counted from 1, to `each`, whose message gets the line's number.
 fn each_line(
     path: &Path,
     mut each: impl FnMut(usize, &str) -> Result<(), String>,

@@ -144,7 +144,7 @@ impl Run {
         if let Some(folder) = &job_folder {
             folder.remove_leftovers();
         }
-        // What is told of steps that are taken again, or of an evaluation that is made again, is told again.
+        // Reports of steps that are taken again, or of an evaluation that is made again, are made again.
         let steps_done = trainer.steps_done();
         let is_known = |entry: &Entry| {
             let is_due = is_evaluation_due && entry.step == steps_done && entry.held_out_loss.is_some();
@@ -177,7 +177,7 @@ impl Run {
         self.clock.elapsed().as_secs_f64()
     }
 
-    /// Trains to the end. `report` is told every entry of the log, and sees the model at that point. The trainer is
+    /// Trains to the end. `report` is called with every entry of the log, and the model at that point. The trainer is
     /// [asked](Trainer::interrupted_by) whether to continue.
     ///
     /// # Errors

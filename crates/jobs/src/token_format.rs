@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Numbers of llm.c's header, 32 bits each: magic, version, tokens, and zeros.
 pub(crate) const HEADER_NUMBERS: usize = 256;
 
-/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) is told it.
+/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ShardFormat {
     /// nanoGPT's: the tokens and nothing else.

@@ -24,7 +24,7 @@ pub(crate) struct Classifier {
     opened: Opened,
 }
 
-/// What is told of a text.
+/// The result for a text.
 #[derive(Serialize)]
 struct Report<'a> {
     prompt_ids: &'a Question,

@@ -115,7 +115,7 @@ pub(crate) struct Shape {
     pub(crate) is_list: bool,
     /// Whether several texts are made of each.
     pub(crate) has_several: bool,
-    /// Whether more than the text is told.
+    /// Whether more than the text is returned.
     pub(crate) has_details: bool,
     /// Whether the error of a prompt is returned in its place.
     pub(crate) returns_exceptions: bool,

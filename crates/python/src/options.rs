@@ -45,8 +45,8 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// Reads keywords. What is worth knowing of them is warned of; `compiler` is asked for if they have a grammar, and `others` are
-    /// the method's own.
+    /// Reads keywords. Notes on them become warnings; `compiler` is called if they have a grammar, and `others` are the method's
+    /// own.
     pub(crate) fn read<'m>(
         py: Python<'_>,
         loaded: &LoadedModel,

@@ -35,7 +35,7 @@ impl Default for Raised {
 }
 
 impl Raised {
-    /// Keeps an exception; the first one is told.
+    /// Keeps an exception; the first one is raised.
     pub(crate) fn keep(&self, error: PyErr) {
         self.error().get_or_insert(error);
     }

@@ -24,7 +24,7 @@ impl Listener {
         Self { has_bars: is_terminal.unwrap_or(false), notes: Mutex::default() }
     }
 
-    /// Warns of what was worth knowing.
+    /// Raises the notes as warnings.
     pub(crate) fn warn(&self, py: Python<'_>) -> Result<()> {
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         notes.iter().try_for_each(|note| warn(py, note))
@@ -45,7 +45,7 @@ impl Reporter for Listener {
     }
 }
 
-/// Does a long job without the interpreter's lock, and warns of what was worth knowing. Ctrl-C ends it soon.
+/// Does a long job without the interpreter's lock, and raises its notes as warnings. Ctrl-C ends it soon.
 pub(crate) fn reporting<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     work: impl FnOnce(&Listener) -> std::result::Result<T, E> + Send,

@@ -1,4 +1,4 @@
-//! Requests that fail through no fault of theirs: the client is told nothing of the inside, and the log has one line with the cause.
+//! Requests that fail through no fault of theirs: the client sees nothing internal, and the log has one line with the cause.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};

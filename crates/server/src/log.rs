@@ -1,4 +1,4 @@
-//! What is told while the server runs: events of `tracing`, which a program shows as it likes, or as lines of text or of JSON.
+//! The server's log: events of `tracing`, which a program shows as it likes, or as lines of text or of JSON.
 
 use std::fmt::{self, Debug, Display};
 use std::io;

@@ -143,8 +143,8 @@ impl Parameters {
         (Self { named: trained }, fixed.collect())
     }
 
-    /// The parameters of a checkpoint. `progress` is told how many bytes were read since the last call, and asked
-    /// whether to continue.
+    /// The parameters of a checkpoint. `progress` receives the number of bytes read since the last call, and may
+    /// end it.
     ///
     /// # Errors
     /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] if `progress`

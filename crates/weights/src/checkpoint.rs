@@ -100,8 +100,8 @@ impl Checkpoint {
         Self::open_watched(path, options, &|_| ())
     }
 
-    /// As [`Checkpoint::open_with`]; `progress` is asked whether to continue while a head that may contradict the configuration is
-    /// compared with the embedding, which alone can take long. It is told of nothing.
+    /// As [`Checkpoint::open_with`]; `progress` may end it while a head that may contradict the configuration is compared with the
+    /// embedding, which alone can take long; it receives no numbers of bytes.
     ///
     /// # Errors
     /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] if `progress` says so.

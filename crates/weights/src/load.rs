@@ -101,8 +101,8 @@ impl Head for Gpt2DoubleHeads {
 }
 
 impl Checkpoint {
-    /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress` is told
-    /// how many bytes of the file were read since the last call, and asked before each tensor whether to continue.
+    /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress`
+    /// receives the number of bytes of the file read since the last call, and may end it before each tensor.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has not the type of weights or no room;

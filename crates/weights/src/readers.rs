@@ -18,7 +18,7 @@ use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 /// Hands the parameters to the model, one at a time, straight from the file.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Is told how many bytes of the files were read, and asked whether to continue.
+    /// Receives the number of bytes of the files read, and may end the job.
     pub(crate) progress: &'a dyn ReadProgress,
 }
 
@@ -59,7 +59,7 @@ impl ReadParameters<'_> {
 
 impl Checkpoint {
     /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` if the checkpoint does not have it, or
-    /// holds it in a type that holds no weights. `progress` is told of its bytes, and asked whether to continue.
+    /// holds it in a type that holds no weights. `progress` receives the number of its bytes, and may end it.
     ///
     /// # Errors
     /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.

@@ -95,7 +95,7 @@ pub enum DifferenceKind {
 }
 
 /// Compares two checkpoints parameter by parameter, whatever their formats, in the order of the model; parameters that
-/// are equal are left out. `progress` is told how many bytes of both were read, and asked whether to continue.
+/// are equal are left out. `progress` receives the number of bytes of both read, and may end it.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
@@ -200,7 +200,7 @@ fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
 
 impl Checkpoint {
     /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
-    /// `progress` is told how many bytes of the file were read since the last call, and asked whether to continue.
+    /// `progress` receives the number of bytes of the file read since the last call, and may end it.
     ///
     /// # Errors
     /// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
@@ -218,7 +218,7 @@ impl Checkpoint {
     }
 
     /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` if its type holds no
-    /// weights. `progress` is told of the tensor's bytes, and asked whether to continue.
+    /// weights. `progress` receives the number of the tensor's bytes, and may end it.
     ///
     /// # Errors
     /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.

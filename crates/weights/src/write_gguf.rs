@@ -23,8 +23,8 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType};
 const ALIGNMENT: usize = 32;
 
 /// Writes a GGUF file with the tokenizer inside. llama.cpp loads it. The position embedding, norms and biases stay in
-/// f32, as its own converter leaves them. `progress` is told how many bytes of the checkpoint were read since the last
-/// call, and asked whether to continue.
+/// f32, as its own converter leaves them. `progress` receives the number of bytes of the checkpoint read since the last
+/// call, and may end it.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Tokenizer, WrittenDType, write_gguf};

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::crates::root;
 
 /// A phrase in lower case, and what to write in its place.
-const PHRASES: [(&str, &str); 43] = [
+const PHRASES: [(&str, &str); 49] = [
     ("whoever", "users, callers, for programs that …"),
     ("nobody", "no caller, no client; or say it of the thing"),
     ("somebody", "another user, a third party"),
@@ -36,6 +36,12 @@ const PHRASES: [(&str, &str); 43] = [
     ("what stands", "what is, the text before"),
     ("it tells", "it reports, it shows"),
     ("that is told", "that is reported"),
+    ("is told of", "receives, sees"),
+    ("are told of", "receive, see"),
+    ("is told how", "receives the number of"),
+    ("worth knowing", "notes"),
+    ("where nothing is said", "by default"),
+    ("where nothing else is said", "by default"),
     (" hears", "receives, is called with"),
     ("wants no more", "interrupts, is interrupted"),
     ("for whom", "for callers that"),

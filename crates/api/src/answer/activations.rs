@@ -1,4 +1,4 @@
-//! What is told of the inside of the model: `activations` and `activations_info` of a text.
+//! Activations in answers: `activations` and `activations_info` of a text.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -81,7 +81,7 @@ impl Info {
     }
 }
 
-/// What is told of one prompt at `/v1/activations`.
+/// The answer of `/v1/activations` for one prompt.
 struct Told<'a> {
     index: usize,
     answer: &'a Answer,

@@ -1,4 +1,4 @@
-//! What is told of how probable a token is: its names and numbers.
+//! Log-probabilities of tokens in answers: their names and numbers.
 
 use candle_gpt2_generation::TokenLogprobs;
 
@@ -27,7 +27,7 @@ pub(super) struct Alternative {
     pub(super) logprob: f64,
 }
 
-/// Whether a token is told with its name, or as what it shows.
+/// Whether a token is written with its name, or as what it shows.
 #[derive(Clone, Copy)]
 enum Of {
     Prompt,

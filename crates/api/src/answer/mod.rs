@@ -105,7 +105,7 @@ impl Answer {
             return ApiError::invalid(message).with_param("steering");
         }
         let refusal = ApiError::from(error);
-        // The message names the grammar's kind; of the inside nothing is told.
+        // The message names the grammar's kind, and nothing internal.
         let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
         match self.prompts.get(prompt).filter(|_| is_of_prompt) {
             Some(prompt) => refusal.with_param(&prompt.path),
@@ -146,7 +146,7 @@ impl Answer {
         Reply { json: self.into_response(), warnings }
     }
 
-    /// The texts of a prompt that are told, by their sequence.
+    /// The reported texts of a prompt, by their sequence.
     fn told_texts(&self, state: &PromptAnswer) -> Vec<usize> {
         let Wants { n, best_of, is_copied, .. } = self.wants;
         if is_copied {

@@ -53,13 +53,13 @@ impl PromptAnswer {
         self
     }
 
-    /// The tokens that are told.
+    /// The reported tokens.
     pub(super) fn told(&self) -> &[u32] {
         self.ids.get(self.told_from..).unwrap_or_default()
     }
 }
 
-/// Why a text ended, as it is told.
+/// Why a text ended, as answers report it.
 #[derive(Debug, Clone)]
 pub(super) struct Finish {
     /// `stop` or `length`.
@@ -77,7 +77,7 @@ pub(crate) struct TextAnswer {
     /// Its characters.
     chars: usize,
     pub(super) ids: Vec<u32>,
-    /// One for each token, if they are told.
+    /// One for each token, if they are reported.
     pub(super) logprobs: Vec<TokenLogprobs>,
     logprob_sum: f64,
     /// The place of each token, in characters.

@@ -14,7 +14,7 @@ pub(crate) enum Shape {
     Activations,
 }
 
-/// What is told of every response.
+/// What every response reports.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) id: String,
@@ -32,11 +32,11 @@ pub(crate) struct Wants {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) echo: bool,
-    /// Whether log-probabilities are told.
+    /// Whether log-probabilities are reported.
     pub(crate) logprobs: bool,
-    /// Texts that are told of each prompt.
+    /// Reported texts of each prompt.
     pub(crate) n: usize,
-    /// Texts of each prompt, of which the most probable are told.
+    /// Texts of each prompt, of which the most probable are reported.
     pub(crate) best_of: usize,
     /// Whether the texts of a prompt are all the same: one is made, and told as often as was asked for.
     pub(crate) is_copied: bool,

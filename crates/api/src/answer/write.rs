@@ -27,7 +27,7 @@ pub(super) struct Response<'a> {
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
-    /// Where they are told.
+    /// Present if they are reported.
     pub(super) cached_tokens: Option<usize>,
 }
 

@@ -19,7 +19,7 @@ const STRIP_PANELS: usize = 4;
 /// keep all threads at work.
 const STEP_BYTES: usize = 2 << 20;
 
-/// The type of little-endian values in a file. [`PackedMatrix::from_bytes`] is told it with the bytes.
+/// The type of little-endian values in a file. [`PackedMatrix::from_bytes`] takes it with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredFloat {
     /// 32-bit floating point.
@@ -39,7 +39,7 @@ impl StoredFloat {
     }
 }
 
-/// Which axis of a stored matrix comes first. [`PackedMatrix::from_bytes`] is told it with the bytes.
+/// Which axis of a stored matrix comes first. [`PackedMatrix::from_bytes`] takes it with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredOrder {
     /// `(out, in)`, as PyTorch's `nn.Linear` and embeddings have it.
@@ -88,8 +88,8 @@ pub struct PackError {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix from its bytes, on all threads. `read` is told which of the bytes are not needed any more, so that
-    /// a mapped file need not stay in memory beside the packed weights.
+    /// Packs a matrix from its bytes, on all threads. `read` is called with the range of bytes that are no longer needed, so that
+    /// a mapped file need not stay in memory next to the packed weights.
     ///
     /// ```
     /// use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};

@@ -40,7 +40,7 @@ impl StopReason {
 
 /// What a step did. [`Scheduler::step`](crate::Scheduler::step) returns it.
 #[derive(Debug)]
-#[must_use = "events are told once"]
+#[must_use = "events are returned once"]
 pub struct Step {
     /// What happened, in order; if the step failed, until then.
     pub events: Vec<Event>,

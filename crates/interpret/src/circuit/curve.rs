@@ -74,7 +74,7 @@ impl FaithfulnessCurve {
 }
 
 impl CircuitTask<'_> {
-    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them. `done` is told how many pairs are done.
+    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them. `done` is called with the number of pairs done.
     ///
     /// # Errors
     /// As [`Circuit::selected`] and [`CircuitTask::values`]; and when all edges and none have the same value.

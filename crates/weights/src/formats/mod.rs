@@ -74,7 +74,7 @@ const SHARD_INDEX: Reader = Reader {
 pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let index = with_ending(path, ".index");
     if let Some(only) = files.only() {
-        // What is wrong with it is told of itself.
+        // Its errors are its own.
         open_file(files, &path.join(only))
     } else if files.is_folder(path) {
         open_file(files, &find_weights(files, path)?)

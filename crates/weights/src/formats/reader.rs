@@ -1,4 +1,4 @@
-//! What a kind of file has to say: how it is told by its content, and how it is read.
+//! The interface of a kind of file: how its content is recognised, and how it is read.
 
 use std::collections::BTreeMap;
 
