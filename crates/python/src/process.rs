@@ -107,7 +107,7 @@ pub(crate) fn thread_count() -> usize {
     }
 }
 
-/// Sets how many threads compute, of all models of this process.
+/// Sets the number of threads that compute, for all models of this process.
 ///
 /// To be called before the first model is opened; later it raises Gpt2Error, since the threads run by then.
 #[pyfunction]

@@ -19,9 +19,9 @@ use crate::raised::Raised;
 use crate::reporting::Listener;
 use crate::values::{dict_of, json_of, paths, python_of};
 
-/// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model on the Hub, or
-/// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
-/// of the best held-out loss, next to log.jsonl, loss.svg and the state that resume=True continues from. The same
+/// Trains a model on texts, as `gpt2 train` does: with init it continues a checkpoint (a folder, a weights file, a model on the Hub,
+/// or "built-in"), with config (a config.json, or a dict of its keys) it makes a new one. The folder out becomes a checkpoint
+/// with the weights of the best held-out loss, next to log.jsonl, loss.svg and the state that resume=True continues from. The same
 /// call gives the same weights, interrupted or not. Returns a dict: out, parameters, training_tokens, held_out_tokens, steps,
 /// stopped_early, loss, best_step, held_out_loss, held_out_loss_per_character, elapsed_s; of rows also training_rows, held_out_rows
 /// and, of labels, classification: accuracy, macro_f1, labels (a dict of label, rows, precision, recall, f1 each) and confusion
@@ -37,10 +37,10 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or
 /// .tsv with label, tab and text (or a first line that names the columns); for answer .jsonl or .tsv with `prompt` and `completion`.
 /// tokenizer: a tokenizer.json or a folder with one; by default the checkpoint's, and with config one that is trained from the data.
-/// on_step: a function that is given a dict of every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s), of
-/// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and of every sample
-/// (step, sample); what it raises ends the training as Ctrl-C does: the state of the last step is saved. offline: only the Hub's
-/// cache is used.
+/// on_step: a function that is called with a dict for every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s),
+/// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and every sample
+/// (step, sample); an exception in it ends the training as Ctrl-C does: the state of the last step is saved. offline: use only the
+/// Hub's cache.
 ///
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
 /// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), initialization ("gpt2", or "mimetic"), recompute,
@@ -79,8 +79,8 @@ pub(crate) fn train<'py>(
 
 #[pymethods]
 impl Model {
-    /// Trains the checkpoint that this model was opened from further, in f32 from the weights as they are stored, into the folder
-    /// out. This model stays as it is; open the folder for the new one. Options and result: see candle_gpt2.train.
+    /// Continues training the checkpoint that this model was opened from, in f32 from the stored weights, into the folder out. This
+    /// model stays as it is; open the folder for the new one. Options and result: see candle_gpt2.train.
     #[pyo3(signature = (data, out, *, tokenizer = None, resume = false, on_step = None, **options))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn train<'py>(
