@@ -1,12 +1,12 @@
-"""One training over the processes of ``torch.distributed``, which adds up what each has computed of every step.
+"""One training over the processes of ``torch.distributed``, which sums what each has computed of every step.
 
     torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     trainer = candle_gpt2.Trainer("book.txt", "out", init="gpt2", rank=rank, world_size=world_size)
     candle_gpt2.distributed.train(trainer)
 
-Needs PyTorch for what passes between the processes, and for nothing else. The losses are those of one process, but for the
-order of the sums, if nothing is dropped out.
+PyTorch is needed only for the communication between the processes. Without dropout the losses are those of one process,
+except for the order of the sums.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None =
 
 
 def share_state(trainer: Trainer) -> None:
-    """Gives the state of the trainer of rank 0 to those of all other processes, each of which calls it."""
+    """Sends the state of rank 0's trainer to those of all other processes; every process calls it."""
     is_first = torch.distributed.get_rank() == 0
     if torch.distributed.get_world_size() == 1:
         return

@@ -1,9 +1,9 @@
-"""Bulk jobs on Ray: every row of JSONL, Parquet or text files continued or scored, by actors on many machines.
+"""Bulk jobs on Ray: actors on many machines continue or score every row of JSONL, Parquet or text files.
 
-Ray Data hands blocks of rows to a pool of actors, starts actors again that die and repeats what they had not finished. Each
+Ray Data gives blocks of rows to a pool of actors, restarts actors that die and repeats what they had not finished. Each
 block becomes a file of its own that appears when it is complete (see `_blocks`), and these files become the output. So nothing
-is lost and nothing is there twice when an actor, a machine or the job's own process dies. Ray's own checkpoints (a beta) are not
-used: they would need a filter actor of one GiB beside those that compute, and cannot know of a write that outlives its job.
+is lost or duplicated when an actor, a machine or the job's own process dies. Ray's own checkpoints (a beta) are not used: they
+would need a filter actor of one GiB next to those that compute, and cannot know of a write that outlives its job.
 
 All machines read the input, the model and the folder of the blocks by the same path (a shared folder, or a URI such as `s3://…`
 for input and output), and have this package installed.
@@ -41,7 +41,7 @@ __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a job has done."""
+    """The result of a job."""
 
     output: str
     rows: int
@@ -203,7 +203,7 @@ def _cpus_of_nodes() -> list[int]:
 
 
 def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[int, int]:
-    """How many actors of how many threads: what is given, else one actor a node, and for each its share of the CPUs."""
+    """The number of actors and their threads: as given, by default one actor per node, each with its share of the CPUs."""
     if not cpus:
         raise JobError("no node of the Ray cluster has a CPU for actors")
     if threads is not None and threads > max(cpus):

@@ -1,9 +1,9 @@
-"""Many rows at once, on no engine in particular: a callable from columns to columns.
+"""Many rows at once, for any data engine: a callable from columns to columns.
 
-Ray Data, Spark (`mapInPandas`), Dask (`map_partitions`) and a plain loop call the same :class:`Rows`. It pickles as what it was
-made with, and opens its model where it is called, once in a process. A row that cannot work gets a text in its `error` column
-and harms no other row. What a row gives does not depend on the rows beside it, so an engine may cut, order and repeat batches
-as it likes.
+Ray Data, Spark (`mapInPandas`), Dask (`map_partitions`) and a plain loop call the same :class:`Rows`. A pickle holds
+its arguments, and each process opens the model once, at the first call. A row that fails gets a text in its `error` column and
+affects no other row. A row's result does not depend on the other rows, so an engine may cut, order and repeat batches as it
+likes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _opening = threading.Lock()
 
 
 def row_seed(seed: int, row_id: object) -> int:
-    """The seed of a row: of the BLAKE2b hash (8 bytes, little-endian) of the text `{seed}:{row_id}` the upper 63 bits.
+    """The seed of a row: the upper 63 bits of the BLAKE2b hash (8 bytes, little-endian) of the text `{seed}:{row_id}`.
 
     It is the same on every machine and in every version, so that a row gets the same text wherever it is computed; rows with
     other ids get other texts, of the same prompt too.
@@ -134,7 +134,7 @@ class Rows:
         return f"Rows(model={self.model!r}, task={self.task!r}, options={self.options!r})"
 
     def result_types(self) -> dict[str, str]:
-        """The columns that are added and Arrow's names of their types, `error` last."""
+        """The added columns and Arrow's names of their types, `error` last."""
         types = {name: kind for name, (kind, _) in RESULTS[self.task].items()}
         if self.task == "generate":
             many = (self.options.get("num_return_sequences") or 1) > 1
