@@ -1,4 +1,4 @@
-//! What the server tells of itself.
+//! The server's answers about itself and its model.
 
 use candle_gpt2_generation::{GenerationOptions, OptionRow, RequestField};
 use percent_encoding::percent_decode_str;

@@ -73,7 +73,7 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// The same with a code that programs tell errors apart by.
+    /// The same with a code by which programs distinguish errors.
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }

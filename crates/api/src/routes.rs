@@ -10,7 +10,7 @@ use crate::ApiError;
 /// ```
 pub const OPENAPI: &str = include_str!("openapi.json");
 
-/// What a route does.
+/// The handler of a route.
 ///
 /// A field of a [`Route`], see [`find_route`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -85,7 +85,7 @@ pub enum ChatTemplateChoice {
     Jinja(String),
 }
 
-/// What the operator sets.
+/// The operator's settings.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, ServedModel, model};

@@ -1,4 +1,4 @@
-//! What a forward pass carries besides its input, in two parts.
+//! The state of a forward pass besides its input, in two parts.
 //!
 //! ```text
 //! Call   what is computed: the positions of the tokens, what they attend to, in which type, in which block; copied freely
@@ -292,14 +292,14 @@ impl<'a> Pass<'a> {
         self.reborrow().observed_by(observer)
     }
 
-    /// Tells the observer what the pass is over, see [`Observer::begin`].
+    /// Announces the pass to the observer, see [`Observer::begin`].
     pub fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
         if let Some(observer) = &mut self.run.observer {
             observer.begin(past_lengths, tokens);
         }
     }
 
-    /// Says that what follows belongs to block `layer`, or to none.
+    /// Marks what follows as part of block `layer`, or of none.
     pub fn enter_layer(&mut self, layer: Option<usize>) {
         self.call.layer = layer;
     }

@@ -40,7 +40,7 @@ pub struct Compressor {
     header: Header,
 }
 
-/// What a compression came to.
+/// The result of a compression.
 ///
 /// Returned by [`Compressor::compress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -57,7 +57,7 @@ pub struct Summary {
     pub model_bits: f64,
 }
 
-/// What a token costs. [`Compressor::token_sizes`] lists them.
+/// The cost of a token in bits. [`Compressor::token_sizes`] lists them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenSize {
     /// The token.

@@ -36,7 +36,7 @@ use crate::CompressionError;
 use crate::identity::DIGEST_BYTES;
 use crate::windows::Windows;
 
-/// What the name of a compressed file ends with.
+/// The suffix of a compressed file's name.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_compression::SUFFIX, ".gpt2z");
@@ -54,7 +54,7 @@ pub(crate) const GROUP_BYTES: usize = 32 * STREAM_BYTES;
 /// Bytes of a model's name that are kept.
 const MAX_NAME: usize = 64;
 
-/// What a compressed file says of itself before the first byte of what is compressed.
+/// The header of a compressed file.
 ///
 /// Read by [`Compressed::open`](crate::Compressed::open).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub struct Header {
     pub dtype: WeightDType,
     /// The type that keys and values must have.
     pub kv_dtype: KvDType,
-    /// What the model was called.
+    /// The model's name.
     pub name: String,
     /// Bytes of what is compressed, if they were known from the start.
     pub length: Option<u64>,

@@ -50,7 +50,7 @@ impl<R: Read> Compressed<R> {
         Ok(Self { reader, header })
     }
 
-    /// What the file says of itself.
+    /// The file's header.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -83,7 +83,7 @@ struct Row {
     choice: Option<String>,
 }
 
-/// What a classifier says to a question.
+/// A classifier's result for a question.
 ///
 /// Given by [`Classifier::classify`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -355,7 +355,7 @@ impl Classifier {
         }
     }
 
-    /// What it says to questions, which are computed together: each has the same numbers as alone, to rounding. For more than some
+    /// The results for questions, which are computed together: each has the same numbers as alone, up to rounding. For more than some
     /// [`CLASSIFIED_AT_ONCE`] ask again and again.
     ///
     /// # Errors

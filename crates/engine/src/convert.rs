@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{EngineError, ModelOptions, Reporter, Watched};
 
-/// What is to be written.
+/// Options of a conversion.
 ///
 /// ```
 /// use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent};
@@ -31,7 +31,7 @@ pub struct ConvertOptions {
     pub dtype: WrittenDType,
 }
 
-/// What was written.
+/// The result of a conversion.
 ///
 /// Given by [`ModelOptions::convert`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -1,4 +1,4 @@
-//! What a checkpoint's files say about generating: `generation_config.json`, and the end tokens of `config.json`.
+//! A checkpoint's defaults for generating: its `generation_config.json`, and the end tokens of `config.json`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ impl Defaults {
         config.check_model(self.vocabulary.config())
     }
 
-    /// What a reader should know about the end tokens of a request, nothing of which is an error.
+    /// Notes on the end tokens of a request; none is an error.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
         // A request with end tokens of its own does not need those of the files.
         let has_own_ends = match self.config.eos_token_id.as_slice() {

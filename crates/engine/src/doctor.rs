@@ -1,4 +1,4 @@
-//! What this machine has for the models of this project, and how fast its processor reads memory and multiplies.
+//! This machine's resources for the models of this project, and how fast its processor reads memory and multiplies.
 //!
 //! [`Machine`] holds facts: they are read, nothing is started or changed for them, and what a system does not tell is `None`. Most of
 //! them are known on Linux alone. [`Speeds`] are measured, in some seconds, and [`Estimate`] says what they mean for GPT-2.
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};
 
-/// What a machine has, as far as this process may use it.
+/// A machine's resources, as far as this process may use them.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Machine};
@@ -159,7 +159,7 @@ pub struct Hub {
 }
 
 impl Machine {
-    /// What this machine has. A GPU is opened if the program was built for it, as loading a model on it would.
+    /// This machine's resources. A GPU is opened if the program was built for it, as loading a model on it would.
     pub fn seen(hub: &HubOptions) -> Self {
         let read = |path: &str| fs::read_to_string(path).ok();
         let pages = LargePages::now();
@@ -412,7 +412,7 @@ impl Rounds {
     }
 }
 
-/// What a processor with these speeds can reach at most with GPT-2 124M. Attention, norms and whatever else runs take more.
+/// The upper bound for GPT-2 124M on a processor with these speeds. Attention, norms and whatever else runs take more.
 ///
 /// ```
 /// use candle_gpt2_engine::{Estimate, Speeds};

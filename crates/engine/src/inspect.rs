@@ -1,4 +1,4 @@
-//! What a checkpoint is, and how that was found out; and how two differ.
+//! The description of a checkpoint, with its evidence; and how two checkpoints differ.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Watched};
 
-/// What is to be looked at: a checkpoint, or a published model that needs no files.
+/// Options of an inspection: of a checkpoint, or of a published model, which needs no files.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent};
@@ -51,7 +51,7 @@ pub struct InspectOptions {
     pub hub: HubOptions,
 }
 
-/// What was found.
+/// The result of an inspection.
 ///
 /// Given by [`InspectOptions::inspect`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -64,7 +64,7 @@ pub enum Inspected {
 }
 
 impl InspectOptions {
-    /// Looks.
+    /// Inspects.
     ///
     /// # Errors
     /// When the options do not go together, there is no such checkpoint or published model, a file cannot be read, or `reporter`
@@ -104,7 +104,7 @@ impl InspectOptions {
     }
 }
 
-/// What a checkpoint, or a published model without one, is.
+/// The description of a checkpoint, or of a published model without one.
 ///
 /// ```
 /// use candle_gpt2_engine::{Inspection, ModelOptions, Silent};
@@ -249,7 +249,7 @@ pub struct InspectedTensor {
 }
 
 impl Inspection {
-    /// What a checkpoint is, whatever tensors it has; `with_statistics` its values in numbers too.
+    /// The description of a checkpoint, whatever tensors it has; `with_statistics` also those of its values.
     ///
     /// # Errors
     /// When a tensor cannot be read, or `reporter` interrupts it.
@@ -321,7 +321,7 @@ impl Inspection {
         })
     }
 
-    /// What a published model is, without a file of it.
+    /// The description of a published model, without its files.
     pub fn of_preset(config: &Gpt2Config) -> Self {
         let orientation = Orientation::Conv1D;
         let row = |parameter: &Parameter| InspectedTensor {

@@ -14,7 +14,7 @@ use crate::{
     Vocabulary, Watched,
 };
 
-/// What is known of a model without its weights: here a request is checked, before the long part begins.
+/// A model whose weights are not read yet: requests are checked with it, before the long part begins.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};

@@ -34,7 +34,7 @@ pub fn keep_panics() {
     }));
 }
 
-/// What a panic that was caught said; after [`keep_panics`] also where, on whatever thread it was.
+/// The message of a caught panic; after [`keep_panics`] also its place, on any thread.
 ///
 /// ```
 /// use candle_gpt2_engine::process::{keep_panics, panic_message};

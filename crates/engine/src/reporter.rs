@@ -46,9 +46,9 @@ pub trait Progress: Send + Sync {
     fn advance(&self, by: u64);
 }
 
-/// What a job counts.
+/// The unit that a job counts in.
 ///
-/// Told to [`Reporter::start`].
+/// An argument of [`Reporter::start`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.

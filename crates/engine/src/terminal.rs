@@ -10,7 +10,7 @@ use crate::{Progress, Reporter, Unit};
 /// Redraws per second.
 const REDRAWS_PER_S: u8 = 5;
 
-/// Tells of jobs and notes on standard error: of jobs by bars, if it is a terminal.
+/// Shows jobs and notes on standard error: jobs as bars, if it is a terminal.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Terminal};

@@ -17,7 +17,7 @@ const PROMPT_TOKENS: usize = 16;
 /// another order through every block.
 const CACHE_TOLERANCE: f64 = 1e-4;
 
-/// What a checkpoint is compared with.
+/// Options of a verification.
 ///
 /// ```
 /// use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
@@ -69,13 +69,13 @@ impl Default for VerifyOptions {
 pub struct Verification {
     /// Whether there is no problem.
     pub sound: bool,
-    /// What is wrong, in words.
+    /// The problems, in words.
     pub problems: Vec<String>,
     /// Notes: what is not wrong, and good to know.
     pub notes: Vec<String>,
     /// Largest difference between logits with a cache and without; absent if the model cannot be built or is a classifier.
     pub cache_difference: Option<f64>,
-    /// Of a classifier, largest difference between the logits of a text beside another one and alone.
+    /// Largest difference between the logits of a text in a batch and alone, for a classifier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_difference: Option<f64>,
     /// Largest difference to the logits of the other checkpoint.

@@ -12,7 +12,7 @@ use candle_gpt2_weights::{
 
 use crate::EngineError;
 
-/// What is known of a model's tokens without its weights.
+/// A model's tokens, which are known without its weights.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -138,7 +138,7 @@ impl Vocabulary {
         Ok(config.fit_prompt(&self.start_if_empty(ids), &self.config)?)
     }
 
-    /// What a reader should know of a configuration's end tokens: which are ordinary tokens. None of it is an error.
+    /// Notes on a configuration's end tokens that are ordinary tokens; none is an error.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
         let note = |id: &u32| {
             let text = ordinary_token(self.tokenizer.as_ref()?, *id)?;

@@ -1,10 +1,10 @@
-//! What the model said to an item: the line of the log, from which every metric can be computed again.
+//! A model's result for an item: the line of the log, from which every metric can be computed again.
 
 use serde::{Deserialize, Serialize};
 
 use crate::EvaluationError;
 
-/// What the model said to one item.
+/// A model's result for one item.
 ///
 /// Given by [`Prepared::evaluate`](crate::Prepared::evaluate), and as a line of the log by [`logged_results`](crate::logged_results).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
     pairs.all(|(a, b)| a == b || (a - b).abs() <= RELATIVE * a.abs().max(1.0))
 }
 
-/// What the model said to a choice.
+/// A model's result for a choice.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{ChoiceResult, Predicted};

@@ -1,4 +1,4 @@
-//! What is asked for by a name: a protocol, a task of a file, or two models side by side.
+//! The meaning of a name: a protocol, a task of a file, or a comparison of two models.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
 
-/// What is wrong with an entry of the data.
+/// An error in an entry of the data.
 ///
 /// Given by [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

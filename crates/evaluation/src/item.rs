@@ -1,4 +1,4 @@
-//! What a model is asked.
+//! The questions to a model.
 
 use candle_gpt2_generation::Sequence;
 use sha2::{Digest, Sha256};
@@ -51,7 +51,7 @@ impl Item {
     }
 }
 
-/// What a model does with an item.
+/// A model's work on an item.
 ///
 /// A field of an [`Item`].
 #[derive(Debug, Clone, PartialEq)]

@@ -45,7 +45,7 @@ pub struct ItemLog {
     is_new: bool,
 }
 
-/// What a line belongs to.
+/// The run that a line belongs to.
 ///
 /// Written by [`ItemLog::append`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

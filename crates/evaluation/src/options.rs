@@ -1,4 +1,4 @@
-//! What a caller asks for: which protocols, on which data, and what becomes of the items.
+//! The options of an evaluation: which protocols, on which data, and what becomes of the items.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::asked::{AskedProtocol, Kind};
 use crate::{EvaluationError, protocols};
 
-/// What is to be measured, of a model that is opened elsewhere. As JSON it is an object with the names of the fields, of which any may
+/// The options of an evaluation of a model that is opened elsewhere. As JSON it is an object with the names of the fields, of which any may
 /// be left out; `protocols` and `base` are no part of it, which a caller has as arguments.
 ///
 /// ```

@@ -1,4 +1,4 @@
-//! From what is asked for to reports: first everything that the data can be refused for, then the models.
+//! From options to reports: first all checks of the data, then the models.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

@@ -4,7 +4,7 @@ use candle_gpt2_engine::{Reporter, Vocabulary};
 
 use crate::{Data, DataError, Item};
 
-/// What a protocol makes of its data.
+/// The items that a protocol makes of its data.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -35,7 +35,7 @@ pub struct Prepared {
     pub damaged: Option<DataError>,
 }
 
-/// What of the data as a whole is counted, if a protocol divides by it.
+/// Counts of the data as a whole, for protocols that divide by them.
 ///
 /// Part of what is [`Prepared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +46,7 @@ pub struct Totals {
     pub words: usize,
 }
 
-/// What a protocol is prepared for.
+/// The setting that a protocol is prepared for.
 ///
 /// See [`Prepared`] for an example.
 #[derive(Clone, Copy)]

@@ -363,7 +363,7 @@ impl Gpt2Config {
         self.eos_token_id.iter().copied().filter(|id| self.has_token(*id)).collect()
     }
 
-    /// What a user should know about end tokens that [`Gpt2Config::end_tokens`] leaves out, if it does.
+    /// The note on end tokens that [`Gpt2Config::end_tokens`] leaves out, if there are any.
     pub fn end_token_note(&self) -> Option<String> {
         let beyond: Vec<String> =
             self.eos_token_id.iter().filter(|id| !self.has_token(**id)).map(u32::to_string).collect();
@@ -411,7 +411,7 @@ impl Gpt2Config {
         self.id2label.len()
     }
 
-    /// What the logits over labels mean: `problem_type`, and without it regression for a single label and one right label for
+    /// The meaning of the logits over labels: `problem_type`, and without it regression for a single label and one right label for
     /// several, as transformers takes them.
     pub fn problem(&self) -> ProblemType {
         match self.problem_type {

@@ -71,7 +71,7 @@ impl HeadKind {
     }
 }
 
-/// What the logits over labels mean: `problem_type`.
+/// The meaning of the logits over labels: `problem_type`.
 /// [`Gpt2Config::problem`](crate::Gpt2Config::problem) says which a model has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemType {
@@ -117,7 +117,7 @@ impl Default for Summary {
     }
 }
 
-/// What of a text the multiple choice head reads.
+/// The token of a text that the multiple choice head reads.
 /// Part of a configuration's [`Summary`]; [`Gpt2DoubleHeads`](crate::Gpt2DoubleHeads) reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryType {

@@ -174,7 +174,7 @@ pub struct LedgerRow {
     pub name: &'static str,
     /// The count for this model.
     pub count: usize,
-    /// Who counts so, and what.
+    /// The source of this count, and what it includes.
     pub definition: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What a text must conform to, and how llguidance reads it.
+//! Grammars that a text must conform to, and how llguidance reads them.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{ParserFactory, TokenParser};
@@ -23,7 +23,7 @@ use crate::{GrammarError, schema};
 /// ```
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// What a text must conform to, from its first byte to its last.
+/// A grammar that a text must conform to, from its first byte to its last.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};

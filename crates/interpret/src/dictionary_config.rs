@@ -1,4 +1,4 @@
-//! What is known of a dictionary besides its tensors: SAELens' `cfg.json`, and the other entries of OpenAI's files.
+//! The configuration of a dictionary: SAELens' `cfg.json`, and the other entries of OpenAI's files.
 //!
 //! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, and for older files `handle_pre_6_0_config` in
 //! `sae_lens/loading/pretrained_sae_loaders.py` at 10537c1); OpenAI (openai/sparse_autoencoder, `sparse_autoencoder/paths.py` at
@@ -51,7 +51,7 @@ pub enum TrainedOn {
     TransformerLens,
 }
 
-/// What a transcoder explains: another place than the one that it reads. Part of a [`DictionaryConfig`].
+/// The hook point that a transcoder explains, which is not the one that it reads. Part of a [`DictionaryConfig`].
 ///
 /// ```
 /// use candle_gpt2_interpret::{DictionaryConfig, named_site};
@@ -74,7 +74,7 @@ pub struct TranscoderOutput {
     pub skips: bool,
 }
 
-/// What is known of a dictionary besides its tensors.
+/// The configuration of a dictionary.
 ///
 /// ```
 /// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation, named_site};
@@ -91,7 +91,7 @@ pub struct TranscoderOutput {
 pub struct DictionaryConfig {
     /// The place that it reads, and explains if it is no transcoder.
     pub site: Site,
-    /// What a transcoder explains.
+    /// The hook point that a transcoder explains.
     pub output: Option<TranscoderOutput>,
     /// Names of its tensors.
     pub format: DictionaryFormat,
@@ -296,7 +296,7 @@ impl Keys<'_> {
         }
     }
 
-    /// What a transcoder explains.
+    /// The hook point that a transcoder explains.
     fn output(&self) -> Result<Option<TranscoderOutput>, FileError> {
         let architecture = self.text(&["architecture"])?.map_or("standard", |(_, architecture)| architecture);
         if !TRANSCODERS.contains(&architecture) {

@@ -56,7 +56,7 @@ pub struct AttributionGraph {
     influence: Vec<f64>,
 }
 
-/// What is left of a graph. [`AttributionGraph::pruned`] gives it.
+/// A pruned graph. [`AttributionGraph::pruned`] gives it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrunedGraph {
     /// Whether each node is kept.
@@ -67,7 +67,7 @@ pub struct PrunedGraph {
     pub shares: Vec<f64>,
 }
 
-/// What a node adds to another one. Part of a pruned [`AttributionGraph`].
+/// An edge: what a node adds to another one. Part of a pruned [`AttributionGraph`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttributionEdge {
     /// The node that adds it.

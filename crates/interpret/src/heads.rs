@@ -206,7 +206,7 @@ pub enum Likeness {
     Difference,
 }
 
-/// What is left out of a pattern before it is compared. [`detect_heads`] takes it.
+/// The entries of a pattern that are left out before it is compared. [`detect_heads`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Excluded {
     /// Attention to the first token.

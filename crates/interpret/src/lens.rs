@@ -11,7 +11,7 @@ use candle_gpt2_kernels::check_interrupted;
 use crate::Run;
 use crate::run::{log_softmax, rounded};
 
-/// What is asked of each layer and token. [`logit_lens`] takes them.
+/// Options of a lens. [`logit_lens`] takes them.
 #[derive(Debug, Clone, Default)]
 pub struct LensOptions {
     /// How many of the most probable tokens.
@@ -20,7 +20,7 @@ pub struct LensOptions {
     pub watch: Vec<u32>,
 }
 
-/// What a layer predicts after a token. [`logit_lens`] gives one for each layer and token.
+/// The prediction of a layer after a token. [`logit_lens`] gives one for each layer and token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensCell {
     /// The most probable tokens with their natural logarithms of probability, the best first; of equals the lower id.
@@ -184,7 +184,7 @@ pub fn lens_cells(
         .collect()
 }
 
-/// What a layer of the lens is called.
+/// The name of a layer of the lens.
 ///
 /// ```
 /// let labels: Vec<String> = (0..=2).map(|layer| candle_gpt2_interpret::lens_label(layer, 2)).collect();

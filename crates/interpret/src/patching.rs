@@ -16,7 +16,7 @@ use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
 /// Rows of a batch together have at most so many tokens.
 pub(crate) const BATCH_TOKENS: usize = 512;
 
-/// What the cells of a grid stand for, besides their layer. [`Patching::grid`] takes it.
+/// The second axis of a grid, besides the layer. [`Patching::grid`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Nothing: the whole site at every position.
@@ -321,7 +321,7 @@ impl Receiver {
     }
 }
 
-/// What is put in the place of a head's output. [`ablated`] takes it.
+/// The replacement of a head's output. [`ablated`] takes it.
 #[derive(Debug, Clone)]
 pub enum Ablation {
     /// Zeros, in the model as it is.

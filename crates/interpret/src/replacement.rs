@@ -75,7 +75,7 @@ impl GraphNode {
     }
 }
 
-/// What a graph may take. [`ReplacementModel::new`] takes it.
+/// The limits of a graph. [`ReplacementModel::new`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphOptions {
     /// Features with edges into them: those with the most influence on the logits.

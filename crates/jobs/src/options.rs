@@ -17,7 +17,7 @@ const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
 /// Types of the written weights: those that safetensors holds.
 const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
 
-/// What a training starts from. Part of a [`TrainJob`](crate::TrainJob).
+/// The start of a training. Part of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
     /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model on the Hub, or

@@ -144,7 +144,7 @@ pub struct TokenFolder {
     pub held_out: Option<Shards>,
     /// Characters of the text that is held out.
     pub held_out_characters: usize,
-    /// Tells the tokens to train on from others.
+    /// Identifies the tokens to train on.
     pub fingerprint: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What a training of a language model learns from: texts, which become token files for the time of the training, or a folder of
+//! The data of a language model's training: texts, which become token files for the time of the training, or a folder of
 //! token files.
 
 use std::path::{Path, PathBuf};

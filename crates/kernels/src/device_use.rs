@@ -1,4 +1,4 @@
-//! Who gives a GPU work: any number of threads, or one that records a step.
+//! The users of a GPU: any number of threads, or one that records a step.
 //!
 //! A recording captures whatever any thread gives the device meanwhile, and none of that is run. So all work on a GPU is wrapped in
 //! [`using`], and a recording is made only if no other thread is inside it. It never waits for that: work may call a function of its

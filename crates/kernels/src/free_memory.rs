@@ -25,7 +25,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// What the system says (Linux); `None` elsewhere.
+    /// The system's numbers (Linux); `None` elsewhere.
     pub fn now() -> Option<Self> {
         let read = |path: &Path| fs::read_to_string(path).ok();
         let machine = of_machine(&read(Path::new("/proc/meminfo"))?)?;

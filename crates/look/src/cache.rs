@@ -1,4 +1,4 @@
-//! What a run over a text has at chosen places, as tensors and as a file.
+//! The activations of a run at chosen hook points, as tensors and as a file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

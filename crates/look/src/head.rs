@@ -39,7 +39,7 @@ pub struct OneHead {
     pub key: i64,
 }
 
-/// What the steps are of.
+/// A head and a pair of tokens that exist, whose steps can be computed.
 ///
 /// Given by [`OneHead::check`].
 #[derive(Debug, Clone)]

@@ -15,7 +15,7 @@ use crate::named::choices;
 use crate::named::some_choice;
 use crate::{Found, Look, LookSubject, MetricOptions, Reader};
 
-/// What is put from the clean run into the corrupted one.
+/// The activations that are copied from the clean run into the corrupted one.
 ///
 /// ```
 /// use candle_gpt2_interpret::By;

@@ -1,4 +1,4 @@
-//! What is asked in words, read and checked by what is known of a model without its weights: texts, tokens, positions, heads.
+//! Reads and checks options that are written as text, by what is known of a model without its weights: texts, tokens, positions, heads.
 
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;

@@ -1,4 +1,4 @@
-//! Looks inside a model: pictures that a notebook shows by itself. The looks and their options are those of `gpt2 look`.
+//! Analyses of a model: pictures that a notebook displays. The analyses and their options are those of `gpt2 look`.
 
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, Graph, HeadKinds, Lens, Look,

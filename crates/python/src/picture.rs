@@ -1,4 +1,4 @@
-//! What a look into a model found, as numbers and as a picture that a notebook shows by itself.
+//! The result of an analysis, as numbers and as a picture that a notebook displays.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a server says that has no room for a request, always with the time after which it is worth trying again.
+//! The answers of a server that has no room for a request, always with the time after which to try again.
 
 use std::time::Duration;
 

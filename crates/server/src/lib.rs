@@ -37,7 +37,7 @@ pub use options::{ServerOptions, Timeouts};
 /// for grammars to be read.
 const WORKERS: usize = 16;
 
-/// What is served.
+/// The served model.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -139,7 +139,7 @@ impl Listening {
         Ok(Self { runtime, listener, options })
     }
 
-    /// What is served of the model, as far as only the model tells it.
+    /// The settings of the API that depend on the model.
     pub fn api(&mut self) -> &mut ApiOptions {
         &mut self.options.api
     }

@@ -8,7 +8,7 @@ use tracing::{Subscriber, error, field::Field};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-/// What a line of the log looks like.
+/// The format of the log.
 ///
 /// The server's events go to the subscriber of `tracing` that the process has; without one nothing is written.
 ///

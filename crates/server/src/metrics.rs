@@ -1,4 +1,4 @@
-//! What the server counts and measures, as Prometheus reads it. Labels never come from requests.
+//! The server's metrics, as Prometheus reads them. Labels never come from requests.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the operator of a server sets.
+//! The options of a server.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) const RESERVE: usize = 16;
 /// Files that are open beside the connections: those beyond the limit, the model's, the runtime's.
 const OTHER_FILES: usize = RESERVE + 48;
 
-/// What the operator of a server sets.
+/// The options of a server.
 ///
 /// ```
 /// use std::time::Duration;

@@ -26,7 +26,7 @@ pub struct Confusion {
     counts: Vec<Vec<u64>>,
 }
 
-/// What a classifier says of held-out rows. [`Confusion::report`] makes it.
+/// A classifier's quality on held-out rows. [`Confusion::report`] makes it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassificationReport {
     /// Share of the rows whose label was said.
@@ -39,7 +39,7 @@ pub struct ClassificationReport {
     pub confusion: Confusion,
 }
 
-/// What a classifier says of the rows of one label. [`Confusion::report`] makes them.
+/// A classifier's quality on the rows of one label. [`Confusion::report`] makes them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LabelReport {
     /// Its name.

@@ -1,4 +1,4 @@
-//! What a training learns from: rows of tokens, and what is to be predicted at some of them.
+//! The examples of a training: rows of tokens, and the targets at some of them.
 //!
 //! Windows of text predict at every token the one that follows; answers do so at their own tokens only; rows with labels
 //! predict the label at the last token. A step learns from examples that follow each other in an endless order, so that a

@@ -10,7 +10,7 @@ use crate::dictionary::{MOST_TOKENS, SHORTEST};
 use crate::windows::{Batch, Tokens};
 use crate::{Confusion, DictionaryMetrics, Examples, RowSet, Trainer, TrainingError};
 
-/// What is not trained on.
+/// Held-out data.
 ///
 /// ```
 /// use candle_core::Device;

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::streams::Stream;
 
-/// What a model begins as, when it is trained from scratch.
+/// The initialization of a model that is trained from scratch.
 ///
 /// ```
 /// use candle_gpt2_training::Initialization;

@@ -19,13 +19,13 @@ pub const FILE_NAME: &str = "training-state.safetensors";
 /// Key of the numbers in the file's metadata.
 const KEY: &str = "gpt2-training";
 
-/// What a saved state says besides its tensors.
+/// The progress in a saved state, besides its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// See [`model_of`].
     pub model: Value,
     pub numbers: Hyperparameters,
-    /// Tells the data and its tokenizer from others.
+    /// Identifies the data and its tokenizer.
     pub data_fingerprint: u64,
     pub steps_done: u64,
     pub best: Option<Best>,

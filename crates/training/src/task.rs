@@ -1,4 +1,4 @@
-//! What a training teaches, and how data for it looks.
+//! The tasks of a training, and the format of their data.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// What a training teaches.
+/// The task of a training.
 ///
 /// ```
 /// use candle_gpt2_training::Task;
@@ -38,7 +38,7 @@ impl Task {
         ("dictionary", Self::Dictionary),
     ];
 
-    /// What the loss is measured in.
+    /// The unit of the loss.
     pub fn loss_unit(self) -> &'static str {
         match self {
             Self::Text | Self::Answer => "nats per token",
@@ -63,7 +63,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// What the rows of each label count in the loss.
+/// The weight of each label's rows in the loss.
 ///
 /// ```
 /// use candle_gpt2_training::ClassWeights;

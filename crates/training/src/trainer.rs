@@ -17,7 +17,7 @@ use crate::{
     AdamW, Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError,
 };
 
-/// What a step did. [`Trainer::step`] returns it.
+/// The report of a step. [`Trainer::step`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
     /// The step, counted from 1.

@@ -73,7 +73,7 @@ pub struct Checkpoint {
     has_guessed_heads: bool,
 }
 
-/// What to know about a checkpoint besides its place. [`Checkpoint::open_with`] takes them.
+/// Options of opening a checkpoint. [`Checkpoint::open_with`] takes them.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// The number of attention heads, for files that do not tell it: weights of the book's models without a configuration. For
@@ -260,7 +260,7 @@ impl Checkpoint {
         &self.rules
     }
 
-    /// What a user should know if nothing told the number of heads and it was guessed: another number is another model,
+    /// The note for users if the number of heads is not recorded and was guessed: another number is another model,
     /// which no check can see. [`OpenOptions::n_head`] says it.
     pub fn guessed_heads_note(&self) -> Option<String> {
         let Gpt2Config { n_head, .. } = self.config;

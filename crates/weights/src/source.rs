@@ -1,4 +1,4 @@
-//! What the readers of all formats hand on: tensors in files, and what the files say about the model.
+//! The result of the readers of all formats: tensors in files, and what the files say about the model.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What the values of tensors look like, and how two checkpoints differ.
+//! Statistics of tensors, and how two checkpoints differ.
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::expected_parameters;

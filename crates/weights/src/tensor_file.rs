@@ -15,7 +15,7 @@ use crate::{WeightsError, formats};
 /// tensors every one is there under two names.
 const MAX_GROWTH: u64 = 4;
 
-/// What one file holds: safetensors, GGUF, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
+/// The contents of one file: safetensors, GGUF, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
 /// [`write_tensors`](crate::write_tensors) has an example of both.
 #[derive(Debug, Clone)]
 pub struct TensorFile {

@@ -1,4 +1,4 @@
-//! From what happens to texts to the response, whole or in pieces.
+//! Responses from the events of texts, whole or in pieces.
 
 mod activations;
 mod entries;

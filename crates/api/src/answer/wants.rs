@@ -1,4 +1,4 @@
-//! What a response is to hold.
+//! The contents that a response is to have.
 
 use crate::seen::ShownSites;
 

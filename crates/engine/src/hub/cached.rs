@@ -1,4 +1,4 @@
-//! What the Hub's cache holds: `models--owner--name` with its `snapshots` and, if the system has links, its `blobs`.
+//! The contents of the Hub's cache: `models--owner--name` with its `snapshots` and, if the system has links, its `blobs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub struct CachedModels {
 }
 
 impl CachedModels {
-    /// What the cache of these options holds; nothing if there is no such folder.
+    /// The contents of the cache of these options; empty if there is no such folder.
     pub fn of(options: &HubOptions) -> Self {
         let mut models = Self::default();
         for folder in folders_in(&options.cache) {

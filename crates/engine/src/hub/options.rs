@@ -50,7 +50,7 @@ impl Default for HubOptions {
 }
 
 impl HubOptions {
-    /// What the environment says, in the variables that Python's library reads, and the one place of this crate that reads
+    /// The settings of the environment, in the variables that Python's library reads, and the one place of this crate that reads
     /// it: `HF_HUB_OFFLINE`; `HF_ENDPOINT`; for the cache `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in `HF_HOME`, or
     /// the usual place in the home folder; for the token `HF_TOKEN`, the file `HF_TOKEN_PATH`, or what
     /// `huggingface-cli login` left.

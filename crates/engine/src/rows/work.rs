@@ -1,4 +1,4 @@
-//! What is computed of rows: texts that continue them, their labels, their scores.
+//! The work on rows: texts that continue them, their labels, their scores.
 
 use std::slice;
 

@@ -180,7 +180,7 @@ macro_rules! options {
             )+
         }
     )+) => {
-        /// What to generate, how the next token is chosen, and when to stop.
+        /// The configuration of generation: how the next token is chosen, and when to stop.
         ///
         /// ```
         /// use candle_gpt2_generation::{GenerationConfig, SearchMode};
@@ -239,7 +239,7 @@ macro_rules! options {
             }
         }
 
-        /// What a request sets; an option that it does not set keeps the model's default. Fields mean what they mean in
+        /// The options that a request sets; others keep the model's defaults. Fields mean what they mean in
         /// [`GenerationConfig`], except that a `temperature` of 0 asks for the most probable tokens, see [`samples_at`](crate::samples_at).
         ///
         /// ```

@@ -69,7 +69,7 @@ impl fmt::Debug for LogitsFunction {
     }
 }
 
-/// What the text after a prompt must conform to, such as a grammar. What it says depends on the tokens that it is given alone:
+/// A constraint on the text after a prompt, such as a grammar. Its answers depend only on the tokens that it is given:
 /// texts of one request ask the same constraint, on several threads and in any order.
 ///
 /// ```

@@ -38,7 +38,7 @@ impl StopReason {
     }
 }
 
-/// What a step did. [`Scheduler::step`](crate::Scheduler::step) returns it.
+/// The result of a step. [`Scheduler::step`](crate::Scheduler::step) returns it.
 #[derive(Debug)]
 #[must_use = "events are returned once"]
 pub struct Step {
@@ -58,7 +58,7 @@ impl Step {
     }
 }
 
-/// What happened in a step. [`Scheduler::step`](crate::Scheduler::step) tells them.
+/// An event of a step. [`Scheduler::step`](crate::Scheduler::step) returns them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {

@@ -169,7 +169,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Says what reading one more token costs, as a share of a pass over one token of one text: how long drafts are depends on it,
+    /// Sets the cost of reading one more token, as a share of a pass over one token of one text: how long drafts are depends on it,
     /// and no text does; from 0.4 on only a text that runs alone gets drafts. By default it is estimated from the size of the model.
     pub fn set_token_cost(&mut self, token_cost: f64) {
         self.token_cost = token_cost.max(0.0);
@@ -312,7 +312,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.step_with(&|| ControlFlow::Continue(()))
     }
 
-    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
+    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then returned.
     pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
         let failure = rounded_to_nearest(|| {
             let mut step = || {

@@ -1,4 +1,4 @@
-//! What is asked of a scheduler.
+//! Requests to a scheduler.
 
 use std::sync::Arc;
 

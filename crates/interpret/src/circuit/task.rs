@@ -32,7 +32,7 @@ pub struct PromptPair {
     pub spans: Vec<usize>,
 }
 
-/// What a prediction after the last token is measured by. [`CircuitTask::new`] takes it.
+/// The metric of a prediction after the last token. [`CircuitTask::new`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CircuitMetric {
     /// The mean logit of the right answers less that of the others.

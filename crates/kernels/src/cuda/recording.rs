@@ -1,4 +1,4 @@
-//! What a GPU was given to do, recorded, to be given again in one call: a CUDA graph.
+//! A CUDA graph: recorded work of a GPU, which is launched again in one call.
 
 #![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
 

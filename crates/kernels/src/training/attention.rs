@@ -118,7 +118,7 @@ pub fn heads_of(projections: &[&Tensor], heads: usize) -> Result<[Tensor; 3]> {
     parts.try_into().map_err(|_| KernelError::Projections { heads, found: shapes() }.into())
 }
 
-/// What is between the products of an attention. [`attention_reference`] shows it.
+/// An intermediate between the products of an attention. [`attention_reference`] shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionStage {
     /// The scaled products of queries and keys with what is added to them, `-inf` for a key that is not seen.

@@ -1,4 +1,4 @@
-//! What the engine's thread does: it takes commands, gives the scheduler prompts in turn, and hands on what happens in each step.
+//! The work of the engine's thread: it takes commands, gives the scheduler prompts in turn, and hands on what happens in each step.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
