@@ -111,7 +111,7 @@ pub enum ModelError {
         tokens: usize,
     },
     /// A row of a cache does not exist.
-    #[error("row {row} of a cache is wanted, which has {held}")]
+    #[error("key-value cache: there is no row {row}; it has {held}")]
     NoSuchRow {
         /// The row, counted from 0.
         row: usize,

@@ -66,7 +66,7 @@ pub enum ServerError {
         path: PathBuf,
     },
     /// The path of the Unix socket is something else.
-    #[error("{} is there and is not a socket: choose another path", path.display())]
+    #[error("{} exists and is not a socket: choose another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,

@@ -443,7 +443,7 @@ impl Machine<'_> {
             _ if INERT.iter().any(|(of, names)| *of == module && names.contains(&name)) => Callable::Inert,
             _ => {
                 return Err(format!(
-                    "the file wants to use `{module}.{name}`, which is not among what a checkpoint of weights needs; nothing was run"
+                    "the pickle uses `{module}.{name}`, which weights do not need; nothing was run"
                 ));
             }
         };
@@ -500,7 +500,7 @@ impl Machine<'_> {
 
     fn call(&mut self, callable: Id, arguments: Id) -> Result<(), String> {
         let Value::Callable(callable) = self.values[callable].clone() else {
-            return Err("the file wants to call what cannot be called".into());
+            return Err("the pickle calls what cannot be called".into());
         };
         // Only the first arguments matter; a copy of all could be as large as the file, at every call.
         let arguments: Vec<Id> = match &self.values[arguments] {
