@@ -26,8 +26,8 @@ fields! {
         /// What to continue; without one, or empty, the token that begins texts. Names of special tokens in a text are read as these
         /// tokens.
         prompt: Option<Prompts>,
-        /// Most new tokens; with the prompt's they fit into the context. Without it 100, or what fits. 0 generates nothing, and with
-        /// `echo` scores the prompt.
+        /// Maximum number of new tokens, which must fit into the context with the prompt. Default: 100, or what fits. 0 generates nothing,
+        /// and with `echo` scores the prompt.
         max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
         /// Completions of which the `n` with the greatest mean log-probability are returned; at least `n`, at most 20 or `n`, and
         /// `n` in a stream.

@@ -67,7 +67,7 @@ fields! {
         @required layer: Option<Number>,
         /// The head of the layer.
         @required head: Option<Number>,
-        /// The token that looks, counted from 0, or from -1 at the end.
+        /// The query token, counted from 0, or from -1 at the end.
         query: Integer = Integer(-1),
         /// The token that is looked at; without it that of the query.
         key: Option<Number>,
@@ -79,7 +79,7 @@ fields! {
     NextFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// The token after which is asked, counted from 0, or from -1 at the end.
+        /// The token whose successor is predicted, counted from 0, or from -1 at the end.
         at: Integer = Integer(-1),
         /// How many of the tokens are the prompt; the others count as generated. Without it all are.
         prompt_tokens: Option<Number>,

@@ -60,7 +60,7 @@ impl Serialize for Entry<'_> {
 /// What the numbers are of.
 #[derive(Serialize)]
 struct Info {
-    /// Whether the text begins with the token that texts begin with.
+    /// Whether the text begins with the BOS token.
     bos: bool,
     /// What was done to the weights first: nothing.
     processing: &'static str,
