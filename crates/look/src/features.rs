@@ -79,7 +79,7 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
             let sites =
                 named_sites(name, model.n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
             let [site] = sites[..] else {
-                return Err(wrong(format!("`site` {name}: expected one hook point, such as 8.resid_post")));
+                return Err(wrong(format!("`site` {name}: expected one place, such as 8.resid_post")));
             };
             Some(site)
         }

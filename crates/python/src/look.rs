@@ -155,7 +155,7 @@ looks! {
     /// explained (mean_l0, variance_explained, mse).
     ///
     /// sae: SAELens' folder with cfg.json and sae_weights.safetensors, or a file of OpenAI's. site: the place that it was trained on,
-    /// if its file does not say. top: how many features.
+    /// where its file does not say. top: how many features.
     features: Features(text, sae), "($self, text, sae, *, site=None, top=20, bos=False)";
 
     /// Which features of the MLPs carry the prediction of a text, and how they act on each other (attribution graph): a picture of

@@ -25,7 +25,7 @@ pub trait Examples {
         self.weights().map_or(self.targets().len() as f64, sum)
     }
 
-    /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, if it is at hand and need not be
+    /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, where it is at hand and need not be
     /// computed.
     ///
     /// # Errors

@@ -488,7 +488,7 @@ impl Trainer {
         }
     }
 
-    /// Writes the dictionary as SAELens does, if one is trained: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
+    /// Writes the dictionary as SAELens does, where one is trained: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
     /// [`CONFIG_FILE`](crate::CONFIG_FILE). Says whether one is.
     ///
     /// # Errors
@@ -499,7 +499,7 @@ impl Trainer {
         Ok(true)
     }
 
-    /// How good the dictionary is on these texts, of three tokens at least each; `None` if none is trained.
+    /// How good the dictionary is on these texts, of three tokens at least each; `None` where none is trained.
     ///
     /// # Errors
     /// When the device has no room, or it is interrupted.

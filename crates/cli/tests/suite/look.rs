@@ -505,7 +505,7 @@ fn files_that_cannot_be_read_are_named() {
     );
     named(
         &run(&["look", "features", "The big dog", "--sae", path(&sae), "--site", "z"]),
-        "expected one hook point",
+        "expected one place",
     );
     named(&run(&["look", "features", "The big dog", "--sae", path(&sae), "--site", "zz"]), "did you mean");
 

@@ -117,7 +117,7 @@ fn wrong_questions_are_refused_and_options_named() {
         refused(&reader, &PathPatching { texts: dogs(), metric: usual(), from: None, to: to.into() }, told);
     }
     let sae = Features { text: text(), sae: PathBuf::from("nowhere.pt"), site: Some("z".into()), top: 1 };
-    refused(&reader, &sae, "`site` z: expected one hook point");
+    refused(&reader, &sae, "`site` z: expected one place");
 }
 
 #[test]

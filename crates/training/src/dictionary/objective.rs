@@ -94,7 +94,7 @@ pub(super) struct Encoded<T> {
     pub(super) active: SparseRows<T>,
     /// `ŷ`, `(N, D)`.
     pub(super) output: Vec<T>,
-    /// The least value that was kept, if the largest were.
+    /// The least value that was kept, where the largest were.
     least: Option<f64>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Computed<T> {
     pub(super) gradients: Vec<Vec<T>>,
     /// Which latents were active in any row.
     pub(super) fired: Vec<bool>,
-    /// The least value that was kept, if the largest were.
+    /// The least value that was kept, where the largest were.
     pub(super) least: Option<f64>,
 }
 
