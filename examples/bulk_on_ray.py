@@ -33,7 +33,7 @@ def jobs(folder, model):
     rows = [{"id": f"{name}-{take}", "prompt": f"One day, {name}"} for name in names for take in range(8)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    # Interrupt it and call it again: it goes on from the checkpoint. The command for the same:
+    # Interrupt it and call it again: it resumes from the checkpoint. The command for the same:
     #   gpt2-ray generate prompts.jsonl texts.jsonl --checkpoint kept --max-new-tokens 24 --temperature 0.8 --seed 7
     made = generate_dataset(
         prompts, folder / "texts.jsonl", model, checkpoint=folder / "kept", max_new_tokens=24, temperature=0.8, seed=7

@@ -1,6 +1,6 @@
 """Benchmarks from Python: what a model makes of data, by protocols whose names say what is scored and divided by what.
 
-usage: python examples/evaluate.py [MODEL]     a folder, a file or a name of the hub; without one the model inside the package
+usage: python examples/evaluate.py [MODEL]     a folder, a file or a name on the Hub; without one the model inside the package
 
 A notebook as a plain script: editors that know `# %%` show its parts as cells. It needs no network: the data are a few lines of its own.
 """
@@ -32,7 +32,7 @@ def show(report: dict) -> None:
 for protocol in candle_gpt2.protocols()[:3]:
     print(protocol["protocol"], "-", protocol["about"])
 
-# %% The last word of a passage, as LAMBADA asks for it. Without data it would be the published file, from the hub.
+# %% The last word of a passage, as LAMBADA asks for it. Without data it would be the published file, from the Hub.
 passages = folder / "passages.jsonl"
 texts = [
     "Tom had a red ball. Mia took the red ball",
@@ -53,7 +53,7 @@ report = rounded.evaluate("kl", text, base=model)
 found = {metric["name"]: metric["value"] for metric in report["metrics"]}
 print(f"q4 beside {report['base']['dtype']}: KL {found['kl']:.4f} nats, the same top token {found['same_top']:.1%}")
 
-# %% What the model said to each item is kept line by line; another run goes on with it, or is compared with it item by item.
+# %% The result for each item is kept line by line; another run resumes it, or is compared with it item by item.
 items = folder / "items.jsonl"
 model.evaluate("lambada:lm-eval", passages, limit=1, items=items)
 model.evaluate("lambada:lm-eval", passages, items=items, resume=True)

@@ -1,6 +1,6 @@
 """Texts from Python: one, many, streamed, drawn and searched for.
 
-usage: python examples/generate.py [MODEL]     a folder, a file or a name of the hub; without one the model inside the package
+usage: python examples/generate.py [MODEL]     a folder, a file or a name on the Hub; without one the model inside the package
 
 A notebook as a plain script: editors that know `# %%` show its parts as cells.
 """

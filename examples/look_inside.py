@@ -1,6 +1,6 @@
 """Looking inside from Python: activations, hooks that replace them, the looks of `gpt2 look`, steering, and a cache that is forked.
 
-usage: python examples/look_inside.py [MODEL]     a folder, a file or a name of the hub; without one the model inside the package
+usage: python examples/look_inside.py [MODEL]     a folder, a file or a name on the Hub; without one the model inside the package
 
 A notebook as a plain script: editors that know `# %%` show its parts as cells, and there the pictures show themselves.
 """
@@ -81,7 +81,7 @@ steering = model.steering((" happy", " sad"), layer=len(patterns) // 2, scale=4)
 for hooks in (None, [steering]):
     print(repr(model.generate("One day, Mia was", hooks=hooks, do_sample=False, max_new_tokens=12)))
 
-# %% A prefix is read once: each fork goes on from it.
+# %% A prefix is read once: each fork continues it.
 prefix = model.cache()
 model.logits(ids, cache=prefix)
 for name in (" ball", " cup"):

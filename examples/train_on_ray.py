@@ -25,7 +25,7 @@ def train(settings):
     candle_gpt2.set_threads(settings["threads"])
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
-    # A worker that was started again goes on from the last saved state; a first one finds none.
+    # A restarted worker resumes from the last saved state; a new one finds none.
     trainer = candle_gpt2.Trainer(
         settings["data"], settings["out"], rank=rank, world_size=world_size, resume=True, **settings["options"]
     )
@@ -71,7 +71,7 @@ def main():
     try:
         trainer.fit()
     except Exception as error:
-        sys.exit(f"the training has ended early, and goes on from its last saved state when it is started again: {error}")
+        sys.exit(f"the training has ended early; start it again to resume from its last saved state: {error}")
     print(f"written to {out}")
 
 

@@ -4,7 +4,7 @@ usage: OMP_NUM_THREADS=8 torchrun --nproc-per-node 4 examples/train_with_torch.p
            [--steps N] [--batch-size B] [--lr LR] [--device DEVICE] [--resume]
 
 Needs PyTorch. B windows are one batch of all processes together. OUT is written by the process of rank 0; after a process or a machine
-was lost, the same call with --resume goes on from the last state in it. On two machines, on each with its --node-rank:
+was lost, the same call with --resume continues from the last state in it. On two machines, on each with its --node-rank:
     torchrun --nnodes 2 --node-rank 0 --master-addr HOST --master-port 29500 --nproc-per-node 4 …
 """
 

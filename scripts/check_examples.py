@@ -3,7 +3,7 @@
 
 An item (structure, enumeration, trait, function, macro, constant, type) is shown if
  1. it, or one of its methods, fields or variants, has a code block in its documentation,
- 2. its name stands in a code block of the crate's documentation or in one of the crate's examples, or
+ 2. its name is in a code block of the crate's documentation or in one of the crate's examples, or
  3. its documentation links to an item that is shown so: "Made by [`Model::generate`]", which is a reason to have no example.
 Prints one line for each item that is not, and fails then. Rustdoc says what is exported and where links lead; its JSON is not
 stable, so the script names the versions of it that it knows.

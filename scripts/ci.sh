@@ -100,7 +100,7 @@ job-aarch64() {
     leave_out "the check for NEON" "a target" "rustup target add $target"
     return
   fi
-  # Without the hub, whose encryption is C and would want a compiler for that machine.
+  # Without the Hub, whose encryption is C and would want a compiler for that machine.
   step cargo check --target $target --locked --no-default-features \
     --features candle-gpt2-engine/built-in,candle-gpt2-weights/mmap,candle-gpt2-weights/pytorch "${portable[@]/#/--package=}"
   local run=() skipped=()
@@ -138,7 +138,7 @@ job-musl() {
   fi
 }
 
-# Windows: compiled by mingw and run in Wine; for Microsoft's tools it is checked only, without the hub, whose C they compile.
+# Windows: compiled by mingw and run in Wine; for Microsoft's tools it is checked only, without the Hub, whose C they compile.
 job-windows() {
   # Wine 8 says that it has made a link, and makes none.
   local target=x86_64-pc-windows-gnu skipped=(--skip hub::)

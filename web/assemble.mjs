@@ -15,7 +15,7 @@ const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) 
 // What it could do at each of its checkpoints.
 const HISTORY = `${MODEL_FOLDER}/history.json`;
 
-// What a page may do: nothing that leaves it. From a file its scripts stand inside it, from a host beside it.
+// What a page may do: nothing that leaves it. From a file its scripts are inside it, from a host next to it.
 const NOTHING_ELSE = "img-src data:; base-uri 'none'; form-action 'none'";
 const FILE_POLICY =
   `default-src 'none'; script-src 'unsafe-inline' 'wasm-unsafe-eval'; style-src 'unsafe-inline'; worker-src blob:; ${NOTHING_ELSE}`;

@@ -205,7 +205,7 @@ const engine = (() => {
       return (await compressor(COMPRESSING)).call("sizes", { bytes });
     },
 
-    // What `gpt2 compress` writes; progress(done, total) hears how far it is.
+    // What `gpt2 compress` writes; progress(done, total) is called as it advances.
     async compress(bytes, progress) {
       return (await compressor(COMPRESSING)).call("compress", { bytes }, part => progress(...part));
     },
@@ -226,8 +226,8 @@ const engine = (() => {
       current?.call("stop").catch(() => {});
     },
 
-    // Opens a source in a worker beside the present one: see(about) hears what it is before it is loaded and may refuse it, progress(done, total) how far it is.
-    // The present model writes on meanwhile, and stays where this fails.
+    // Opens a source in a worker next to the present one: see(about) is called with what it is before it is loaded and may refuse it,
+    // progress(done, total) as it advances. The present model keeps writing meanwhile, and stays if this fails.
     async load(source, see, progress) {
       next?.end(new Failure("another model was chosen", { replaced: true }));
       const host = next = new Host();

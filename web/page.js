@@ -879,7 +879,7 @@
       else undo();
     }
   });
-  // How the built-in model learned, once somebody asks.
+  // How the built-in model learned, shown on demand.
   let drawLearned = () => {};
   find("show-learned").onclick = async () => {
     try {

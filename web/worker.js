@@ -1,5 +1,5 @@
 "use strict";
-// The worker: unpacks the engine and its model, answers questions, and writes token by token. It stands behind wasm-bindgen's glue,
+// The worker: unpacks the engine and its model, answers questions, and writes token by token. It follows wasm-bindgen's glue,
 // whose classes are in `wasm_bindgen`.
 //
 // A message is { id, call, … }; its answer { id, value } or { id, error: { message, status, param, broke } }, before it { id, part }.

@@ -71,8 +71,8 @@ pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Lets panics go on that the loader catches: the tokenizers library panics on some files that it should refuse. The fuzzer
-/// would end with the first; one that nobody catches still ends it.
+/// Allows panics that the loader catches: the tokenizers library panics on some files that it should refuse. The fuzzer
+/// would end with the first; an uncaught one still ends it.
 pub fn allow_caught_panics() {
     std::panic::set_hook(Box::new(|_| ()));
 }

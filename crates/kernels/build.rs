@@ -1,4 +1,4 @@
-//! Compiles the CUDA kernels where the feature `cuda` is on, with the compiler that candle's own kernels need too.
+//! Compiles the CUDA kernels if the feature `cuda` is on, with the compiler that candle's own kernels need too.
 
 use std::env;
 use std::path::PathBuf;

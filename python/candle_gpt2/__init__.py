@@ -24,34 +24,34 @@ Options of ``generate``, ``stream`` and ``stream_batch`` have the names of trans
 - texts that always parse: ``json_schema`` (a dict or JSON), ``json_object``, ``regex``, ``grammar`` (Lark)
 - long texts: ``keep_last``, ``keep_head``, ``slide``
 
-What is not said is taken from the checkpoint's ``generation_config.json``; where that says nothing either, the next
-token is sampled from the 50 most probable ones. Without a ``seed`` it is 0, so that, unlike with transformers, the
-same call gives the same text each time; other seeds give other texts. The same options and seed give the same text as the
-program ``gpt2 generate``, alone and in any batch.
+Defaults come from the checkpoint's ``generation_config.json``; if that says nothing either, the next token is sampled
+from the 50 most probable ones. The default ``seed`` is 0, so that, unlike with transformers, the same call gives the
+same text each time; other seeds give other texts. The same options and seed give the same text as the program
+``gpt2 generate``, alone and in any batch.
 
-Looks inside are methods with the names and the options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
-``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``saliency``, ``neurons``, ``features``. Each gives
-a :class:`Picture`, which a notebook shows by itself. Words that Python keeps for itself end in an underscore: ``as_``,
+Analyses are methods with the names and the options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
+``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``saliency``, ``neurons``, ``features``. Each returns
+a :class:`Picture`, which a notebook displays. Names that are keywords of Python end in an underscore: ``as_``,
 ``from_``, ``with_``.
 
 :class:`HookedTransformer` has the names and the numbers of TransformerLens: hook points, ``run_with_cache``, ``run_with_hooks``,
 ``ActivationCache``, ``patching``, ``head_detector``, ``utils``, sparse autoencoders. It runs on numpy and needs no torch.
 
-Models with a head over labels or choices open as :class:`Classifier`, whose ``classify`` says what ``gpt2 classify --json``
-prints.
+Models with a head over labels or choices open as :class:`Classifier`, whose ``classify`` returns what
+``gpt2 classify --json`` prints.
 
-Threads: as many compute as the process may use; ``OMP_NUM_THREADS`` and :func:`set_threads` say otherwise. Processes:
-start them with ``spawn`` or ``forkserver`` once a model is open, or open models in the children alone. A model pickles
-as its name and options. Errors are ``FileNotFoundError``, ``ValueError``, ``TypeError`` for an option that there is
-not, and :class:`Gpt2Error` for everything else. Ctrl-C ends a text after its next token; what ``generate`` has made until
-then is the ``partial`` of the ``KeyboardInterrupt``.
+Threads: by default all that the process may use; ``OMP_NUM_THREADS`` and :func:`set_threads` change that. Processes:
+once a model is open, start them with ``spawn`` or ``forkserver``, or open models only in the children. A model is pickled
+as its name and options. Errors are ``FileNotFoundError``, ``ValueError``, ``TypeError`` for an unknown option, and
+:class:`Gpt2Error` for everything else. Ctrl-C ends a text after its next token; what ``generate`` has made until then
+is the ``partial`` of the ``KeyboardInterrupt``.
 """
 
 import os as _os
 
 
 def _threads_of_environment() -> int | None:
-    """What OMP_NUM_THREADS says, of which the first number counts."""
+    """The first number of OMP_NUM_THREADS."""
     first = _os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return min(int(first), 1024) if first.isdecimal() and int(first) > 0 else None
 

@@ -2,8 +2,8 @@
 of these files in the order of the input.
 
 A block is a run of rows of one input file. Its file has a name that follows from its place, is written under another name and
-renamed when it is complete, and has the same bytes whoever writes it: so a block may be computed twice, by a machine that was
-believed lost too, and its rows are there once. To go on after an interruption is to compute the blocks whose files are missing.
+renamed when it is complete, and has the same bytes whichever machine writes it: so a block may be computed twice, even by a machine
+that was believed lost, and its rows are there once. Resuming a job is to compute the blocks whose files are missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .rows import Rows, arrow_type
 FORMATS = ("jsonl", "parquet", "txt")
 # The planned blocks of a job, at most: engines keep some kilobytes for each.
 MAX_BLOCKS = 20_000
-# A block where nothing is said: so many rows, and fewer of long texts, about a minute of GPT-2 on two cores. Below the least of
+# A block by default: so many rows, and fewer of long texts, about a minute of GPT-2 on two cores. Below the least of
 # them actors would often wait for the last texts of a block.
 ROWS_PER_BLOCK, NEW_TOKENS_PER_BLOCK, LEAST_ROWS_OF_LONG_TEXTS = 128, 6400, 32
 # Few rows in few blocks would leave actors idle at the end: each gets so many blocks, unless they are smaller than a batch.
@@ -39,7 +39,7 @@ BYTES_AT_ONCE = 1 << 20
 
 
 class JobError(Exception):
-    """The job cannot go on as it is."""
+    """The job cannot continue as it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Block:
 
     index: int
     file: str
-    # The file's path below the input, or its name where it is the input: a part of the ids that are made up.
+    # The file's path below the input, or its name if it is the input: a part of the ids that are made up.
     name: str
     format: str
     # Number of its first line or row, from 1.
@@ -128,7 +128,7 @@ class Plan:
 
 
 def usual_rows(rows: Rows) -> int:
-    """Rows in a block of a long job where nothing is said."""
+    """Rows in a block of a long job by default."""
     new_tokens = rows.options.get("max_new_tokens")
     if not isinstance(new_tokens, int) or new_tokens < 1:
         return ROWS_PER_BLOCK
@@ -434,7 +434,7 @@ class Job:
             self._remove()
 
     def _remove(self) -> None:
-        # Without its description the folder is of no job: parts that a kill leaves behind are not taken for one to go on with.
+        # Without its description the folder is of no job: parts that a kill leaves behind are not taken for a job to resume.
         system, folder = resolve(self.folder)
         system.delete_file(posixpath.join(folder, JOB_FILE))
         system.delete_dir(folder)
@@ -544,7 +544,7 @@ def _read_json(system: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def _described(job: Job, rows: Rows) -> dict[str, Any]:
-    """What must be the same when a run goes on, as JSON gives it back."""
+    """What must be the same when a run is resumed, as JSON gives it back."""
     columns = [rows.prompt_column, rows.id_column, rows.seed_column, rows.text_column, rows.error_column]
     described = {
         "task": rows.task,

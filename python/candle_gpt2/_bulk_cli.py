@@ -1,4 +1,4 @@
-"""`gpt2-ray`: bulk jobs on Ray for those who want no code."""
+"""`gpt2-ray`: bulk jobs on Ray without code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ examples:
   gpt2-ray generate prompts/ texts/ --address 10.0.0.1:6379 --actors 8 --threads 16 --temperature 0.8 --seed 7
   gpt2-ray score reviews.parquet scores.parquet --model gpt2 --prompt-column review
 
-After an interruption the same command with the same --checkpoint goes on. Exit codes: 0 success; 1 the job failed, or rows have
-an error; 2 the call is wrong."""
+After an interruption the same command with the same --checkpoint resumes the job. Exit codes: 0 success; 1 the job failed, or rows
+have an error; 2 usage error."""
 
 # Options of a job, and of `Model.from_pretrained`.
 JOB = (
@@ -34,7 +34,7 @@ MODEL = ("dtype", "kv_dtype", "device", "tokenizer", "revision", "offline")
 GENERATION: list[tuple[str, type, str]] = [
     *((name, int if is_whole else float, what) for name, is_whole, what in _number_options() if name != "seed"),
     ("keep_last", int, "of a prompt beyond the context keep the last N tokens"),
-    ("batch_size", int, "texts that an actor makes at once"),
+    ("batch_size", int, "sequences that an actor generates at once"),
 ]
 
 
@@ -102,7 +102,7 @@ def _add_rows(group: Any) -> None:
     group.add_argument("--id-column", default="id", metavar="NAME", help="column of the ids [default: id]")
     group.add_argument("--seed-column", metavar="NAME", help="column of seeds; without it they come from --seed and the ids")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the whole job [default: 0]")
-    group.add_argument("--one-seed", action="store_true", help="draw every row with --seed itself, as gpt2 generate does")
+    group.add_argument("--one-seed", action="store_true", help="sample every row with --seed itself, as gpt2 generate does")
 
 
 def _add_generation(group: Any) -> None:
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _way_on(arguments: argparse.Namespace) -> str:
-    return f"; the same command goes on from {arguments.checkpoint}" if arguments.checkpoint else ""
+    return f"; the same command resumes from {arguments.checkpoint}" if arguments.checkpoint else ""
 
 
 if __name__ == "__main__":

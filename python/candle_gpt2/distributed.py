@@ -1,12 +1,12 @@
-"""One training over the processes of ``torch.distributed``, which adds up what each has computed of every step.
+"""One training over the processes of ``torch.distributed``, which sums what each has computed of every step.
 
     torch.distributed.init_process_group("gloo")
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     trainer = candle_gpt2.Trainer("book.txt", "out", init="gpt2", rank=rank, world_size=world_size)
     candle_gpt2.distributed.train(trainer)
 
-Needs PyTorch for what passes between the processes, and for nothing else. The losses are those of one process, but for the
-order of the sums, where nothing is dropped out.
+PyTorch is needed only for the communication between the processes. Without dropout the losses are those of one process,
+except for the order of the sums.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["share_state", "train"]
 def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None = None) -> None:
     """Takes all steps that are left, together with the trainers of the other processes.
 
-    Every process calls it. All start from the state of rank 0, so that it alone must see the folder to go on from. ``on_step`` is
-    given what :meth:`Trainer.apply` gives. When a process has gone, the others raise :class:`Gpt2Error`; the last state that
+    Every process calls it. All start from the state of rank 0, so only rank 0 must see the folder to resume from. ``on_step`` is
+    called with what :meth:`Trainer.apply` returns. When a process has gone, the others raise :class:`Gpt2Error`; the last state that
     was saved is whole.
     """
     share_state(trainer)
@@ -47,7 +47,7 @@ def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None =
 
 
 def share_state(trainer: Trainer) -> None:
-    """Gives the state of the trainer of rank 0 to those of all other processes, each of which calls it."""
+    """Sends the state of rank 0's trainer to those of all other processes; every process calls it."""
     is_first = torch.distributed.get_rank() == 0
     if torch.distributed.get_world_size() == 1:
         return
@@ -66,11 +66,11 @@ def _from_first(tensor: torch.Tensor) -> None:
 
 
 def _together(trainer: Trainer, work: Callable[[torch.Tensor], object], tensor: torch.Tensor) -> None:
-    """Does with a tensor what all processes do together, and says so where one of them has gone."""
+    """Does with a tensor what all processes do together, and says so if one of them has gone."""
     try:
         work(tensor)
     except RuntimeError as error:
         raise Gpt2Error(
             f"rank {torch.distributed.get_rank()}: another process has gone, or cannot be reached, before step {trainer.step + 1} "
-            f"({error}); start all of them again with resume=True to go on from the last saved state"
+            f"({error}); start all of them again with resume=True to continue from the last saved state"
         ) from error

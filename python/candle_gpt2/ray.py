@@ -1,9 +1,9 @@
-"""Bulk jobs on Ray: every row of JSONL, Parquet or text files continued or scored, by actors on many machines.
+"""Bulk jobs on Ray: actors on many machines continue or score every row of JSONL, Parquet or text files.
 
-Ray Data hands blocks of rows to a pool of actors, starts actors again that die and repeats what they had not finished. Each
+Ray Data gives blocks of rows to a pool of actors, restarts actors that die and repeats what they had not finished. Each
 block becomes a file of its own that appears when it is complete (see `_blocks`), and these files become the output. So nothing
-is lost and nothing is there twice when an actor, a machine or the job's own process dies. Ray's own checkpoints (a beta) are not
-used: they would need a filter actor of one GiB beside those that compute, and cannot know of a write that outlives its job.
+is lost or duplicated when an actor, a machine or the job's own process dies. Ray's own checkpoints (a beta) are not used: they
+would need a filter actor of one GiB next to those that compute, and cannot know of a write that outlives its job.
 
 All machines read the input, the model and the folder of the blocks by the same path (a shared folder, or a URI such as `s3://…`
 for input and output), and have this package installed.
@@ -33,7 +33,7 @@ from . import _blocks
 from ._blocks import JobError
 from .rows import Rows
 
-# Ray Data gives a job up where no block is done for half an hour; a block of long texts of a large model may take as long.
+# Ray Data gives a job up if no block is done for half an hour; a block of long texts of a large model may take as long.
 NO_PROGRESS_SECONDS = 24 * 60 * 60
 
 __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
@@ -41,7 +41,7 @@ __all__ = ["JobError", "Summary", "generate_dataset", "score_dataset"]
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What a job has done."""
+    """The result of a job."""
 
     output: str
     rows: int
@@ -60,20 +60,20 @@ def generate_dataset(input: str | Path, output: str | Path, model: str | Path | 
     """Continues the prompt of every row of `input`; every row has a `text`, or an `error` that says why not.
 
     `input` is a file or a folder of files: JSONL with `prompt` (a text, or token ids) in each line, Parquet with such a column,
-    or plain text with a prompt a line. `output` is one file in the order of the input where its name ends in `.jsonl` or
+    or plain text with a prompt a line. `output` is one file in the order of the input if its name ends in `.jsonl` or
     `.parquet`, else a folder of such files (`output_format`, by default the format of the input). Either is complete once it is
     there; `overwrite` replaces a file. Other keys and columns of a row are kept. A row without an `id` gets one: name of the file,
     colon, number of the line.
 
-    `checkpoint` is a folder for what is done: after an interruption the same call goes on there. It is removed at the end.
+    `checkpoint` is a folder for what is done: after an interruption the same call resumes from it. It is removed at the end.
 
     Without `actors` there is one on each node, and without `threads` each has its share of the processors; the
-    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads, and `gpus_per_actor` GPUs. A
-    block of `rows_per_block` rows is what is lost, and computed again, when a machine dies. `progress` is told how many blocks of
-    how many are done.
+    book's chapter on Ray says how to choose. An actor reserves as many logical CPUs as it has threads, and `gpus_per_actor` GPUs.
+    When a machine dies, a block of `rows_per_block` rows is lost and computed again. `progress` is called with the number of blocks
+    done and their total.
 
     The other `options` are those of :class:`candle_gpt2.Rows` (`seed`, `id_column`, `seed_column`, `model_options`, …) and of
-    `Model.generate`. Where Ray is not running in this process it is started, on the cluster at `address` where that is given.
+    `Model.generate`. If Ray is not running in this process it is started, on the cluster at `address` if that is given.
     """
     return _dataset("generate", input, output, model, **options)
 
@@ -95,7 +95,7 @@ class _Actor:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         fields = [field.name for field in dataclasses.fields(_blocks.Block)]
         [block] = [_blocks.Block(*values) for values in zip(*(batch[name].tolist() for name in fields))]
-        # What is raised here would come back as text of Ray's about Ray, after a while where a constructor raises it.
+        # What is raised here would come back as text of Ray's about Ray, after a while if a constructor raises it.
         failure = b""
         try:
             self._worker(block)
@@ -203,13 +203,13 @@ def _cpus_of_nodes() -> list[int]:
 
 
 def shares(actors: int | None, threads: int | None, cpus: list[int]) -> tuple[int, int]:
-    """How many actors of how many threads: what is given, else one actor a node, and for each its share of the CPUs."""
+    """The number of actors and their threads: as given, by default one actor per node, each with its share of the CPUs."""
     if not cpus:
         raise JobError("no node of the Ray cluster has a CPU for actors")
     if threads is not None and threads > max(cpus):
         raise ValueError(f"threads: expected at most {max(cpus)}, the logical CPUs of the largest node, found {threads}")
     if actors is None:
-        # With threads given: as many as the nodes have room for.
+        # With threads given: all that the nodes have room for.
         actors = len(cpus) if threads is None else sum(count // threads for count in cpus)
     if threads is None:
         # The most with which all of them have room on these nodes.

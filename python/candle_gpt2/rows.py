@@ -1,9 +1,9 @@
-"""Many rows at once, on no engine in particular: a callable from columns to columns.
+"""Many rows at once, for any data engine: a callable from columns to columns.
 
-Ray Data, Spark (`mapInPandas`), Dask (`map_partitions`) and a plain loop call the same :class:`Rows`. It pickles as what it was
-made with, and opens its model where it is called, once in a process. A row that cannot work gets a text in its `error` column
-and harms no other row. What a row gives does not depend on the rows beside it, so an engine may cut, order and repeat batches
-as it likes.
+Ray Data, Spark (`mapInPandas`), Dask (`map_partitions`) and a plain loop call the same :class:`Rows`. A pickle holds
+its arguments, and each process opens the model once, at the first call. A row that fails gets a text in its `error` column and
+affects no other row. A row's result does not depend on the other rows, so an engine may cut, order and repeat batches as it
+likes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESULTS: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
         "perplexity": ("float64", itemgetter("perplexity")),
     },
 }
-# A prompt that every model can go on from: what fails with it fails by the options.
+# A prompt that every model can continue: what fails with it fails by the options.
 PLAIN_PROMPT = "\n"
 
 # The model that this process opened last, by what it was opened with.
@@ -36,10 +36,10 @@ _opening = threading.Lock()
 
 
 def row_seed(seed: int, row_id: object) -> int:
-    """The seed of a row: of the BLAKE2b hash (8 bytes, little-endian) of the text `{seed}:{row_id}` the upper 63 bits.
+    """The seed of a row: the upper 63 bits of the BLAKE2b hash (8 bytes, little-endian) of the text `{seed}:{row_id}`.
 
-    It is the same on every machine and in every version, so that a row draws the same text wherever it is computed; rows with
-    other ids draw other texts, of the same prompt too.
+    It is the same on every machine and in every version, so that a row gets the same text wherever it is computed; rows with
+    other ids get other texts, of the same prompt too.
     """
     digest = hashlib.blake2b(f"{seed}:{row_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
@@ -51,21 +51,22 @@ class Rows:
     A batch is a dict of columns (lists or NumPy arrays), a pandas DataFrame or a PyArrow table; the result is of the same kind,
     with the columns of the batch and these in addition:
 
-    - `task="generate"`: `text` (a list of texts where `num_return_sequences` is above 1);
+    - `task="generate"`: `text` (a list of texts if `num_return_sequences` is above 1);
     - `task="score"`: `tokens`, `logprob` (natural, summed), `loss`, `perplexity`;
-    - both: `error`, which says why a row has no result and is null where it has one.
+    - both: `error`, which says why a row has no result and is null if it has one.
 
     `model` and `model_options` are the arguments of `Model.from_pretrained`; `options` those of `Model.generate` or
     `Model.score`. A prompt is a text or a list of token ids.
 
-    Where texts are drawn at random, each row has a seed of its own: the one in `seed_column`, or `row_seed(seed, id)` with the
-    id in `id_column`. With `id_column=None` every row draws with `seed` itself, as the program's `--prompts-file` does, and with
-    `seed=None` besides no seed is given to the model. Where neither the options nor the model's generation_config.json ask for
-    a draw, texts are those of `model.generate(prompt, **options)`, and `do_sample=True` asks for one.
+    With sampling, each row has a seed of its own: the one in `seed_column`, or `row_seed(seed, id)` with the id in `id_column`.
+    With `id_column=None` every row samples with `seed` itself, as `gpt2 generate --prompts-file` does, and with `seed=None` as well
+    no seed is given to the model. Rows are sampled if the options (`do_sample=True`) or the model's generation_config.json ask for
+    it; otherwise texts are those of `model.generate(prompt, **options)`.
 
-    A local `model`, `tokenizer`, `assistant_model` or file of `encoder_states` is taken with its absolute path, as other working directories need it.
+    A local `model`, `tokenizer`, `assistant_model` or file of `encoder_states` is taken with its absolute path, as other working
+    directories need it.
 
-    The process computes with `threads`, or as many as OMP_NUM_THREADS says (which Ray sets from `num_cpus`), or as many as the
+    The process computes with `threads`, by default with OMP_NUM_THREADS (which Ray sets from `num_cpus`), or with all that the
     machine has.
     """
 
@@ -133,7 +134,7 @@ class Rows:
         return f"Rows(model={self.model!r}, task={self.task!r}, options={self.options!r})"
 
     def result_types(self) -> dict[str, str]:
-        """The columns that are added and Arrow's names of their types, `error` last."""
+        """The added columns and Arrow's names of their types, `error` last."""
         types = {name: kind for name, (kind, _) in RESULTS[self.task].items()}
         if self.task == "generate":
             many = (self.options.get("num_return_sequences") or 1) > 1
@@ -141,7 +142,7 @@ class Rows:
         return {**types, self.error_column: "string"}
 
     def open(self) -> Any:
-        """The model, opened now where this process has not opened it yet."""
+        """The model, opened now if this process has not opened it yet."""
         global _opened
         # A fork has its parent's model without the threads that compute; opening one says so.
         if self._process != os.getpid():
@@ -171,7 +172,7 @@ class Rows:
     def results(
         self, prompts: list[Any], ids: list[Any] | None = None, seeds: list[Any] | None = None
     ) -> dict[str, list[Any]]:
-        """The columns that are added, for plain lists of what the rows hold; `ids` or `seeds` where they are needed."""
+        """The columns that are added, for plain lists of what the rows hold; `ids` or `seeds` if they are needed."""
         prepared: list[Any] = []
         if prompts:
             # What goes wrong there is no row's.
@@ -255,7 +256,7 @@ class Rows:
         return list(compute([prompt for prompt, _ in rows], return_exceptions=True, **options))
 
     def _check_options(self, failure: BaseException) -> None:
-        """Raises where not the rows but the options are wrong: then a prompt that always works fails alike."""
+        """Raises if not the rows but the options are wrong: then a prompt that always works fails alike."""
         seed = None if self._draws_by() is None else 0
         probed = self._tried([(PLAIN_PROMPT, seed)])[0]
         if isinstance(probed, BaseException) and str(probed) == str(failure):

@@ -98,7 +98,7 @@ def test_what_is_wrong_is_said(sequence):
         candle_gpt2.Model.from_pretrained(HEADS / "sequence")
     with pytest.raises(FileNotFoundError):
         Classifier.from_pretrained("/no/such/folder")
-    with pytest.raises(ValueError, match="chooses among no texts"):
+    with pytest.raises(ValueError, match="does not choose among several"):
         sequence.classify("a", ["b"])
     with pytest.raises(ValueError, match="300"):
         sequence.classify([1, 300])

@@ -1,4 +1,4 @@
-"""A model with cross-attention attends to an encoder's states: what it writes and scores is transformers'."""
+"""A model with cross-attention attends to encoder hidden states: what it writes and scores is transformers'."""
 
 import json
 import pickle

@@ -122,7 +122,7 @@ def test_wrong_calls_are_told(model, folder, monkeypatch, tmp_path):
     refused(ValueError, "there is no protocol `lambada:lm-evil`; `lambada` has `lambada:lm-eval`", "lambada:lm-evil")
     refused(ValueError, "name at least one", [])
     refused(ValueError, "^`limit`: expected at least 1, found 0$", "kl", "text.txt", limit=0)
-    refused(ValueError, "^`base` is for two models side by side", "lambada:lm-eval", passages, base=model)
+    refused(ValueError, "^`base` is for comparing two models", "lambada:lm-eval", passages, base=model)
     refused(ValueError, "^`data`: expected it once for all", "lambada:lm-eval", [passages, passages])
     refused(ValueError, "^`num_fewshot`: expected at most", "hellaswag:lm-eval", "questions.jsonl", num_fewshot=9)
     tiny = candle_gpt2.Model.from_pretrained(FIXTURES / "tiny-checkpoint")

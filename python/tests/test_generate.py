@@ -260,7 +260,7 @@ def test_what_the_files_say_is_the_default(tiny, program):
         ({"temperature": "hot"}, ValueError, "`temperature`: invalid type"),
         ({"top_p": 1.5}, ValueError, "`top_p`: expected"),
         ({"num_beams": 3, "top_p": 0.5}, ValueError, "`top_p` is for sampling"),
-        ({"num_beams": 3, "do_sample": True}, ValueError, "beam search does not draw"),
+        ({"num_beams": 3, "do_sample": True}, ValueError, "beam search does not sample"),
         ({"length_penalty": 2.0}, ValueError, "`length_penalty` is an option of beam search; give `num_beams`"),
         ({"stop": "a", "stop_strings": "b"}, ValueError, "stop and stop_strings"),
         ({"bad_words": [""]}, ValueError, "`bad_words`: expected a text"),
@@ -307,7 +307,7 @@ def test_a_prompt_that_cannot_work_is_told_by_its_number(model):
     for wrong in (3, None, {"a": 1}, [None]):
         with pytest.raises(TypeError, match="expected a text"):
             model.generate(wrong)
-    with pytest.raises(ValueError, match="-1 is no token id"):
+    with pytest.raises(ValueError, match="-1 is not a token id"):
         model.generate([-1])
 
 

@@ -4,7 +4,7 @@ usage: python -m bench compression FILE... [--speed] [--model MODEL] [--threads 
 
 Every file is compressed by each program that is installed (on Debian: apt-get install xz-utils zstd brotli bzip3 zpaq), at its highest
 level, and by ours, which is also restored and compared. Printed are bits per byte, with all that a program writes. A model that has
-seen a file in training knows it by heart: take texts that are newer, or held out. --speed compresses and restores the beginning of the
+seen a file in training has memorised it: take texts that are newer, or held out. --speed compresses and restores the beginning of the
 first file, repeated where it is short: 32 KiB, which is one stream, and 1 MiB, which is 32; printed are kilobytes of text per second,
 without the loading of the model.
 """

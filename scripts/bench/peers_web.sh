@@ -17,7 +17,7 @@ cd web
 [ -d node_modules ] || npm install --silent --no-audit --no-fund --ignore-scripts --prefix . \
   @huggingface/transformers@4.3.1 @wllama/wllama@3.8.1
 
-# ONNX by the exporter whose files transformers.js has on the hub. It needs an older transformers than the other peers, and takes
+# ONNX by the exporter whose files transformers.js has on the Hub. It needs an older transformers than the other peers, and takes
 # their PyTorch.
 if [ ! -d onnx ]; then
   [ -x venv/bin/python ] || python3 -m venv venv

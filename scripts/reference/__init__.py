@@ -1,1 +1,1 @@
-"""Reference values of PyTorch, transformers and other tools, and the oracles that stand in for what is no library."""
+"""Reference values of PyTorch, transformers and other tools, and oracles written here for what no library has."""

@@ -1,6 +1,6 @@
 """What lm-evaluation-harness makes of questions behind examples, and of tasks in YAML files, in `evaluation`.
 
-The task files stand in tasks/ with their data; few_shot.json has the figures and what the built-in model and the tiny checkpoint said
+The task files are in tasks/ with their data; few_shot.json has the figures and what the built-in model and the tiny checkpoint said
 to each item, one text at a time, in float32 with logarithms in float64. Takes a minute.
 """
 

@@ -1,6 +1,6 @@
 """lm-evaluation-harness' own tasks on files of one's own, for what evaluates beside it: fixtures, a check, a bench.
 
-A task is loaded from the harness as it is, with its templates and functions; only what it would fetch from the hub is read from a
+A task is loaded from the harness as it is, with its templates and functions; only what it would fetch from the Hub is read from a
 file here. Needs lm_eval, torch and transformers (scripts/requirements.txt); nothing is fetched.
 """
 
@@ -80,7 +80,7 @@ def pages_of(text):
 
 
 def rows_of(protocol, path):
-    """The entries of a file as the hub's data set has them."""
+    """The entries of a file as the Hub's data set has them."""
     if protocol == "wikitext:lm-eval" and path.suffix != ".jsonl":
         return [{"page": page} for page in pages_of(path.read_bytes().decode())]
     if path.suffix == ".csv":
@@ -90,7 +90,7 @@ def rows_of(protocol, path):
     if protocol == "lambada:lm-eval":
         return [{"text": row["text"] if "text" in row else f"{row['context']} {row['continuation']}"} for row in rows]
     if protocol == "hellaswag:lm-eval":
-        # The hub has labels as texts.
+        # The Hub has labels as texts.
         return [row | {"gold" if "query" in row else "label": str(row.get("gold", row.get("label")))} for row in rows]
     if protocol.startswith("arc-"):
         return [hub_question(row) for row in rows]
@@ -98,7 +98,7 @@ def rows_of(protocol, path):
 
 
 def hub_question(row):
-    """A question of ARC as the hub has it, from either form."""
+    """A question of ARC as the Hub has it, from either form."""
     if isinstance(row["question"], str):
         return row
     choices = row["question"]["choices"]
@@ -108,7 +108,7 @@ def hub_question(row):
 
 @contextlib.contextmanager
 def hub_has(rows_by_name):
-    """What the harness loads from the hub, by the name of its part; every split is the same."""
+    """What the harness loads from the Hub, by the name of its part; every split is the same."""
 
     def load(path, name=None, **_):
         rows = datasets.Dataset.from_list(rows_by_name.get(name, rows_by_name.get(None)))

@@ -1,4 +1,4 @@
-// A page of one attribution graph. What is chosen stands in the address: #node=3_1201_4&pinned=3_1201_4,E_5335_1&group.names=E_5335_1
+// A page of one attribution graph. The address holds the selection: #node=3_1201_4&pinned=3_1201_4,E_5335_1&group.names=E_5335_1
 (() => {
   const graph = JSON.parse(document.getElementById("report").textContent);
   document.getElementById("title").textContent = graph.title;

@@ -41,7 +41,7 @@ parts.graph = (() => {
     const byId = new Map(points.map((point, n) => [point.id, n]));
     const given = new URLSearchParams(state);
     let chosen = byId.get(given.get("node")) ?? points.findIndex(point => point.kind === "logit");
-    // The name of the group of each pinned node; those of no name stand alone.
+    // The name of the group of each pinned node; those without a name are by themselves.
     const pinned = new Map((given.get("pinned") || "").split(",").filter(id => byId.has(id)).map(id => [byId.get(id), ""]));
     for (const [name, ids] of given) if (name.startsWith("group.")) for (const id of ids.split(",")) if (pinned.has(byId.get(id))) pinned.set(byId.get(id), name.slice(6));
 

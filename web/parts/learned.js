@@ -60,7 +60,7 @@ parts.learned = (() => {
   }
 
   function figures(place, one) {
-    // Shares of prompts alone have a bar; scores of heads ("best …") and losses ("nats …") stand above.
+    // Shares of prompts alone have a bar; scores of heads ("best …") and losses ("nats …") are above.
     const shares = Object.entries(one.figures).filter(([name, value]) => value >= 0 && value <= 1 && !/^(best|nats) /.test(name));
     const view = { columns: shares.map(([name]) => name), values: shares.map(([, value]) => value), scale: "sequential", top: 1, decimals: 2, name: "shares of prompts" };
     const list = parts.bars(place, view, chosen => list.choose(chosen));

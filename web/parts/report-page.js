@@ -1,4 +1,4 @@
-// A page of one report. What is chosen stands in the address: #layer=3&head=1&row=5&column=2.
+// A page of one report. The address holds the selection: #layer=3&head=1&row=5&column=2.
 (() => {
   const report = JSON.parse(document.getElementById("report").textContent);
   document.getElementById("title").textContent = report.title;

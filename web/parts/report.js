@@ -1,6 +1,6 @@
 // A report, drawn into what report.html puts on a page: a list or small heads to choose from, the chosen part, its values as a table.
-// What is chosen can be kept as text, such as layer=3&head=1&row=5&column=2: `chosen` is such a text, and onChosen hears of new ones.
-// For another width, other colours or another choice it is drawn anew.
+// A selection can be kept as text, such as layer=3&head=1&row=5&column=2: `chosen` is such a text, and onChosen is called with new ones.
+// For another width, other colours or another selection it is drawn anew.
 parts.report = (report, chosen, onChosen) => {
   const { element } = parts;
   const { axes, tokens, pattern } = report;

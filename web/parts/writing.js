@@ -98,8 +98,8 @@ Object.assign(parts, (() => {
 
   // ---- Alternatives of a token
 
-  // A list of tokens to choose one from. ones: [{ token, share, text }], share is the length of the bar, text stands behind its number;
-  // `chosen` is the place of the present one, or -1. Where the list has the focus it keeps it when it is drawn anew. Calls onTake(one).
+  // A list of tokens to choose one from. ones: [{ token, share, text }], share is the length of the bar, text follows its number;
+  // `chosen` is the place of the present one, or -1. If the list has the focus it keeps it when it is drawn anew. Calls onTake(one).
   function alternatives(list, name, ones, chosen, onTake) {
     const usable = one => textOf(one.token) !== null;
     const focused = [...list.children].indexOf(document.activeElement);

@@ -1,4 +1,4 @@
-//! What the server tells of itself.
+//! The server's answers about itself and its model.
 
 use candle_gpt2_generation::{GenerationOptions, OptionRow, RequestField};
 use percent_encoding::percent_decode_str;
@@ -14,7 +14,7 @@ pub(crate) fn models(served: &ServedModel) -> String {
     json!({ "object": "list", "data": data }).to_string()
 }
 
-/// `/v1/models/{id}`; the id is what stands in the path.
+/// `/v1/models/{id}`; `id` is the one in the path.
 ///
 /// # Errors
 /// 404 when there is no such model.

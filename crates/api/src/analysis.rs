@@ -1,5 +1,5 @@
-//! Analyses in pieces. What needs the model is computed a few tokens at a time, so that the texts of others go on in between, and what
-//! needs none on any thread.
+//! Analyses in pieces. What needs the model is computed a few tokens at a time, so that other clients' texts continue in between, and
+//! what needs none on any thread.
 
 use std::fmt;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -25,7 +25,7 @@ use crate::{ApiError, Reply, ServedModel};
 const TOKEN_DIM: usize = 1;
 
 /// An analysis of texts: attention, the lens, a head, what may follow, embeddings, labels. [`Analysis::compute`], or
-/// [`Analysis::classify`] where the model is a classifier, and [`Analysis::conclude`] are called in turn until there is an answer.
+/// [`Analysis::classify`] if the model is a classifier, and [`Analysis::conclude`] are called in turn until there is an answer.
 /// [`Work::Analysis`](crate::Work) holds it.
 pub struct Analysis {
     piece: Piece,

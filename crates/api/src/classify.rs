@@ -22,8 +22,8 @@ fields! {
         model: Option<Text<MAX_NAME_BYTES>>,
         /// What to label. Names of special tokens in a text are read as these tokens.
         @required input: Option<Prompts>,
-        /// Keeps the last tokens of a longer text, this many; -1 keeps what the context holds. Of a text of more than 1 MiB only the
-        /// end is read.
+        /// Keeps this many of the last tokens of a longer text; -1 keeps what the context holds. Only the end of a text of more than
+        /// 1 MiB is read.
         truncate_prompt_tokens: Option<Truncation>,
         /// Whether `probs` are the scores of the labels; otherwise they are logits.
         use_activation | activation | softmax: bool = true,

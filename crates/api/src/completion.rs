@@ -26,8 +26,8 @@ fields! {
         /// What to continue; without one, or empty, the token that begins texts. Names of special tokens in a text are read as these
         /// tokens.
         prompt: Option<Prompts>,
-        /// Most new tokens; with the prompt's they fit into the context. Without it 100, or what fits. 0 generates nothing, and with
-        /// `echo` scores the prompt.
+        /// Maximum number of new tokens, which must fit into the context with the prompt. Default: 100, or what fits. 0 generates nothing,
+        /// and with `echo` scores the prompt.
         max_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
         /// Completions of which the `n` with the greatest mean log-probability are returned; at least `n`, at most 20 or `n`, and
         /// `n` in a stream.
@@ -113,7 +113,7 @@ pub(crate) fn known(fields: &'static [Field]) -> impl Iterator<Item = &'static s
 
 fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<usize, ApiError> {
     let Count(n) = options.fields.n;
-    // As many as n may always be asked for.
+    // `best_of` may always be as large as n.
     let most = MAX_BEST_OF.max(n);
     match best_of.max(1) {
         best_of if best_of > most => {
@@ -121,7 +121,7 @@ fn check_best_of(best_of: usize, options: &Options, body: &Body<'_>) -> Result<u
         }
         best_of if best_of < n => Err(body.wrong("best_of", format_args!("at least n, which is {n}"))),
         best_of if options.fields.stream && best_of > n => {
-            Err(body.wrong("best_of", "n where the texts are streamed"))
+            Err(body.wrong("best_of", "n if the texts are streamed"))
         }
         best_of => Ok(best_of),
     }
@@ -160,7 +160,7 @@ impl Prompts {
         if self.is_list { format!("{}[{prompt}]", self.field) } else { self.field.into() }
     }
 
-    /// Those of the field `input`: at least one, and as many as the server takes.
+    /// Those of the field `input`: at least one, and no more than the server takes.
     pub(crate) fn of_input(input: Option<Self>, served: &ServedModel) -> Result<Self, ApiError> {
         let wrong = |what: String| ApiError::invalid(format!("input: {what}")).with_param("input");
         let input = input.ok_or_else(|| wrong(format!("expected {SHAPES}, found nothing")))?;

@@ -15,12 +15,12 @@ use crate::tokens::{DetokenizeFields, TokenizeFields};
 use crate::{Endpoint, OPENAPI, ROUTES, Route, chat, completion, look};
 
 /// What a client should know of every body.
-const OF_BODIES: &str = "Every field may be null, which is as good as absent. `maxLength` of a string counts its bytes in UTF-8. Unknown fields are ignored and named in `warnings` of \
-                         the answer; a server that was started with --strict refuses them. Fields that ask for what is not served \
+const OF_BODIES: &str = "Every field may be null, which is the same as absent. `maxLength` of a string counts its bytes in UTF-8. Unknown fields are ignored and named in `warnings` of \
+                         the answer; a server that was started with --strict refuses them. Fields that ask for unsupported features \
                          are refused.";
 const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the last one is `data: [DONE]`. An error on the way is an \
                           object with `error`.";
-const OF_FILES: &str = "A safetensors file, where the header `Accept` asks for this type: a tensor for each site, of several prompts with the \
+const OF_FILES: &str = "A safetensors file, if the header `Accept` asks for this type: a tensor for each site, of several prompts with the \
                         prompt's number and a dot in front of its name; the metadata has `positions` and `activations_info`.";
 /// Widest line that an object or a list takes alone.
 const WIDTH: usize = 120;

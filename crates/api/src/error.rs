@@ -73,7 +73,7 @@ impl ApiError {
         Self { param: Some(param.into()), ..self }
     }
 
-    /// The same with a code that programs tell errors apart by.
+    /// The same with a code by which programs distinguish errors.
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
@@ -94,7 +94,7 @@ impl ApiError {
         self.status
     }
 
-    /// The kind of error, by its status: what stands under `type`.
+    /// The kind of error, by its status: the value of `type`.
     pub fn kind(&self) -> &'static str {
         match self.status {
             401 => "authentication_error",
@@ -117,7 +117,7 @@ impl ApiError {
         self.code
     }
 
-    /// What went wrong inside, which answers do not tell: for a log, and for whoever owns the model.
+    /// The internal cause, which answers do not contain: for logs, and for the owner of the model.
     pub fn cause(&self) -> Option<&str> {
         self.cause.as_deref()
     }
@@ -149,7 +149,7 @@ impl ApiError {
     }
 }
 
-/// Of the inside nothing is told.
+/// Nothing internal is reported.
 impl From<candle_core::Error> for ApiError {
     fn from(error: candle_core::Error) -> Self {
         Self::failed(error)

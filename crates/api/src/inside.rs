@@ -109,7 +109,7 @@ impl Inside {
         !self.edits.is_empty()
     }
 
-    /// How what is shown is told.
+    /// How the activations are reported.
     pub(crate) fn told(&self, served: &ServedModel) -> Option<Box<ShownSites>> {
         let Shown { sites, encoding, .. } = self.shown.as_ref()?;
         let (sites, config) = (sites.clone(), served.config().clone());
@@ -145,7 +145,7 @@ impl Inside {
         Ok(())
     }
 
-    /// An inspection for each text of a prompt, or none where nothing is asked for.
+    /// An inspection for each text of a prompt, or none if nothing is asked for.
     pub(crate) fn inspections(
         &self,
         prompt_tokens: usize,
@@ -313,7 +313,7 @@ fn steered_site(name: &str, path: &str, served: &ServedModel) -> Result<Site, Ap
     }
 }
 
-/// The numbers of a vector, as many as the shape has.
+/// The numbers of a vector, one for each element of the shape.
 fn numbers(
     vector: TextOrList<String, Real, MAX_VECTOR>,
     shape: &[usize],

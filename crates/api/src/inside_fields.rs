@@ -7,7 +7,7 @@ use crate::ApiError;
 use crate::body::{Body, Count, Described, List, Text, TextOrList, fields, number, words, written};
 use crate::encoding::Encoding;
 
-/// Most names of places of a request; each may stand for a place in every block.
+/// Most names of hook points in a request; each may name one in every block.
 pub(crate) const MAX_SITES: usize = 256;
 /// Longest name of a place or a dictionary.
 pub(crate) const MAX_SITE_BYTES: usize = 100;

@@ -21,11 +21,11 @@ use crate::{ApiError, Reply, ServedModel, Warnings};
 
 /// Attention of longer texts is too large to be sent.
 const MAX_ATTENTION_TOKENS: usize = 256;
-/// Attention weights of one look: those of 144 heads over as many tokens, and a few more.
+/// Attention weights of one analysis: those of 144 heads over as many tokens, and a few more.
 const MAX_WEIGHTS: usize = 10_000_000;
 /// The lens computes the whole vocabulary for each layer and token.
 const MAX_LENS_TOKENS: usize = 128;
-/// Most tokens that are told of those that may follow, and how many are where nothing is said.
+/// Most candidates for the next token in an answer, and their number by default.
 const MAX_TOP: usize = 1000;
 const TOP: usize = 20;
 /// Most layers of a list: more than any model has.
@@ -67,7 +67,7 @@ fields! {
         @required layer: Option<Number>,
         /// The head of the layer.
         @required head: Option<Number>,
-        /// The token that looks, counted from 0, or from -1 at the end.
+        /// The query token, counted from 0, or from -1 at the end.
         query: Integer = Integer(-1),
         /// The token that is looked at; without it that of the query.
         key: Option<Number>,
@@ -79,7 +79,7 @@ fields! {
     NextFields {
         /// The text.
         @required prompt: Option<LookText>,
-        /// The token after which is asked, counted from 0, or from -1 at the end.
+        /// The token whose successor is predicted, counted from 0, or from -1 at the end.
         at: Integer = Integer(-1),
         /// How many of the tokens are the prompt; the others count as generated. Without it all are.
         prompt_tokens: Option<Number>,
@@ -306,7 +306,7 @@ fn text(prompt: Option<LookText>, most: usize, served: &ServedModel) -> Result<V
     match ids.len() {
         0 => Err(wrong("the text is empty; give at least one token".into())),
         tokens if tokens > most => {
-            Err(wrong(format!("the text has {tokens} tokens; this look takes 1 to {most}")))
+            Err(wrong(format!("the text has {tokens} tokens; this analysis takes 1 to {most}")))
         }
         _ => Ok(ids),
     }

@@ -63,8 +63,7 @@ fields! {
         seed: Option<Integer>,
         /// Added to the logits of tokens, by their ids. It changes what is sampled and the log-probabilities that are returned.
         logit_bias: Option<Biases>,
-        /// Words that are never generated, with a space in front and without one; a space that is given in front of a word changes
-        /// nothing.
+        /// Words that are never generated, with a space in front and without one; a leading space in a word changes nothing.
         bad_words: List<Text<MAX_BAD_WORD_BYTES>, MAX_BAD_WORDS>,
         /// The only tokens that may be generated.
         allowed_token_ids: TokenIds<MAX_ALLOWED_TOKENS>,
@@ -76,14 +75,14 @@ fields! {
         stop_token_ids: TokenIds<MAX_STOP_TOKENS>,
         /// Whether a completion ends with the stop string, and not before it.
         include_stop_str_in_output: bool = false,
-        /// Keeps the last tokens of a longer prompt, this many; -1 keeps what leaves room for the new tokens. Of a text of more than
-        /// 1 MiB only the end is read.
+        /// Keeps this many of the last tokens of a longer prompt; -1 keeps what leaves room for the new tokens. Only the end of a
+        /// text of more than 1 MiB is read.
         truncate_prompt_tokens: Option<Truncation>,
         /// Whether choices have `token_ids` and `prompt_token_ids`.
         return_token_ids: bool = false,
         /// Whether log-probabilities name tokens `token_id:N`.
         return_tokens_as_token_ids: bool = false,
-        /// Whether what was computed of equal beginnings may be shared with other requests under the same key.
+        /// Whether the computation of equal beginnings may be shared with other requests under the same key.
         cache_prompt: bool = true,
         /// Shares only with requests of the same salt.
         cache_salt: Option<Text<MAX_NAME_BYTES>>,
@@ -248,7 +247,7 @@ impl Options {
             return Err(body.wrong("min_tokens", "at most max_tokens"));
         }
         if fields.stream_options.is_some() && !fields.stream {
-            return Err(body.wrong("stream_options", "nothing where stream is false"));
+            return Err(body.wrong("stream_options", "nothing unless stream is true"));
         }
         check_request_id(fields.request_id.as_ref(), body)?;
         let stops = fields.stop.clone().map(|stop| match stop {

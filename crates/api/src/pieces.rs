@@ -72,7 +72,7 @@ impl Pieces {
     }
 }
 
-/// A token as text: what it writes, or, where these are no whole characters, `bytes:\xe9\x80` as OpenAI writes them.
+/// A token as text: what it writes, or, if these are no whole characters, `bytes:\xe9\x80` as OpenAI writes them.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -93,7 +93,7 @@ pub(crate) struct CharCounter {
 }
 
 impl CharCounter {
-    /// Takes the bytes of a token, and says how many characters stand before it: all parts of a character have its place.
+    /// Takes the bytes of a token, and returns how many characters are before it: all parts of a character have its place.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> usize {
         let Some(first) = bytes.first() else { return self.chars };
         if !self.begun.is_empty() {

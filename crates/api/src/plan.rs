@@ -107,7 +107,7 @@ fn check_limits(
     Ok(())
 }
 
-/// What is told of prompts is bounded too.
+/// What is reported of prompts is bounded too.
 fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result<(), ApiError> {
     /// Log-probabilities, each with the token's text: some 20 MB.
     const MOST_TOLD: usize = 1 << 19;
@@ -115,7 +115,7 @@ fn check_echo(prompts: &[PromptTokens], texts: usize, logprobs: usize) -> Result
     let told = tokens.saturating_mul(texts).saturating_mul(logprobs + 1);
     if told > MOST_TOLD {
         let message = format!(
-            "logprobs: at most {MOST_TOLD} log-probabilities of echoed prompts are told in an answer, and {told} were asked for: \
+            "logprobs: an answer holds at most {MOST_TOLD} log-probabilities of echoed prompts, and {told} were asked for: \
              {tokens} tokens × {texts} texts × {} for each; ask for fewer",
             logprobs + 1
         );
@@ -139,13 +139,13 @@ impl Plan {
         let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
-        // The most probable texts are told by their log-probabilities.
+        // The most probable texts are found by their log-probabilities.
         let logprobs_made = logprobs.or((made > n).then_some(0));
         let salt = options.fields.cache_salt.as_ref().map(|Text(salt)| salt.as_str());
         let share = options.fields.cache_prompt.then(|| served.reuse(reuse, salt)).flatten();
         let streams = (0..).step_by(best_of);
         let inspected = prompts.iter().map(|prompt| {
-            // As many as there are texts, each of which changes and sees its own.
+            // One for each text, which is changed and observed by itself.
             inside.inspections(prompt.ids.len(), (made, max_tokens), served)
         });
         let inspected = inspected.collect::<Result<Vec<_>, _>>()?;
@@ -310,7 +310,7 @@ fn refused(error: EngineError) -> ApiError {
 }
 
 impl From<&GenerationError> for ApiError {
-    /// Where the request is at fault it is told so; of the inside nothing is told.
+    /// Errors of the request are reported; nothing internal is.
     fn from(error: &GenerationError) -> Self {
         let of_request = matches!(error, GenerationError::NoTokenLeft | GenerationError::Constraint { .. });
         if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::failed(error) }

@@ -95,8 +95,8 @@ pub(crate) fn check_ids(ids: Vec<u32>, path: &str, served: &ServedModel) -> Resu
     Ok(ids)
 }
 
-/// Checks that a prompt leaves room for its new tokens, or where texts [end at the context](crate::Limits::ends_at_context) that it is
-/// no longer than that.
+/// Checks that a prompt leaves room for its new tokens; if texts [end at the context](crate::Limits::ends_at_context), that it is no
+/// longer than that.
 pub(crate) fn check_context(
     path: &str,
     prompt_tokens: usize,
@@ -167,7 +167,7 @@ pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Resu
     }
 }
 
-/// Nothing is told of where the model's files are.
+/// The paths of the model's files are not reported.
 pub(crate) fn unreadable(error: &EngineError, path: &str) -> ApiError {
     let what = match error {
         EngineError::Weights(WeightsError::NoTokenizer { .. }) => {

@@ -10,7 +10,7 @@ use crate::ApiError;
 /// ```
 pub const OPENAPI: &str = include_str!("openapi.json");
 
-/// What a route does.
+/// The handler of a route.
 ///
 /// A field of a [`Route`], see [`find_route`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,13 +62,13 @@ pub enum Endpoint {
 /// Given by [`find_route`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Route {
-    /// `GET` or `POST`; whoever answers `GET` answers `HEAD` too.
+    /// `GET` or `POST`; a route that answers `GET` answers `HEAD` too.
     pub method: &'static str,
     /// The path, with `{id}` for the part that differs.
     pub path: &'static str,
     /// What it does.
     pub endpoint: Endpoint,
-    /// Whether it asks for the key, where the server has one.
+    /// Whether it asks for the key, if the server has one.
     pub needs_key: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What is seen inside the model while it reads and writes a text.
+//! Activations of the model while it reads and writes a text.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

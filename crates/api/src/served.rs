@@ -76,7 +76,7 @@ impl Default for Limits {
 /// A field of [`ApiOptions`]; see [`ChatRequest`](crate::ChatRequest) for an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ChatTemplateChoice {
-    /// By the checkpoint's own template, where it has one.
+    /// By the checkpoint's own template, if it has one.
     #[default]
     Checkpoint,
     /// Each message followed by the token that ends texts, as DialoGPT was trained.
@@ -85,7 +85,7 @@ pub enum ChatTemplateChoice {
     Jinja(String),
 }
 
-/// What the operator sets.
+/// The operator's settings.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, ServedModel, model};
@@ -191,12 +191,12 @@ pub struct ServedModel {
     pub(crate) pieces: Arc<Pieces>,
     /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
     pub(crate) template: Result<Option<Template>, String>,
-    /// `None` without a tokenizer, and where grammars are no part of what is served.
+    /// `None` without a tokenizer, and if grammars are no part of what is served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
-    /// `None` where conversations are no part of what is served.
+    /// `None` if conversations are no part of what is served.
     pub(crate) read_chat: Option<ReadChat>,
     pub(crate) parameters: usize,
-    /// Makes numbers that nobody can foresee.
+    /// Makes unpredictable numbers.
     pub(crate) random: RandomState,
 }
 
@@ -334,7 +334,7 @@ impl ServedModel {
     }
 }
 
-/// A number that nobody can foresee, and that comes only once.
+/// An unpredictable number that never comes twice.
 pub(crate) fn fresh_number() -> u64 {
     // Each has keys of its own, which in a browser are always the same: there the numbers come from its own source.
     let number = RandomState::new().hash_one(());

@@ -76,7 +76,7 @@ impl Session {
     /// The whole answer; `None` if `goes_on`, which is asked after each step, ends it before.
     ///
     /// # Errors
-    /// When the work cannot go on.
+    /// When the work cannot continue.
     pub fn answer(
         &mut self,
         work: Work,
@@ -130,7 +130,7 @@ impl Session {
     /// One step of all texts: the chunks of this call's stream, which may be none; `None` when they have ended.
     ///
     /// # Errors
-    /// When the call cannot go on, which ends it.
+    /// When the call cannot continue, which ends it.
     pub fn step(&mut self, id: CallId) -> Result<Option<Vec<String>>, ApiError> {
         let Some(texts) = self.texts() else { return Ok(None) };
         let is_over = |making: &Unfinished| making.is_whole || making.failure.is_some();

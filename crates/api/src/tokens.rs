@@ -26,7 +26,7 @@ fields! {
         parse_special: bool = true,
         /// Whether each token is an object of its `id` and its `piece`.
         with_pieces: bool = false,
-        /// Whether `token_strs` has what each token writes.
+        /// Whether `token_strs` has the text of each token.
         return_token_strs: bool = false,
     }
     refused ["messages": "give the text as content or prompt"]

@@ -12,7 +12,7 @@ use crate::{
 /// Longest body, in bytes, that is read within a millisecond.
 const SHORT_BODY: usize = 8 << 10;
 
-/// What a request asks for, read and checked. It holds no model, and goes to the thread that has it.
+/// A parsed and checked request. It holds no model, and goes to the thread that has it.
 ///
 /// [`ServedModel::read`] gives it; a [`Session`](crate::Session) does it.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl ServedModel {
         Ok(self.call(endpoint, body, reuse, false)?.map(Work::Texts))
     }
 
-    /// `None` for what takes long and is not to be read here, and where there are no texts.
+    /// `None` for what takes long and is not to be read here, and if there are no texts.
     fn call(
         &self,
         endpoint: Endpoint,

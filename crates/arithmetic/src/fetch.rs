@@ -63,7 +63,7 @@ impl Walk {
     }
 }
 
-/// Fetches what lies `distance` bytes after `values`. Nothing happens where that is no memory of the program.
+/// Fetches what lies `distance` bytes after `values`. Nothing happens if that is no memory of the program.
 #[inline(always)]
 pub(crate) fn fetch<T>(values: &[T], distance: usize) {
     let start = values.as_ptr().cast::<i8>().wrapping_add(distance);

@@ -1,4 +1,4 @@
-//! Exponentials of logits as integers, for whoever must add them up the same way everywhere: a compressor.
+//! Exponentials of logits as integers, for a compressor, whose sums must be the same everywhere.
 //!
 //! An exponential is that of `log_softmax.rs`, whose bits are equal on every instruction set; scaled by a power of two and rounded
 //! it is an integer, and sums of integers have no order.
@@ -9,7 +9,7 @@ use crate::simd::{InstructionSet, Job, LANES, Simd};
 /// What the largest logit becomes: 2³⁰, so that 2²⁴ of them add up to less than 2⁵⁴.
 const SCALE: f64 = (1u64 << 30) as f64;
 
-/// `round(exp(logit - largest) · 2³⁰)` of every logit, ties to even; `None` where a logit is NaN or the largest is infinite.
+/// `round(exp(logit - largest) · 2³⁰)` of every logit, ties to even; `None` if a logit is NaN or the largest is infinite.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::integer_exponentials;
@@ -29,7 +29,7 @@ pub fn integer_exponentials(logits: &[f32], largest: f32) -> Option<Vec<u32>> {
 struct IntegerExponentials<'a> {
     logits: &'a [f32],
     largest: f64,
-    /// As many as the logits, filled up to whole groups of lanes.
+    /// One for each logit, filled up to whole groups of lanes.
     integers: &'a mut [u32],
 }
 

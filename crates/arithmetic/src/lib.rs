@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
 //! In the source, `simd` says what differs between processors, `threads` how they share work, `tile` is the one matrix kernel in
-//! f32; on them stand packed weights, attention, and the passes of training forward and back.
+//! f32; packed weights, attention, and the forward and backward passes of training are built on them.
 
 #![allow(
     clippy::needless_range_loop,

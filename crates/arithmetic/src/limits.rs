@@ -1,4 +1,4 @@
-//! What this machine can do at most, to hold the kernels against: arithmetic from registers, and reading memory.
+//! Upper bounds of this machine, to compare the kernels with: arithmetic from registers, and reading memory.
 //!
 //! Both run on the threads and with the instructions of the kernels themselves. The caller takes the time.
 //!

@@ -1,7 +1,7 @@
 //! Probabilities and log-probabilities of logits: what is computed over a vocabulary, in f64.
 //!
 //! `exp(x) = 2^n · exp(r)` with `n = round(x / ln 2)` and `r = x - n ln 2`, so that `|r| ≤ ln 2 / 2`, where eleven terms of the
-//! Taylor series leave less than 3e-13 of the value. Sixteen sums stand side by side, in plain Rust without fused multiply-adds:
+//! Taylor series leave less than 3e-13 of the value. Sixteen sums are kept in parallel, in plain Rust without fused multiply-adds:
 //! every instruction set gives the same bits.
 
 use std::f64::consts::{LN_2, LOG2_E};
@@ -32,7 +32,7 @@ const EXP_SERIES: [f64; 11] = [
 
 type Doubles = [f64; LANES];
 
-/// `ln Σ exp(logit)`, which turns logits into log-probabilities; NaN where a logit is NaN or the largest is infinite, `-inf` of no
+/// `ln Σ exp(logit)`, which turns logits into log-probabilities; NaN if a logit is NaN or the largest is infinite, `-inf` of no
 /// logits.
 ///
 /// ```
@@ -58,7 +58,7 @@ pub fn exponentials(numbers: &mut [f64]) {
 }
 
 /// `Σ p (ln p - ln q)` over a vocabulary, in nats, where `ln p` and `ln q` are logits less their [`log_sum_exp`]; a term of
-/// `p = 0` is 0. Exactly 0 where both are the same.
+/// `p = 0` is 0. Exactly 0 if both are the same.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{log_sum_exp, relative_entropy};

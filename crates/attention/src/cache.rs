@@ -120,8 +120,8 @@ impl KvCache {
         Ok([keys?, values?])
     }
 
-    /// The same as views of the memory, where it is made of tensors and the rows lie side by side. After its own tokens a shorter
-    /// row has what a row before it left there, which may be NaN: for who reads none of it.
+    /// The same as views of the memory, if it is made of tensors and the rows are adjacent. After its own tokens a shorter row has
+    /// what an earlier row left there, which may be NaN: for callers that do not read it.
     pub(crate) fn views(&self) -> Result<Option<[Tensor; 2]>> {
         let Some([keys, values]) = self.memory.side_by_side(&self.slots())? else { return Ok(None) };
         let view = |memory: Tensor| memory.narrow(TOKEN_DIM, 0, self.longest());

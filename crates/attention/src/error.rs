@@ -81,7 +81,7 @@ pub enum AttentionError {
         /// Rows of the pass.
         found: usize,
     },
-    /// A mask of texts side by side was given to other tokens.
+    /// A mask of packed sequences was given to other tokens.
     #[error("attention: expected texts of {tokens} tokens in all, found {queries} queries and {keys} keys")]
     Rows {
         /// Tokens of the texts.
@@ -94,11 +94,11 @@ pub enum AttentionError {
     /// A pass after lengths in memory ([`Pass::after`](crate::Pass::after)) is something else than causal inference with a
     /// cache.
     #[error(
-        "attention: a step after lengths in memory needs a fused projection, a cache whose rows lie side by side, the causal mask, no dropout and no observer"
+        "attention: a step after lengths in memory needs a fused projection, a cache with adjacent rows, the causal mask, no dropout and no observer"
     )]
     NotAStep,
     /// A row to be copied does not exist.
-    #[error("key-value cache: rows {rows:?} are wanted, and there are {held}")]
+    #[error("key-value cache: there are no rows {rows:?}; it has {held}")]
     NoSuchRow {
         /// The rows that were wanted.
         rows: Vec<usize>,

@@ -9,7 +9,7 @@ use crate::AttentionError;
 
 /// Which keys each query may see.
 ///
-/// Positions are absolute: with `past` tokens in the cache, query `i` stands at position `past + i`, key `j` at `j`.
+/// Positions are absolute: with `past` tokens in the cache, query `i` is at position `past + i`, key `j` at `j`.
 #[derive(Debug, Clone)]
 pub enum AttentionMask {
     /// Every query sees every key.
@@ -36,7 +36,7 @@ pub enum AttentionMask {
     Additive(Tensor),
 }
 
-/// Where the queries of a row stand among its keys.
+/// Where the queries of a row are among its keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowKeys {
     /// Position of the first query, counted from the first key.
@@ -57,7 +57,7 @@ impl RowKeys {
 }
 
 impl AttentionMask {
-    /// For each query the keys that it sees, which may be none: of `T` queries where all rows stand alike, else of `B · T`.
+    /// For each query the keys that it sees, which may be none: of `T` queries if all rows are alike, else of `B · T`.
     ///
     /// `rows` has one entry for each row of the batch, or a single one that holds for all.
     ///
@@ -97,7 +97,7 @@ impl AttentionMask {
         Ok(rows.iter().flat_map(|row| (0..query_len).map(move |query| seen(row, query))).collect())
     }
 
-    /// What [`AttentionMask::visible`] gives, for each of the `B · T` queries; `None` where one sees nothing, or sees it with
+    /// What [`AttentionMask::visible`] gives, for each of the `B · T` queries; `None` if one sees nothing, or sees it with
     /// something added.
     pub(crate) fn seen_of_batch(
         &self,

@@ -102,7 +102,7 @@ impl MultiHeadAttention {
         self.forward_with(x, None, mask, None, &mut Pass::inference())
     }
 
-    /// Attention from `x` over `memory` (over `x` itself where there is none), with the attention weights.
+    /// Attention from `x` over `memory` (over `x` itself if there is none), with the attention weights.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`, `memory` `(B, S, d_in)`; returns the output `(B, T, d_out)` and the weights `(B, H, T, S)`.

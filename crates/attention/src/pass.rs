@@ -1,8 +1,8 @@
-//! What a forward pass carries besides its input, in two parts.
+//! The state of a forward pass besides its input, in two parts.
 //!
 //! ```text
-//! Call   what is computed: where the tokens stand, what they attend to, in which type, in which block; copied freely
-//! Run    who is there meanwhile: the generator of dropout, the observer; borrowed, so there is one of each
+//! Call   what is computed: the positions of the tokens, what they attend to, in which type, in which block; copied freely
+//! Run    what takes part meanwhile: the generator of dropout, the observer; borrowed, so there is one of each
 //! ```
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
 /// Sees intermediates of a forward pass, and may replace them.
 ///
-/// What it does not want is computed as if nobody looked: several steps in one kernel, where there is one.
+/// What it does not want is computed as without an observer: several steps in one kernel, if there is one.
 ///
 /// ```
 /// use candle_core::{Result, Tensor};
@@ -115,7 +115,7 @@ struct Run<'a> {
     recomputes: bool,
 }
 
-/// Where the tokens of a pass stand; [`Pass::placement`] has that of a pass.
+/// Where the tokens of a pass are; [`Pass::placement`] has that of a pass.
 #[derive(Debug, Clone, Default)]
 pub enum Placement {
     /// Each row of `(B, T)` after what its row of the cache holds, or from position 0.
@@ -123,7 +123,7 @@ pub enum Placement {
     AfterCache,
     /// Rows of these lengths one after the other in one text, see [`Pass::of_rows`].
     Rows(Arc<[usize]>),
-    /// One token for each row after as many as this tensor of the device says, see [`Pass::after`].
+    /// One token for each row, at the position that this tensor of the device holds, see [`Pass::after`].
     OnDevice(Tensor),
 }
 
@@ -214,7 +214,7 @@ impl<'a> Pass<'a> {
         self.call.stop_at_layer
     }
 
-    /// Where the tokens stand.
+    /// Where the tokens are.
     pub fn placement(&self) -> &Placement {
         &self.call.placement
     }
@@ -227,8 +227,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// The same pass, in which a model with cross-attention attends to these states of an encoder, `(B, S, C)`, or `(1, S, C)` for all
-    /// rows alike. Gradients lead into them.
+    /// The same pass, in which a model with cross-attention attends to these encoder hidden states, `(B, S, C)`, or `(1, S, C)` for all
+    /// rows alike. Gradients flow into them.
     pub fn attending_to(mut self, encoder_states: Tensor) -> Self {
         self.call.encoder_states = Some(encoder_states);
         self
@@ -239,7 +239,7 @@ impl<'a> Pass<'a> {
         self.call.encoder_states.as_ref()
     }
 
-    /// Whether nothing is drawn and nobody looks.
+    /// Whether there is neither dropout nor an observer.
     pub fn is_inference(&self) -> bool {
         !self.is_training() && !self.is_observed()
     }
@@ -282,7 +282,7 @@ impl<'a> Pass<'a> {
         Pass { call: self.call.clone(), run: self.run.reborrow() }
     }
 
-    /// The same pass, seen by nobody, for the time that it is borrowed.
+    /// The same pass without its observer, for the time that it is borrowed.
     pub fn unobserved(&mut self) -> Pass<'_> {
         Pass { call: self.call.clone(), run: Run { observer: None, ..self.run.reborrow() } }
     }
@@ -292,14 +292,14 @@ impl<'a> Pass<'a> {
         self.reborrow().observed_by(observer)
     }
 
-    /// Tells the observer what the pass is over, see [`Observer::begin`].
+    /// Announces the pass to the observer, see [`Observer::begin`].
     pub fn begin(&mut self, past_lengths: &[usize], tokens: usize) {
         if let Some(observer) = &mut self.run.observer {
             observer.begin(past_lengths, tokens);
         }
     }
 
-    /// Says that what follows belongs to block `layer`, or to none.
+    /// Marks what follows as part of block `layer`, or of none.
     pub fn enter_layer(&mut self, layer: Option<usize>) {
         self.call.layer = layer;
     }
@@ -310,7 +310,7 @@ impl<'a> Pass<'a> {
         self.run.observer.as_ref().is_some_and(|observer| observer.wants(site))
     }
 
-    /// Shows an intermediate to the observer, if it wants it, and returns what to go on with.
+    /// Shows an intermediate to the observer, if it wants it, and returns the value to continue with.
     ///
     /// # Errors
     /// Those of the observer, and when it returns another shape or type.
@@ -361,8 +361,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// `residual + dropout(layer(x))`, where the layer's output is shown as `kind`: the end of a part of a block, in one
-    /// product where nothing is dropped and nobody wants it.
+    /// `residual + dropout(layer(x))`, with the layer's output shown as `kind`: the end of a part of a block, in one
+    /// product if nothing is dropped and no observer wants it.
     ///
     /// # Shapes
     /// `x` `(B, T, in)`, `residual` `(B, T, out)`; returns `(B, T, out)`.

@@ -3,7 +3,7 @@
 //! ```text
 //! KvMemory::attention      over a cache on a CPU, whatever type it holds
 //! heads_attention          without a cache: on a CPU with the bits of the above; in training, with dropout and a way back, on any device
-//! prefix_attention_on_gpu  on an NVIDIA GPU, where every query sees the first keys
+//! prefix_attention_on_gpu  on an NVIDIA GPU, if every query sees the first keys
 //! attention_reference      everything else: for observers, in other types; the others are tested against it
 //! ```
 
@@ -225,7 +225,7 @@ impl ScaledDotProduct {
         Ok(HeadsAttention { heads, scale: self.scale, visible, added, dropout })
     }
 
-    /// Whether [`heads_attention`] is there for tensors without a cache: they are of one type, and nobody looks.
+    /// Whether [`heads_attention`] can serve tensors without a cache: they have one type, and no observer wants the weights.
     fn has_kernel(&self, tensors: &[&Tensor], visible: &[Range<usize>], pass: &Pass) -> bool {
         let dtype = tensors[0].dtype();
         let serves = |x: &&Tensor| x.dtype() == dtype && (has_cpu_kernels(x) || pass.is_training());
@@ -234,7 +234,7 @@ impl ScaledDotProduct {
         has_scale && sees && !shows_weights(pass) && tensors.iter().all(serves)
     }
 
-    /// What the kernels of a GPU give, where they are there for it.
+    /// What the kernels of a GPU give, if they are there for it.
     fn on_gpu(
         &self,
         [q, k, v]: [&Tensor; 3],
@@ -254,7 +254,7 @@ impl ScaledDotProduct {
         }
     }
 
-    /// Whether no weight is dropped, and nobody looks at them.
+    /// Whether no weight is dropped and none is observed.
     fn is_fused(&self, pass: &Pass) -> bool {
         let is_dropped = pass.is_training() && self.dropout > 0.0;
         !is_dropped && !shows_weights(pass)
@@ -276,7 +276,7 @@ fn expect_some([q, k, v]: [&Tensor; 3]) -> Result<()> {
     ])
 }
 
-/// Whether somebody looks at what the kernels keep to themselves.
+/// Whether the observer wants what the fused kernels do not return.
 fn shows_weights(pass: &Pass) -> bool {
     pass.wants(SiteKind::AttnScores) || pass.wants(SiteKind::Pattern)
 }

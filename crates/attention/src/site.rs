@@ -43,7 +43,7 @@ macro_rules! site_kinds {
                 }
             }
 
-            /// TransformerLens' name, below `blocks.N.` where the kind is inside the blocks.
+            /// TransformerLens' name, below `blocks.N.` if the kind is inside the blocks.
             pub fn hook(self) -> &'static str {
                 match self {
                     $(Self::$kind => $hook),*
@@ -80,7 +80,7 @@ site_kinds! {
     Result: "result", "attn.hook_result";
     /// What attention adds, `(B, T, C)`, before dropout.
     AttnOut: "attn_out", "hook_attn_out";
-    /// Between attention and MLP, `(B, T, C)`; after cross-attention, where a pass attends to an encoder's states. Cross-attention has
+    /// Between attention and MLP, `(B, T, C)`; after cross-attention, if a pass attends to encoder hidden states. Cross-attention has
     /// no places of its own.
     ResidMid: "resid_mid", "hook_resid_mid";
     /// As [`SiteKind::Ln1Scale`], of the second layer norm.
@@ -133,12 +133,12 @@ impl SiteKind {
         )
     }
 
-    /// The axis of the tokens of the pass: of queries, where there are keys too.
+    /// The axis of the tokens of the pass: of queries, if there are keys too.
     pub fn token_axis(self) -> usize {
         if matches!(self, Self::AttnScores | Self::Pattern) { 2 } else { 1 }
     }
 
-    /// The axis of the heads, where there is one.
+    /// The axis of the heads, if there is one.
     pub fn head_axis(self) -> Option<usize> {
         match self {
             Self::AttnScores | Self::Pattern => Some(1),

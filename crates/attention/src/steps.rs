@@ -93,7 +93,7 @@ pub fn normalize_by_sum(scores: &Tensor) -> Result<Tensor> {
     scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)
 }
 
-/// `exp(x) / Σ exp(x)` as it is written (§3.3.1). It overflows where a score passes about 88 in f32; the softmax
+/// `exp(x) / Σ exp(x)` as it is written (§3.3.1). It overflows if a score passes about 88 in f32; the softmax
 /// that everything else uses subtracts the largest score first.
 ///
 /// ```

@@ -35,7 +35,7 @@ pub fn check_room(checkpoint: &Checkpoint, options: &ModelOptions) -> Result<(),
     });
     let smaller: Vec<String> = smaller.collect();
     let way_out = match smaller.as_slice() {
-        [] => "it has room in none of its precisions; the program takes it".to_owned(),
+        [] => "it does not fit here in any precision; use the `gpt2` program".to_owned(),
         smaller => format!("it has room in {}", smaller.join(", ")),
     };
     let what = format!(

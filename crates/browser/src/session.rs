@@ -25,9 +25,9 @@ const ENDPOINTS: [Endpoint; 8] = [
     Endpoint::LookHead,
     Endpoint::LookNext,
 ];
-/// Tokens of a prompt that are computed in a step: a page hears of a stop between two steps.
+/// Tokens of a prompt that are computed in a step: a page can stop between two steps.
 const CHUNK_TOKENS: usize = 64;
-/// All texts are one user's, and go on from what was computed for another.
+/// All texts are one user's, and reuse what was computed for one another.
 const REUSE: u64 = 0;
 
 /// A model in memory that is asked by paths and bodies.
@@ -139,7 +139,7 @@ impl Session {
     /// Bytes compressed by this model, as `gpt2 compress` writes them.
     ///
     /// # Errors
-    /// When the model cannot compress, or `reporter` wants no more of it.
+    /// When the model cannot compress, or `reporter` interrupts it.
     pub fn compress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
         let mut compressed = Vec::new();
         let length = Some(bytes.len() as u64);
@@ -150,7 +150,7 @@ impl Session {
     /// The bytes that were compressed.
     ///
     /// # Errors
-    /// When they were not by this model, or are damaged, or `reporter` wants no more of it.
+    /// When they were not by this model, or are damaged, or `reporter` interrupts it.
     pub fn decompress(&self, bytes: &[u8], reporter: &dyn Reporter) -> Result<Vec<u8>, CompressionError> {
         let mut restored = Vec::new();
         Compressed::open(bytes)?.decompress(&self.loaded, &mut restored, reporter)?;
@@ -194,7 +194,7 @@ impl Writing {
     /// One step: the JSON chunks that it brought, which may be none; `None` when the text has ended.
     ///
     /// # Errors
-    /// When another text was begun, or the text cannot go on. It has then ended.
+    /// When another text was begun, or the text cannot continue. It has then ended.
     pub fn step(&mut self) -> Result<Option<Vec<String>>, ApiError> {
         let Some(call) = self.call.take() else { return Ok(None) };
         let mut works = self.works.borrow_mut();

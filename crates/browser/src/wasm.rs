@@ -1,4 +1,4 @@
-//! What JavaScript sees. Errors are `Error` objects with the engine's sentence, and with `status` and `param` where a request is at
+//! What JavaScript sees. Errors are `Error` objects with the engine's sentence, and with `status` and `param` if a request is at
 //! fault.
 
 #![expect(unreachable_pub, reason = "JavaScript reaches it")]
@@ -23,7 +23,7 @@ use crate::{Session, Writing as Text, check_room, memory};
 type Result<T> = std::result::Result<T, JsValue>;
 
 thread_local! {
-    /// What a panic said. The module cannot go on after one, but for telling this.
+    /// What a panic said. The module cannot continue after one, but for telling this.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
@@ -101,7 +101,7 @@ impl Checkpoint {
         serde_json::to_string(&found).map_err(told)
     }
 
-    /// Why its tokens cannot be told as text, where its tokenizer is missing or damaged.
+    /// Why its tokens cannot be told as text, if its tokenizer is missing or damaged.
     pub fn tokenizer_fault(&self) -> Result<Option<String>> {
         Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
             WeightsError::NoTokenizer { .. } => {
@@ -120,7 +120,7 @@ impl Checkpoint {
     }
 
     /// Reads the weights, in these types, and uses the checkpoint up. `progress` is called with the bytes that are done and those that
-    /// there are, and ends the loading where it throws.
+    /// there are, and ends the loading if it throws.
     pub fn load(
         &mut self,
         dtype: Option<String>,
@@ -199,7 +199,7 @@ impl Model {
     }
 
     /// Bytes compressed by this model, as `gpt2 compress` writes them. `progress` is called with the bytes that are done and those that
-    /// there are, and ends it where it throws.
+    /// there are, and ends it if it throws.
     pub fn compress(
         &self,
         bytes: &[u8],
@@ -258,7 +258,7 @@ impl Writing {
 }
 
 thread_local! {
-    /// Who hears how far a long call is. Functions of JavaScript stay on their thread; reporters may be asked on any.
+    /// Receives the progress of a long call. Functions of JavaScript stay on their thread; reporters may be called on any.
     static PROGRESS: RefCell<Option<Function>> = const { RefCell::new(None) };
 }
 
@@ -315,8 +315,8 @@ fn told(error: impl ToString) -> JsValue {
     Error::new(&error.to_string()).into()
 }
 
-/// The same of a request, with the status that tells its kind and the field that is at fault. Whoever asks here owns the model, and is
-/// told what went wrong inside.
+/// The same of a request, with the status that gives its kind and the field that is at fault. Callers here own the model, so they
+/// see the internal cause too.
 fn refused(error: ApiError) -> JsValue {
     let object = error.cause().map_or_else(|| told(&error), told);
     let param = error.param().map_or(JsValue::UNDEFINED, JsValue::from_str);

@@ -1,4 +1,4 @@
-//! The program's arguments: what every command takes, and the commands. Each command's own stand beside it.
+//! The program's arguments: what every command takes, and the commands. Each command's own are next to it.
 
 use clap::{Parser, Subcommand};
 

@@ -20,7 +20,7 @@ use candle_gpt2_weights::WeightsError;
 use crate::flags;
 use crate::interrupt::EXIT_INTERRUPTED;
 
-/// The call is wrong: an option, a value, or an input that does not fit the model.
+/// Usage error: an option, a value, or an input that does not fit the model.
 pub(crate) const EXIT_USAGE: u8 = 2;
 /// The call is right and the job failed.
 pub(crate) const EXIT_FAILURE: u8 = 1;
@@ -64,7 +64,7 @@ pub(crate) fn code_of(error: &anyhow::Error) -> u8 {
     if is_usage { EXIT_USAGE } else { EXIT_FAILURE }
 }
 
-/// Whether whoever read our output has seen enough (`gpt2 generate … | head`).
+/// Whether the reader of our output has seen enough (`gpt2 generate … | head`).
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io_errors = error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>());
     io_errors.into_iter().any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)

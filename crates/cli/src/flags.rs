@@ -1,4 +1,4 @@
-//! Options of the libraries in the words of the program: their messages write `` `top_k` ``, and a reader is told `--top-k`.
+//! Options of the libraries as flags of the program: their messages contain `` `top_k` ``, and users see `--top-k`.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -10,7 +10,7 @@ static FLAGS: OnceLock<BTreeMap<String, String>> = OnceLock::new();
 
 /// From now on messages name the flags of this command.
 pub(crate) fn remember(command: &Command) {
-    // Whoever was first is the command that runs.
+    // The first one is the command that runs.
     let _ = FLAGS.set(flags_of(command));
 }
 

@@ -38,7 +38,9 @@ impl FromStr for Ids {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let id = |part: &str| {
-            part.trim().parse::<u32>().map_err(|error| format!("`{}` is no token id: {error}", part.trim()))
+            part.trim()
+                .parse::<u32>()
+                .map_err(|error| format!("`{}` is not a token id: {error}", part.trim()))
         };
         text.split(',').map(id).collect::<Result<_, _>>().map(Self)
     }
@@ -52,7 +54,7 @@ pub(crate) enum Given {
 
 /// The input of a command.
 pub(crate) struct Input {
-    /// The text, where the input is one.
+    /// The text, if the input is one.
     pub(crate) text: Option<String>,
     /// Its tokens, or the given ones.
     pub(crate) ids: Vec<u32>,

@@ -26,7 +26,7 @@ use main_options::program;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whether errors of libraries and failed allocations show a backtrace: for this program only where it is `full`.
+/// Whether errors of libraries and failed allocations show a backtrace: for this program only if it is `full`.
 const BACKTRACE: &str = "RUST_BACKTRACE";
 
 fn main() -> ExitCode {
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     });
     match result {
         Ok(code) => code,
-        // Whoever read our output has seen enough (`gpt2 generate … | head`).
+        // The reader of our output has seen enough (`gpt2 generate … | head`).
         Err(error) if exit::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             output::print_error(&exit::message(&error));

@@ -71,7 +71,7 @@ pub(crate) struct CommonArguments {
 /// What every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct ThreadArguments {
-    /// Number of threads [default: as many as this process may use]
+    /// Number of threads [default: all that this process may use]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = value_parser!(u16).range(1..=1024))]
     #[allow(dead_code, reason = "`parse.rs` reads it, whatever the command")]
     threads: Option<u16>,

@@ -2,10 +2,10 @@
 
 use clap::Command;
 
-/// Names of one thing elsewhere, and what is said of it here.
+/// Names of one thing elsewhere, and the sentence about it here.
 ///
-/// What stands in backquotes is an option (`--top-k`) or another command with one (`gpt2 serve --port`). A row is for the commands
-/// that have all options which it names alone, and, where it lists commands, for those only; the first row that fits counts.
+/// Backquotes hold an option (`--top-k`) or another command with one (`gpt2 serve --port`). A row is for the commands that have
+/// all options which it names alone, and, if it lists commands, for those only; the first row that fits counts.
 struct Row {
     names: &'static [&'static str],
     commands: &'static [&'static str],
@@ -305,7 +305,7 @@ fn options_of(sentence: &str) -> impl Iterator<Item = &str> {
     quoted(sentence).filter(|quoted| quoted.starts_with("--")).filter_map(|quoted| quoted.split(' ').next())
 }
 
-/// What stands in backquotes.
+/// What backquotes hold.
 fn quoted(sentence: &str) -> impl Iterator<Item = &str> {
     sentence.split('`').skip(1).step_by(2)
 }

@@ -85,7 +85,7 @@ pub(crate) fn print_status(status: &str) {
     }
 }
 
-/// Prints something worth knowing that is no error.
+/// Prints a note, which is not an error.
 pub(crate) fn print_note(note: &str) {
     Terminal.note(&flags::in_place_of_options(note));
 }

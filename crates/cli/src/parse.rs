@@ -71,7 +71,7 @@ fn with_whole_examples(command: Command) -> Command {
     command.mut_subcommands(with_whole_examples)
 }
 
-/// An example that fits a terminal of 80 columns: a longer command goes on in the next line, from an option or the next command.
+/// An example that fits a terminal of 80 columns: a longer command continues in the next line, at an option or the next command.
 fn in_columns(example: &str) -> String {
     const COLUMNS: usize = 80;
     const GOES_ON: &str = " \\";
@@ -258,7 +258,7 @@ mod tests {
         }
     }
 
-    /// A line goes on as long as the next word has room; no line is longer than the width, and no example than 80 columns.
+    /// Lines are filled up to the width and never longer; no example is longer than 80 columns.
     #[test]
     fn help_fills_the_width_that_there_is() {
         for width in [60, 80] {
@@ -294,7 +294,7 @@ mod tests {
         }
     }
 
-    /// The first word of `next`, if that line goes on with the sentence of `line`.
+    /// The first word of `next`, if that line continues the sentence of `line`.
     fn continued<'a>(line: &str, next: &'a str) -> Option<&'a str> {
         let indent = |line: &str| line.chars().take_while(|c| *c == ' ').count();
         let column = indent(next);

@@ -67,7 +67,7 @@ impl ByteTokens {
         ids
     }
 
-    /// The tokenizer's tokens of a text, where they stand for the very text.
+    /// The tokenizer's tokens of a text, if they stand for the very text.
     fn encode_text(&self, text: &str) -> Option<Vec<u32>> {
         let ids = encode_piece(&self.tokenizer, text).ok()?;
         let mut rest = text.as_bytes();

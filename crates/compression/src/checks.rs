@@ -19,7 +19,7 @@ pub(crate) fn weights_on_cpu(loaded: &LoadedModel) -> Result<WeightDType, Compre
     }
 }
 
-/// Ends a job that nobody wants any more.
+/// Ends a job that was interrupted.
 pub(crate) fn check_wanted(reporter: &dyn Reporter) -> Result<(), CompressionError> {
     if reporter.is_interrupted() { Err(EngineError::Interrupted.into()) } else { Ok(()) }
 }

@@ -75,7 +75,7 @@ impl Encoder {
         let (low, has_overflowed) = self.low.overflowing_add(number);
         self.low = low;
         if has_overflowed {
-            // The interval never reaches beyond the whole, so a byte below 255 stands before those that become 0.
+            // The interval never reaches beyond the whole, so a byte below 255 precedes those that become 0.
             for byte in self.written.iter_mut().rev() {
                 *byte = byte.wrapping_add(1);
                 if *byte != 0 {

@@ -40,7 +40,7 @@ pub struct Compressor {
     header: Header,
 }
 
-/// What a compression came to.
+/// The result of a compression.
 ///
 /// Returned by [`Compressor::compress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -57,7 +57,7 @@ pub struct Summary {
     pub model_bits: f64,
 }
 
-/// What a token costs. [`Compressor::token_sizes`] lists them.
+/// The cost of a token in bits. [`Compressor::token_sizes`] lists them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TokenSize {
     /// The token.
@@ -69,8 +69,8 @@ pub struct TokenSize {
 }
 
 impl Compressor {
-    /// Compresses with this model, in windows of `context` tokens, or of as many as the model has positions. `name` is what messages
-    /// call the model when it is the wrong one.
+    /// Compresses with this model, in windows of `context` tokens, by default of the model's whole context. Error messages call the
+    /// model `name`.
     ///
     /// # Errors
     /// When the model is not on the CPU or has no tokens for bytes, or `context` is not from 2 to its positions.
@@ -90,12 +90,11 @@ impl Compressor {
         Ok(Self { loaded: loaded.clone(), tokens, header })
     }
 
-    /// Compresses everything that `input` has; `length` is how many bytes that is, where it is known. A group of a mebibyte is held
+    /// Compresses everything that `input` has; `length` is how many bytes that is, if it is known. A group of a mebibyte is held
     /// at a time.
     ///
     /// # Errors
-    /// When the input cannot be read or the output not be written, the model's logits are not numbers, or `reporter` wants no more
-    /// of it.
+    /// When the input cannot be read or the output cannot be written, the model's logits are not numbers, or `reporter` interrupts it.
     pub fn compress(
         &self,
         input: &mut dyn Read,

@@ -9,10 +9,10 @@
 //!          digest                8 bytes of the model's
 //!          canary                u32: of the logits of a fixed prompt
 //!          name                  what the model was called, after its length in a byte
-//!          original length       varint: 0 where it was not known, otherwise one more
+//!          original length       varint: 0 if it was not known, otherwise one more
 //!          checksum              u32: CRC-32 of all before it
 //! group    length                varint: original bytes of the group, at least 1
-//!          of each stream        varint: coded bytes, times two, and one more where they are stored as they are
+//!          of each stream        varint: coded bytes, times two, and one more if they are stored as they are
 //!          of each stream        u32: CRC-32 of its original bytes
 //!          of each stream        its coded bytes
 //!          checksum              u32: CRC-32 of the group before it
@@ -21,7 +21,7 @@
 //!          checksum              u32: CRC-32 of all original bytes
 //! ```
 //!
-//! Integers of fixed size are little-endian; a varint has seven bits a byte, the lowest first, and the highest bit where more
+//! Integers of fixed size are little-endian; a varint has seven bits a byte, the lowest first, and the highest bit if more
 //! follow. A group of `n` bytes is cut into `max(1, n / 32768)` streams as equal as can be, each coded by itself. A reader holds one
 //! group at a time, and trusts no length before it is below the format's limits.
 
@@ -36,7 +36,7 @@ use crate::CompressionError;
 use crate::identity::DIGEST_BYTES;
 use crate::windows::Windows;
 
-/// What the name of a compressed file ends with.
+/// The suffix of a compressed file's name.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_compression::SUFFIX, ".gpt2z");
@@ -47,14 +47,14 @@ const MAGIC: [u8; 4] = [0x8f, b'g', b'2', b'z'];
 const VERSION: u8 = 1;
 /// Of the arithmetic: it changes when any bit of a logit or a share does.
 const PROFILE: u8 = 1;
-/// Original bytes for each stream, at least, where there are as many.
+/// Original bytes for each stream, at least, if there are as many.
 const STREAM_BYTES: usize = 32 << 10;
 /// Original bytes of a group.
 pub(crate) const GROUP_BYTES: usize = 32 * STREAM_BYTES;
 /// Bytes of a model's name that are kept.
 const MAX_NAME: usize = 64;
 
-/// What a compressed file says of itself before the first byte of what is compressed.
+/// The header of a compressed file.
 ///
 /// Read by [`Compressed::open`](crate::Compressed::open).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,9 +63,9 @@ pub struct Header {
     pub dtype: WeightDType,
     /// The type that keys and values must have.
     pub kv_dtype: KvDType,
-    /// What the model was called.
+    /// The model's name.
     pub name: String,
-    /// Bytes of what is compressed, where they were known from the start.
+    /// Bytes of what is compressed, if they were known from the start.
     pub length: Option<u64>,
     pub(crate) windows: Windows,
     pub(crate) digest: [u8; DIGEST_BYTES],
@@ -73,7 +73,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A name as a header keeps it: its last characters, where it is long.
+    /// A name as a header keeps it: its last characters, if it is long.
     pub(crate) fn name_of(name: &str) -> String {
         let first = name.char_indices().map(|(place, _)| place).find(|place| name.len() - place <= MAX_NAME);
         name[first.unwrap_or(name.len())..].to_owned()

@@ -50,17 +50,17 @@ impl<R: Read> Compressed<R> {
         Ok(Self { reader, header })
     }
 
-    /// What the file says of itself.
+    /// The file's header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Writes the bytes that were compressed, group by group, each once its checksums are right; returns how many. What was written
-    /// before an error is a beginning: whoever wants all or nothing writes elsewhere first.
+    /// Writes the bytes that were compressed, group by group, each once its checksums are right; returns how many. After an error,
+    /// the output is an incomplete beginning: callers that want all or nothing write elsewhere first.
     ///
     /// # Errors
     /// When the model is another one or computes other logits, the file is damaged or cannot be read, the output cannot be written,
-    /// or `reporter` wants no more of it.
+    /// or `reporter` interrupts it.
     pub fn decompress(
         mut self,
         loaded: &LoadedModel,
@@ -91,7 +91,7 @@ impl<R: Read> Compressed<R> {
                         return Err(damaged("its length or its checksum differs from what was restored"));
                     }
                     if self.header.length.is_some_and(|told| told != length) {
-                        return Err(damaged("its header tells another length"));
+                        return Err(damaged("its header has another length"));
                     }
                     output.flush().map_err(CompressionError::Write)?;
                     return Ok(length);

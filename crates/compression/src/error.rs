@@ -115,7 +115,7 @@ impl CompressionError {
         }
     }
 
-    /// Whether nothing is wrong, and the job was ended because somebody wanted so.
+    /// Whether the job was interrupted, and nothing is wrong.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Self::Engine(error) if error.is_interrupted())
     }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Each token has at least one share, all together have exactly `T`, and there is nothing left over to hand out. A share differs from
-//! the softmax's by less than two of 2³². Nothing but the logits' bits matters: whoever computes the same logits finds the same shares.
+//! the softmax's by less than two of 2³². Nothing but the logits' bits matters: the same logits give the same shares.
 
 use candle_gpt2_generation::{GenerationError, largest};
 use candle_gpt2_kernels::integer_exponentials;
@@ -25,7 +25,7 @@ pub(crate) struct Frequencies {
 }
 
 impl Frequencies {
-    /// Those of logits; an error where they are not numbers.
+    /// Those of logits; an error if they are not numbers.
     pub(crate) fn of(logits: &[f32]) -> Result<Self, GenerationError> {
         let exponentials = integer_exponentials(logits, largest(logits)).ok_or(GenerationError::NotFinite)?;
         let sum = sum(&exponentials);
@@ -114,7 +114,7 @@ mod tests {
                     end += interval.size;
                     let share = interval.size as f64 / TOTAL as f64;
                     let probability = f64::from(logits[token]).exp() / sum;
-                    // One share of its own, one of rounding, as many as the others' own take away, and 2⁻³⁰ of the largest.
+                    // One share of its own, one of rounding, those that the others' own take away, and 2⁻³⁰ of the largest.
                     let tolerance = (2.0 + vocabulary as f64 * probability) / TOTAL as f64 + 1e-9;
                     assert!((share - probability).abs() <= tolerance, "{share} for {probability}");
                     if token % 97 == 0 || token + 300 > vocabulary {

@@ -16,7 +16,7 @@ use crate::windows::{Windows, for_each_next};
 
 /// Bytes of a digest that are kept.
 pub(crate) const DIGEST_BYTES: usize = 8;
-/// Tokens of the canary's prompt, where a window holds as many.
+/// Tokens of the canary's prompt, if a window holds as many.
 const CANARY_TOKENS: usize = 16;
 /// Rows of a matrix that are expanded at once.
 const ROWS: usize = 1024;

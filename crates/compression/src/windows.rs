@@ -1,5 +1,5 @@
-//! What the model expects of each token of a stream: window by window where the tokens are known, and token by token, many streams
-//! side by side, where they are to be found.
+//! What the model expects of each token of a stream: window by window if the tokens are known, and token by token, many streams
+//! side by side, if they are to be found.
 //!
 //! A window reads up to `context - 1` tokens and predicts one after each; the next one begins `stride` tokens later, and its first
 //! `context - stride` tokens were predicted already. These are the windows of
@@ -57,8 +57,8 @@ pub(crate) fn start(config: &Gpt2Config) -> u32 {
     config.start_token().unwrap_or(0)
 }
 
-/// What `look` finds in the logits of each token of `ids` but the first; it is given the token's index. `progress` is told how many
-/// were looked at since the last call, and may end it.
+/// What `look` finds in the logits of each token of `ids` but the first; it is given the token's index. `progress` is called with the number
+/// found since the last call, and may end it.
 pub(crate) fn for_each_next<R: Send>(
     model: &Gpt2LMHeadModel,
     windows: Windows,
@@ -96,7 +96,7 @@ pub(crate) trait Stream: Sync {
     /// Finds the next token.
     fn find(&self, logits: &[f32]) -> Result<(u32, Self::Found), GenerationError>;
 
-    /// Takes the token that was found; whether the stream goes on after it.
+    /// Takes the token that was found; whether the stream continues after it.
     fn take(&mut self, id: u32, found: Self::Found) -> Result<bool, CompressionError>;
 }
 

@@ -1,4 +1,4 @@
-//! The model inside the program, `models/stories`: what runs where none is named, from any folder and without a network.
+//! The model inside the program, `models/stories`: what runs if none is named, from any folder and without a network.
 
 use candle_gpt2_weights::{Checkpoint, OpenOptions};
 

@@ -26,7 +26,7 @@ pub struct Choices {
     ids: Vec<Vec<u32>>,
 }
 
-/// What a model says to choices.
+/// The scores of choices.
 ///
 /// Given by [`Choices::score`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,7 +39,7 @@ pub struct ScoredChoices {
     pub best: BestChoice,
 }
 
-/// What a model says to a choice. Logarithms are natural.
+/// The score of a choice. Logarithms are natural.
 ///
 /// Part of [`ScoredChoices`], which [`Choices::score`] gives.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -56,7 +56,7 @@ pub struct ScoredChoice {
     pub mean: f64,
     /// The sum over the number of tokens.
     pub per_token: f64,
-    /// The sum over the number of characters. One space at the beginning stands between the prompt and the choice, and is not
+    /// The sum divided by the number of characters. One space at the beginning separates the prompt from the choice, and is not
     /// counted.
     pub per_character: f64,
     /// The sum over the number of bytes of UTF-8, without that space.
@@ -107,7 +107,7 @@ impl Choices {
         Ok(check_continuations(&self.prompt_ids, &self.ids, config)?)
     }
 
-    /// What a model says to them.
+    /// Scores them with a model.
     ///
     /// # Errors
     /// Those of [`Choices::check`], and when the model's logits are not numbers.

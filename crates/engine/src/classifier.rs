@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 
 use crate::{EngineError, Vocabulary, Watched};
 
-/// Rows that are computed at once where nothing else is said: enough to share the reading of the weights.
+/// Rows that are computed at once by default: enough to share the reading of the weights.
 ///
 /// See [`Classifier`] for an example.
 pub const CLASSIFIED_AT_ONCE: usize = 8;
@@ -77,13 +77,13 @@ pub struct Question {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Row {
     ids: Vec<u32>,
-    /// The characters of the text that each token stands for; none where the text is not known.
+    /// The characters of the text that each token stands for; none if the text is not known.
     places: Vec<Range<usize>>,
-    /// The choice, where the row is one.
+    /// The choice, if the row is one.
     choice: Option<String>,
 }
 
-/// What a classifier says to a question.
+/// A classifier's result for a question.
 ///
 /// Given by [`Classifier::classify`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -133,7 +133,7 @@ pub struct LabelledToken {
     pub id: u32,
     /// What it writes, a part of a character as U+FFFD.
     pub text: String,
-    /// Where it begins in the text, in characters from 0, without a space in front of a word; absent where ids were given.
+    /// Where it begins in the text, in characters from 0, without a space in front of a word; absent if ids were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start: Option<usize>,
     /// Where it ends: the place of the first character after it.
@@ -150,7 +150,7 @@ pub struct LabelledToken {
 pub struct RankedChoice {
     /// Its place among the choices, from 0.
     pub index: usize,
-    /// The text after the prompt; absent where ids were given.
+    /// The text after the prompt; absent if ids were given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
     /// Its probability among all choices, by softmax.
@@ -273,7 +273,7 @@ impl Row {
 fn expect_labels(vocabulary: &Vocabulary) -> Result<(), EngineError> {
     match vocabulary.config().head {
         HeadKind::DoubleHeads => {
-            let what = "this model says which of several texts is right, and has no labels; give it choices";
+            let what = "this model chooses among several texts, and has no labels; give it choices";
             Err(EngineError::Options { what: what.into() })
         }
         _ => Ok(()),
@@ -284,7 +284,7 @@ fn expect_choices(vocabulary: &Vocabulary, count: usize) -> Result<(), EngineErr
     let what = match vocabulary.config().head {
         HeadKind::DoubleHeads if count > 0 => return Ok(()),
         HeadKind::DoubleHeads => "there are no choices; give at least one text",
-        _ => "this model says which label a text has, and chooses among no texts; give it one text at a time",
+        _ => "this model labels texts, and does not choose among several; give it one text at a time",
     };
     Err(EngineError::Options { what: what.into() })
 }
@@ -355,7 +355,7 @@ impl Classifier {
         }
     }
 
-    /// What it says to questions, which are computed together: each has the same numbers as alone, to rounding. For more than some
+    /// The results for questions, which are computed together: each has the same numbers as alone, up to rounding. For more than some
     /// [`CLASSIFIED_AT_ONCE`] ask again and again.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use candle_gpt2_generation::Clock;
 
-/// A clock that starts now; `None` where the system has none, as in a browser. Only the time that a text may take is counted by it.
+/// A clock that starts now; `None` if the system has none, as in a browser. Only the time that a text may take is counted by it.
 ///
 /// ```
 /// assert!(candle_gpt2_engine::system_clock().is_some());

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::{EngineError, ModelOptions, Reporter, Watched};
 
-/// What is to be written.
+/// Options of a conversion.
 ///
 /// ```
 /// use candle_gpt2_engine::{ConvertOptions, ModelOptions, Silent};
@@ -25,13 +25,13 @@ use crate::{EngineError, ModelOptions, Reporter, Watched};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// A GGUF file where the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
+    /// A GGUF file if the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
     pub output: PathBuf,
     /// The type of the written weights.
     pub dtype: WrittenDType,
 }
 
-/// What was written.
+/// The result of a conversion.
 ///
 /// Given by [`ModelOptions::convert`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -52,7 +52,7 @@ impl ModelOptions {
     ///
     /// # Errors
     /// When the checkpoint cannot be opened or is not sound in its structure, the format has not the type or the model's arithmetic,
-    /// there is no tokenizer for a GGUF file, the output exists or cannot be written, or `reporter` wants no more of it.
+    /// there is no tokenizer for a GGUF file, the output exists or cannot be written, or `reporter` interrupts it.
     pub fn convert(
         &self,
         options: &ConvertOptions,

@@ -1,4 +1,4 @@
-//! What a checkpoint's files say about generating: `generation_config.json`, and the end tokens of `config.json`.
+//! A checkpoint's defaults for generating: its `generation_config.json`, and the end tokens of `config.json`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,8 +9,7 @@ use candle_gpt2_weights::Checkpoint;
 
 use crate::{EngineError, Vocabulary, banned_tokens};
 
-/// How a model generates where a request says nothing else. Where the files ask for no search, texts are drawn at random
-/// from the 50 most probable tokens.
+/// How a model generates by default. If the files ask for no search, tokens are sampled from the 50 most probable ones.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -26,7 +25,7 @@ use crate::{EngineError, Vocabulary, banned_tokens};
 #[derive(Debug, Clone)]
 pub struct Defaults {
     config: GenerationConfig,
-    /// The `generation_config.json`, where there is one.
+    /// The `generation_config.json`, if there is one.
     path: Option<PathBuf>,
     /// What it sets.
     stated: GenerationOptions,
@@ -111,7 +110,7 @@ impl Defaults {
         let mut config = options.applied_to(self.config.clone())?;
         for word in options.bad_words.iter().flatten() {
             if self.vocabulary.tokenizer().is_none() {
-                let what = format!("`bad_words` {word:?}: there is no tokenizer to make tokens of it");
+                let what = format!("`bad_words` {word:?}: there is no tokenizer to encode it");
                 return Err(GenerationError::Option { what }.into());
             }
             config.bad_words_ids.extend(banned_tokens(&self.vocabulary, word)?);
@@ -123,8 +122,8 @@ impl Defaults {
     /// end the text as tokens, and rows of the vocabulary that are no tokens are never generated.
     ///
     /// # Errors
-    /// When it asks for what is wrong or cannot be done. What is wrong with `generation_config.json` already is told as its
-    /// mistake and not the request's.
+    /// When it asks for what is wrong or cannot be done. Errors in `generation_config.json` are reported as errors of the file and
+    /// not of the request.
     pub fn complete(&self, mut config: GenerationConfig) -> Result<GenerationConfig, EngineError> {
         let vocabulary = &self.vocabulary;
         if vocabulary.tokenizer().is_none() && !config.stop_strings.is_empty() {
@@ -155,9 +154,9 @@ impl Defaults {
         config.check_model(self.vocabulary.config())
     }
 
-    /// What a reader should know about the end tokens of a request, nothing of which is an error.
+    /// Notes on the end tokens of a request; none is an error.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
-        // Whoever names other ends does not miss those of the files.
+        // A request with end tokens of its own does not need those of the files.
         let has_own_ends = match self.config.eos_token_id.as_slice() {
             [] => config.eos_token_id.is_empty(),
             ends => config.eos_token_id.starts_with(ends),

@@ -22,7 +22,7 @@ use crate::{EngineError, Reporter, UnknownName};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// An NVIDIA GPU where this program and this machine have one, else the CPU.
+    /// An NVIDIA GPU if this program and this machine have one, else the CPU.
     #[default]
     Auto,
     /// The CPU.
@@ -90,7 +90,7 @@ pub(crate) fn open(
     Ok(device)
 }
 
-/// The first NVIDIA GPU, where there is one that works and has the type; else the CPU.
+/// The first NVIDIA GPU, if there is one that works and has the type; else the CPU.
 fn automatic(dtype: Option<WeightDType>, reporter: &dyn Reporter) -> Device {
     if dtype.is_some_and(|dtype| dtype.on_gpu().is_err()) {
         return Device::Cpu;

@@ -1,4 +1,4 @@
-//! What this machine has for the models of this project, and how fast its processor reads memory and multiplies.
+//! This machine's resources for the models of this project, and how fast its processor reads memory and multiplies.
 //!
 //! [`Machine`] holds facts: they are read, nothing is started or changed for them, and what a system does not tell is `None`. Most of
 //! them are known on Linux alone. [`Speeds`] are measured, in some seconds, and [`Estimate`] says what they mean for GPT-2.
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};
 
-/// What a machine has, as far as this process may use it.
+/// A machine's resources, as far as this process may use them.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Machine};
@@ -35,7 +35,7 @@ pub struct Machine {
     pub system: &'static str,
     /// Its processor.
     pub processor: Processor,
-    /// Its memory, where the system says.
+    /// Its memory, if the system says.
     pub memory: Option<Memory>,
     /// Pages of 2 MiB, which make reading memory faster.
     pub large_pages: LargePageUse,
@@ -52,7 +52,7 @@ pub struct Machine {
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Processor {
-    /// Its name, where the system says.
+    /// Its name, if the system says.
     pub name: Option<String>,
     /// Its architecture, as `x86_64`.
     pub architecture: &'static str,
@@ -68,7 +68,7 @@ pub struct Processor {
     pub threads: usize,
 }
 
-/// The memory of a machine or, where that is less, of the control group that the process is in.
+/// The memory of a machine or, if that is less, of the control group that the process is in.
 ///
 /// Part of a [`Machine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -100,7 +100,7 @@ pub struct LargePageUse {
 pub struct Gpu {
     /// The driver of NVIDIA's GPUs, whatever this program was built with.
     pub nvidia_driver: NvidiaDriver,
-    /// The names of NVIDIA's GPUs, where the driver tells them.
+    /// The names of NVIDIA's GPUs, if the driver tells them.
     pub nvidia_gpus: Vec<String>,
     /// NVIDIA's GPUs in this program.
     pub cuda: GpuSupport,
@@ -131,9 +131,9 @@ pub enum NvidiaDriver {
 pub struct GpuSupport {
     /// Whether the program was built for it.
     pub is_built: bool,
-    /// The device's name for `--device` where it can be used.
+    /// The device's name for `--device` if it can be used.
     pub device: Option<String>,
-    /// Bytes of its memory that are free, where the driver says.
+    /// Bytes of its memory that are free, if the driver says.
     pub free_bytes: Option<u64>,
     /// Why it cannot be used.
     pub problem: Option<String>,
@@ -146,7 +146,7 @@ pub struct GpuSupport {
 pub struct Hub {
     /// Whether this program was built with the feature `hub`.
     pub is_built: bool,
-    /// Address of the hub.
+    /// The Hub's address.
     pub endpoint: String,
     /// Whether the network may not be used.
     pub is_offline: bool,
@@ -159,7 +159,7 @@ pub struct Hub {
 }
 
 impl Machine {
-    /// What this machine has. A GPU is opened where the program was built for it, as loading a model on it would.
+    /// This machine's resources. A GPU is opened if the program was built for it, as loading a model on it would.
     pub fn seen(hub: &HubOptions) -> Self {
         let read = |path: &str| fs::read_to_string(path).ok();
         let pages = LargePages::now();
@@ -412,7 +412,7 @@ impl Rounds {
     }
 }
 
-/// What a processor with these speeds can reach at most with GPT-2 124M. Attention, norms and whatever else runs take more.
+/// The upper bound for GPT-2 124M on a processor with these speeds. Attention, norms and whatever else runs take more.
 ///
 /// ```
 /// use candle_gpt2_engine::{Estimate, Speeds};

@@ -1,4 +1,4 @@
-//! The states of an encoder that a model with cross-attention attends to, as a file gives them.
+//! The encoder hidden states that a model with cross-attention attends to, as a file gives them.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::EngineError;
 /// The name of the tensor in the file: that of the argument of transformers.
 const NAME: &str = "encoder_hidden_states";
 
-/// States of an encoder that fit a model.
+/// Encoder hidden states that fit a model.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

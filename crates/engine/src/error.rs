@@ -147,7 +147,7 @@ pub enum EngineError {
         /// What is wrong, and what to do.
         what: String,
     },
-    /// A line of a bulk job reached nobody.
+    /// A line of a bulk job could not be written.
     #[error(transparent)]
     Output(Box<dyn std::error::Error + Send + Sync>),
     /// Two models that are compared have other tokens.
@@ -206,7 +206,7 @@ impl EngineError {
         }
     }
 
-    /// Whether nothing is wrong, and the job was ended because somebody wanted so.
+    /// Whether the job was interrupted, and nothing is wrong.
     pub fn is_interrupted(&self) -> bool {
         matches!(
             self,

@@ -24,7 +24,7 @@ const PIECE_TOKENS: usize = 32;
 /// ```
 ///
 /// # Errors
-/// When there is no memory for keys and values, or `reporter` wants no more of it.
+/// When there is no memory for keys and values, or `reporter` interrupts it.
 pub fn fingerprint(model: &Gpt2LMHeadModel, reporter: &dyn Reporter) -> Result<String, EngineError> {
     let prompt = fixed_prompt(model.config(), PROMPT_TOKENS);
     let mut cache = model.new_cache(1, prompt.len()).map_err(WeightsError::from)?;

@@ -1,4 +1,4 @@
-//! What a checkpoint is, and how that was found out; and how two differ.
+//! The description of a checkpoint, with its evidence; and how two checkpoints differ.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::{EngineError, HubOptions, ModelOptions, Reporter, Silent, Watched};
 
-/// What is to be looked at: a checkpoint, or a published model that needs no files.
+/// Options of an inspection: of a checkpoint, or of a published model, which needs no files.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, InspectOptions, Inspected, Silent};
@@ -41,17 +41,17 @@ pub struct InspectOptions {
     pub model: Option<PathBuf>,
     /// The name of a published model, such as `gpt2-xl`, in place of a checkpoint.
     pub preset: Option<String>,
-    /// Whether the values of every tensor are told in numbers, see [`Statistics`].
+    /// Whether statistics of every tensor are computed, see [`Statistics`].
     pub tensors: bool,
-    /// Another checkpoint that the first is compared with: then that is all that is told.
+    /// Another checkpoint to compare the first with: the report is then the comparison alone.
     pub diff: Option<PathBuf>,
-    /// The number of attention heads of a checkpoint that does not tell it.
+    /// The number of attention heads, for a checkpoint that does not record it.
     pub n_head: Option<usize>,
     /// Where models on the Hub come from.
     pub hub: HubOptions,
 }
 
-/// What was found.
+/// The result of an inspection.
 ///
 /// Given by [`InspectOptions::inspect`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -64,11 +64,11 @@ pub enum Inspected {
 }
 
 impl InspectOptions {
-    /// Looks.
+    /// Inspects.
     ///
     /// # Errors
     /// When the options do not go together, there is no such checkpoint or published model, a file cannot be read, or `reporter`
-    /// wants no more of it.
+    /// interrupts it.
     pub fn inspect(&self, reporter: &dyn Reporter) -> Result<Inspected, EngineError> {
         let refuse = |what: String| Err(EngineError::Options { what });
         let checkpoint = |model: &Path, n_head| {
@@ -93,7 +93,7 @@ impl InspectOptions {
                 refuse("`diff` and `tensors` need `model`: a preset has no values".into())
             }
             (None, Some(_)) if self.n_head.is_some() => {
-                refuse("`n_head` is for checkpoints; here the configuration tells it".into())
+                refuse("`n_head` is for checkpoints; here the configuration has it".into())
             }
             (None, Some(name)) => match Gpt2Config::preset(name) {
                 Ok(config) => Ok(Inspected::One(Inspection::of_preset(&config).into())),
@@ -104,7 +104,7 @@ impl InspectOptions {
     }
 }
 
-/// What a checkpoint, or a published model without one, is.
+/// The description of a checkpoint, or of a published model without one.
 ///
 /// ```
 /// use candle_gpt2_engine::{Inspection, ModelOptions, Silent};
@@ -129,13 +129,13 @@ pub struct Inspection {
     pub files: Vec<StoredFile>,
     /// Whose names the file uses, such as `Hugging Face`.
     pub naming: &'static str,
-    /// What stands in front of the names, such as `transformer.`.
+    /// The prefix of the names, such as `transformer.`.
     pub prefix: String,
     /// How the weights of linear layers are stored.
     pub orientation: &'static str,
     /// How that was decided, in words.
     pub orientation_evidence: String,
-    /// What stands on the model: the class of transformers.
+    /// The class of transformers: the model with its head.
     pub class: &'static str,
     /// Whether there is an output head over the vocabulary, and it is the token embedding.
     pub tied_head: bool,
@@ -181,9 +181,9 @@ pub struct StoredFile {
 pub struct VocabularySizes {
     /// That of the configuration.
     pub config: usize,
-    /// Rows of the token embedding, where it is stored in one piece.
+    /// Rows of the token embedding, if it is stored in one piece.
     pub embedding_rows: Option<usize>,
-    /// Tokens of the tokenizer, where there is one.
+    /// Tokens of the tokenizer, if there is one.
     pub tokenizer: Option<usize>,
 }
 
@@ -243,16 +243,16 @@ pub struct InspectedTensor {
     pub dtype: String,
     /// `parameter`, `buffer` (a causal mask of an old checkpoint), `tied head`, or `surplus`.
     pub role: &'static str,
-    /// Its values in numbers, where that was asked for and its type holds weights.
+    /// Its values in numbers, if that was asked for and its type holds weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statistics: Option<Statistics>,
 }
 
 impl Inspection {
-    /// What a checkpoint is, whatever tensors it has; `with_statistics` its values in numbers too.
+    /// The description of a checkpoint, whatever tensors it has; `with_statistics` also those of its values.
     ///
     /// # Errors
-    /// When a tensor cannot be read, or `reporter` wants no more of it.
+    /// When a tensor cannot be read, or `reporter` interrupts it.
     pub fn of_checkpoint(
         checkpoint: &Checkpoint,
         with_statistics: bool,
@@ -321,7 +321,7 @@ impl Inspection {
         })
     }
 
-    /// What a published model is, without a file of it.
+    /// The description of a published model, without its files.
     pub fn of_preset(config: &Gpt2Config) -> Self {
         let orientation = Orientation::Conv1D;
         let row = |parameter: &Parameter| InspectedTensor {
@@ -375,7 +375,7 @@ fn display(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// How the numbers of tokens relate, where they differ.
+/// How the numbers of tokens relate, if they differ.
 fn vocabulary_rule(vocabulary: &VocabularySizes) -> Option<String> {
     let (rows, tokens) = (vocabulary.config, vocabulary.tokenizer?);
     match rows.checked_sub(tokens) {
@@ -426,7 +426,7 @@ pub struct DifferingParameter {
     pub name: String,
     /// How, in words.
     pub difference: String,
-    /// The largest absolute difference of two values, where both have it in one shape.
+    /// The largest absolute difference of two values, if both have it in one shape.
     pub largest: Option<f64>,
 }
 
@@ -434,7 +434,7 @@ impl Comparison {
     /// Compares two checkpoints.
     ///
     /// # Errors
-    /// When a tensor cannot be read, or `reporter` wants no more of it.
+    /// When a tensor cannot be read, or `reporter` interrupts it.
     pub fn of(first: &Checkpoint, second: &Checkpoint, reporter: &dyn Reporter) -> Result<Self, EngineError> {
         let bytes = first.parameter_bytes() + second.parameter_bytes();
         let found = differences(first, second, &Watched::new(reporter, "comparing", bytes))?;

@@ -88,7 +88,7 @@ pub trait Job {
         None
     }
 
-    /// A token as it comes, where texts are made token by token.
+    /// A token as it comes, if texts are made token by token.
     ///
     /// # Errors
     /// What ends the whole job.
@@ -97,7 +97,7 @@ pub trait Job {
         Ok(())
     }
 
-    /// All texts of a prompt, best first where they were searched for, or why there are none.
+    /// All texts of a prompt, best first if they were searched for, or why there are none.
     ///
     /// # Errors
     /// What ends the whole job.
@@ -118,7 +118,7 @@ pub trait Job {
         system_clock()
     }
 
-    /// Changes of the logits of all texts besides those of the configuration, such as a grammar; for their place see
+    /// Logits processors of all texts besides those of the configuration, such as a grammar; for their order see
     /// [`LogitsProcessor::add_to`].
     fn processors(&self) -> Vec<LogitsProcessor> {
         Vec::new()
@@ -126,12 +126,12 @@ pub trait Job {
 }
 
 impl LoadedModel {
-    /// Continues every prompt of a job, `batch_size` texts at a time where they are made token by token. `config` is
+    /// Continues every prompt of a job, `batch_size` sequences at a time if they are generated token by token. `config` is
     /// [complete](crate::Defaults::complete).
     ///
     /// # Errors
-    /// Those of the job, when the memory that is free has no room for the keys and values of the texts that are made at once,
-    /// and when the device fails. A prompt that cannot go on is the job's to hear of.
+    /// Those of the job, when the free memory has no room for the KV cache of a batch, and when the device fails. The error of a
+    /// single prompt is given to the job.
     pub fn generate<J: Job>(
         &self,
         job: &mut J,
@@ -144,7 +144,7 @@ impl LoadedModel {
             let what = "an assistant drafts texts that are made token by token, and beams and contrastive search are not";
             return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
         }
-        /// Prompts whose texts are not all there, for each text of a batch: where no tokens are asked for, none wait.
+        /// Prompts whose texts are not all there, for each text of a batch: if no tokens are asked for, none wait.
         const OPEN_PROMPTS: usize = 2;
         // Searches are made one after the other, with memory of their own.
         let batch_size = if is_search { 1 } else { batch_size.max(1) };
@@ -155,7 +155,7 @@ impl LoadedModel {
             let Some(prompt) = job.next_prompt()? else { break };
             ahead.push_back(Request::new(prompt, Arc::clone(&config)));
         }
-        // A prompt that is refused is told when its turn comes.
+        // The error of a refused prompt is reported when its turn comes.
         let kv_tokens = |request: &Request| request.kv_tokens(self.config()).unwrap_or(0);
         let tokens: Vec<usize> = ahead.iter().map(kv_tokens).collect();
         let options = options_for(&tokens, batch_size, config.num_return_sequences, self.config());
@@ -270,7 +270,7 @@ fn hand_on<J: Job>(
     }
 }
 
-/// Room for `batch_size` texts of any length; where fewer are to be made, for those: `copies` of each prompt that was looked
+/// Room for `batch_size` texts of any length; if fewer are to be made, for those: `copies` of each prompt that was looked
 /// at, which keep keys and values of so many `tokens` each.
 fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2Config) -> SchedulerOptions {
     let (texts, each) = if tokens.len() <= batch_size {
@@ -279,7 +279,7 @@ fn options_for(tokens: &[usize], batch_size: usize, copies: usize, model: &Gpt2C
         (batch_size, KvSlot::room_of(model.n_positions))
     };
     let max_texts = texts.clamp(1, batch_size);
-    // Nobody waits for a running text while the next prompt is computed, so it is computed as a whole.
+    // No caller waits for a running text while the next prompt is computed, so prompts are computed as a whole.
     let chunk_tokens = model.n_positions;
     SchedulerOptions { max_texts, kv_tokens: max_texts.saturating_mul(each), chunk_tokens }
 }

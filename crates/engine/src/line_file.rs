@@ -1,5 +1,5 @@
-//! A file of lines that one process at a time adds to: a line counts once its line break is written, so that whoever goes on
-//! with it after an interruption loses and repeats none.
+//! A file of lines that one process at a time adds to: a line counts once its line break is written, so that a job resumed
+//! after an interruption loses and repeats none.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -34,7 +34,7 @@ pub struct LineFile {
     file: File,
 }
 
-/// What stands behind the last line break of a file.
+/// The bytes after the last line break of a file.
 ///
 /// Given by [`LineFile::for_each_line`].
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A loaded model with everything that generating needs, owned: a face keeps it as long as it likes.
+//! A loaded model with everything that generating needs, owned: a front end keeps it as long as it likes.
 
 use std::sync::{Arc, Mutex};
 
@@ -89,7 +89,7 @@ impl LoadedModel {
         &self.vocabulary
     }
 
-    /// How it generates where a request says nothing else.
+    /// How it generates by default.
     ///
     /// # Errors
     /// When `generation_config.json` cannot be used.
@@ -98,7 +98,7 @@ impl LoadedModel {
     }
 
     /// One text, piece by piece as it is made. `config` is [complete](Defaults::complete). A
-    /// [`max_time`](GenerationConfig::max_time) is counted by the system's clock, where there is one; see
+    /// [`max_time`](GenerationConfig::max_time) is counted by the system's clock, if there is one; see
     /// [`TextGenerator::with_clock`] for another.
     ///
     /// # Errors

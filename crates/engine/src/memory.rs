@@ -80,7 +80,7 @@ impl MemoryNeeded {
     }
 }
 
-/// Checks that the weights fit into the memory that is free, swap included, where the system says how much that is: a process that
+/// Checks that the weights fit into the memory that is free, swap included, if the system says how much that is: a process that
 /// takes more is killed without a word. Nothing but the weights is counted, so that what is refused could not have been loaded.
 pub(crate) fn check_room(checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Result<(), EngineError> {
     let Some(ProcessMemory { available, swap, .. }) = ProcessMemory::now() else { return Ok(()) };
@@ -152,7 +152,7 @@ impl Room {
         Self { rows, longest, kv_tokens: rows.saturating_mul(longest) }
     }
 
-    /// Checks that they fit into the memory that is free, where the system says how much that is.
+    /// Checks that they fit into the memory that is free, if the system says how much that is.
     pub(crate) fn check(
         &self,
         model: &Gpt2LMHeadModel,
@@ -181,7 +181,7 @@ impl Room {
 
 impl LoadedModel {
     /// Checks that the keys and values of so many texts at once, of `kv_tokens` tokens in all, fit into the memory that is free,
-    /// where the system says how much that is.
+    /// if the system says how much that is.
     ///
     /// # Errors
     /// When they do not.

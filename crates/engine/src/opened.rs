@@ -14,7 +14,7 @@ use crate::{
     Vocabulary, Watched,
 };
 
-/// What is known of a model without its weights: here a request is checked, before the long part begins.
+/// A model whose weights are not read yet: requests are checked with it, before the long part begins.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -43,7 +43,7 @@ pub struct Opened {
 
 impl ModelOptions {
     /// Opens device and checkpoint of a language model, checks that the checkpoint holds every tensor of its model, and reads the
-    /// tokenizer where there is one. No weights are read yet.
+    /// tokenizer if there is one. No weights are read yet.
     ///
     /// # Errors
     /// When one of them cannot be used, they do not go together, or the model is a classifier.
@@ -54,7 +54,7 @@ impl ModelOptions {
     /// As [`ModelOptions::open`], of a model with a head for classifying, see [`Classifier`].
     ///
     /// # Errors
-    /// As [`ModelOptions::open`], where the model has no such head.
+    /// As [`ModelOptions::open`], if the model has no such head.
     pub fn open_classifier(&self, reporter: &dyn Reporter) -> Result<Opened, EngineError> {
         self.open_any(reporter)?.classifier()
     }
@@ -123,13 +123,13 @@ impl Opened {
         Ok(Self { options, device, checkpoint, assistant, encoder_states, vocabulary, defaults })
     }
 
-    /// The same, where it is a language model.
+    /// The same, if it is a language model.
     fn language_model(self) -> Result<Self, EngineError> {
         self.checkpoint.check_language_model()?;
         Ok(self)
     }
 
-    /// The same, where it has a head for classifying.
+    /// The same, if it has a head for classifying.
     fn classifier(self) -> Result<Self, EngineError> {
         self.checkpoint.check_classifier()?;
         Ok(self)
@@ -155,7 +155,7 @@ impl Opened {
         self.options.dtype.map_or(self.checkpoint.stored_dtype().as_str(), WeightDType::name)
     }
 
-    /// The memory that the model needs on the CPU; where another one drafts tokens, that of both.
+    /// The memory that the model needs on the CPU; if another one drafts tokens, that of both.
     ///
     /// # Errors
     /// When the CPU has not the type of the weights.
@@ -166,7 +166,7 @@ impl Opened {
         Ok(assistant.map_or(needed, |assistant| needed.with(assistant)))
     }
 
-    /// How it generates where a request says nothing else.
+    /// How it generates by default.
     ///
     /// # Errors
     /// When `generation_config.json` cannot be used.
@@ -186,7 +186,7 @@ impl Opened {
     /// Reads the weights.
     ///
     /// # Errors
-    /// When they cannot be read, or the device has no room for them; when `reporter` wants no more of it, see
+    /// When they cannot be read, or the device has no room for them; when `reporter` interrupts it, see
     /// [`EngineError::is_interrupted`]; and when it is no language model.
     pub fn load(self, reporter: &dyn Reporter) -> Result<LoadedModel, EngineError> {
         let model = self.options.load(&self.checkpoint, &self.device, reporter)?;

@@ -60,12 +60,12 @@ pub struct ModelOptions {
     #[serde(deserialize_with = "some_of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
-    // A setting of the whole process: whoever sets it also calls `process::use_tf32`.
+    // A setting of the whole process: front ends that set it also call `process::use_tf32`.
     /// On NVIDIA GPUs, round the inputs of f32 matrix products to TF32, which is faster and has a 10-bit mantissa
     #[cfg_attr(feature = "clap", arg(long))]
     pub tf32: bool,
-    /// A file with states of an encoder that a model with cross-attention attends to, see [`EncoderStates::read`](crate::EncoderStates::read); without one
-    /// its cross-attention is left out.
+    /// A file with encoder hidden states for a model with cross-attention, see [`EncoderStates::read`](crate::EncoderStates::read);
+    /// without one its cross-attention is left out.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
     /// Number of attention heads, if the checkpoint does not record it: weights without a config.json, such as those of the book "Build
@@ -162,7 +162,7 @@ impl ModelOptions {
     /// that device, see [`Gpt2LMHeadModel::with_recorded_steps`].
     ///
     /// # Errors
-    /// When the tensors are not those of the model, or the device has no room; when `reporter` wants no more of it, see
+    /// When the tensors are not those of the model, or the device has no room; when `reporter` interrupts it, see
     /// [`EngineError::is_interrupted`].
     pub fn load(
         &self,

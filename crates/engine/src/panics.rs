@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::panic;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Panics that are kept until they are asked for: libraries catch some of their own, of which nobody asks.
+/// Panics that are kept until they are asked for: libraries catch some of their own, which are never asked for.
 const MOST_KEPT: usize = 16;
 
 static KEPT: Mutex<VecDeque<Kept>> = Mutex::new(VecDeque::new());
@@ -34,7 +34,7 @@ pub fn keep_panics() {
     }));
 }
 
-/// What a panic that was caught said; after [`keep_panics`] also where, on whatever thread it was.
+/// The message of a caught panic; after [`keep_panics`] also its place, on any thread.
 ///
 /// ```
 /// use candle_gpt2_engine::process::{keep_panics, panic_message};

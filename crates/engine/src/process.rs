@@ -1,7 +1,7 @@
 //! Settings of the whole process, each a call of its own: no other function of this crate touches one.
 //!
-//! A program makes these calls at its start; a library inside another program leaves those that want a single thread to whoever owns
-//! the process.
+//! A program makes these calls at its start; a library inside another program leaves those that need a single-threaded process to
+//! that program.
 
 use std::thread::available_parallelism;
 
@@ -53,7 +53,7 @@ pub fn start_candles_pools() {
     candle_core::utils::init_global_threadpool();
 }
 
-/// Names the instruction set that the kernels are to take, such as `avx2` where the processor has more: to measure what others
+/// Names the instruction set that the kernels are to take, such as `avx2` if the processor has more: to measure what others
 /// would get. The program reads it from here; without it they take the fastest.
 ///
 /// For [`use_instruction_set`].
@@ -113,14 +113,14 @@ pub fn use_large_pages(choice: &str) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Fixes the number of threads that compute: this many, or as many as the process may use. False where they run already,
-/// and their number stays.
+/// Fixes the number of threads that compute: this many, by default all that the process may use. Returns false if they run
+/// already, and keeps their number.
 ///
-/// candle alone would count the cores of the machine, which a container may use only some of. Its pools take their number
-/// from the environment, which this sets where it is not set or `threads` are given.
+/// candle alone would count the cores of the machine, of which a container may use only some. Its pools take their number
+/// from the environment, which this sets if it is not set or `threads` are given.
 ///
 /// # Safety
-/// To be called while the process has one thread, so that nobody reads the environment meanwhile.
+/// To be called while the process has one thread, so that no other thread reads the environment meanwhile.
 ///
 /// ```
 /// use candle_gpt2_engine::process::{set_threads, thread_count};
@@ -139,7 +139,7 @@ pub unsafe fn set_threads(threads: Option<usize>) -> bool {
     is_set
 }
 
-/// Keeps memory that is freed for what comes next, where the allocator is GNU's; others are left as they are.
+/// Keeps memory that is freed for what comes next, if the allocator is GNU's; others are left as they are.
 ///
 /// Every operation on tensors allocates its result. With GNU's allocator as it starts, blocks of some megabytes go back to
 /// the system when they are freed and come as new pages again, which have to be cleared: `gpt2 bench --dtype f32` reads a
@@ -172,7 +172,7 @@ pub fn keep_freed_memory() {
 }
 
 /// Raises the number of files and connections that the process may have open to `wanted`, as far as the system lets it, and never
-/// lowers it. Returns the number that holds from then on, where there is one.
+/// lowers it. Returns the number that holds from then on, if there is one.
 ///
 /// Many systems start a process with 256 or 1024 and let it have far more.
 ///
@@ -199,7 +199,7 @@ pub fn allow_open_files(wanted: usize) -> Option<usize> {
     open_files()
 }
 
-/// The number of files and connections that the process may have open, where there is one.
+/// The number of files and connections that the process may have open, if there is one.
 ///
 /// See [`allow_open_files`].
 pub fn open_files() -> Option<usize> {

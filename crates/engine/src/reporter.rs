@@ -1,6 +1,6 @@
-//! How long jobs tell how far they are, and what is worth knowing, without printing anything themselves.
+//! How long jobs report progress and notes, without printing anything themselves.
 
-/// Who hears of long jobs and of what is worth knowing: a face of the project.
+/// Receives the progress of long jobs, and notes; implemented by each front end.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -28,28 +28,27 @@ pub trait Reporter: Send + Sync {
     /// A job of `total` things begins; it ends when the answer is dropped.
     fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress>;
 
-    /// Something worth knowing that is no error.
+    /// A note for the user, which is not an error.
     fn note(&self, note: &str);
 
-    /// Whether the job is to end early, because the user wants no more of it. It is asked often, on the thread that called, between
-    /// two pieces of a tensor or of a download; what it says once it should go on saying until the job has ended. By default
-    /// nobody wants that.
+    /// Whether the job is to end early, because the user interrupted it. It is called often, on the calling thread, between two
+    /// pieces of a tensor or of a download; once true, it should stay true until the job has ended. By default it is false.
     fn is_interrupted(&self) -> bool {
         false
     }
 }
 
-/// A job that goes on.
+/// A running job.
 ///
 /// Given by [`Reporter::start`].
 pub trait Progress: Send + Sync {
-    /// As many things more are done.
+    /// `by` more of the things are done.
     fn advance(&self, by: u64);
 }
 
-/// What a job counts.
+/// The unit that a job counts in.
 ///
-/// Told to [`Reporter::start`].
+/// An argument of [`Reporter::start`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
     /// Bytes.
@@ -63,7 +62,7 @@ pub enum Unit {
 /// ```
 /// use candle_gpt2_engine::{Reporter, Silent, Unit};
 ///
-/// Silent.note("nobody hears of it");
+/// Silent.note("this is printed nowhere");
 /// Silent.start("reading", 100, Unit::Bytes).advance(50);
 /// assert!(!Silent.is_interrupted());
 /// ```

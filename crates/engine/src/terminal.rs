@@ -10,7 +10,7 @@ use crate::{Progress, Reporter, Unit};
 /// Redraws per second.
 const REDRAWS_PER_S: u8 = 5;
 
-/// Tells of jobs and notes on standard error: of jobs by bars, where it is a terminal.
+/// Shows jobs and notes on standard error: jobs as bars, if it is a terminal.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Terminal};
@@ -52,7 +52,7 @@ impl Drop for Bar {
     }
 }
 
-/// A bar of `total` things under the name `what`, which is `{msg}` in its template; nothing where standard error is no terminal.
+/// A bar of `total` things under the name `what`, which is `{msg}` in its template; nothing if standard error is no terminal.
 ///
 /// ```
 /// let bar = candle_gpt2_engine::terminal::bar("tokens", 10, "{msg} {pos}/{len}");

@@ -71,7 +71,7 @@ pub struct Happened {
     pub prompt: usize,
     /// What happened.
     pub event: Event,
-    /// Whether all texts of the call have ended with it, or one cannot go on; the call is there until [`Texts::end`].
+    /// Whether all texts of the call have ended with it, or one cannot continue; the call is there until [`Texts::end`].
     pub is_last: bool,
 }
 
@@ -108,8 +108,8 @@ impl<O> Texts<O> {
         None
     }
 
-    /// A step of the scheduler, of which `progress` hears as [`Scheduler::step_with`] says: what happened, and why the device failed after
-    /// it if it did; the scheduler has then ended all that it had.
+    /// A step of the scheduler; `progress` is that of [`Scheduler::step_with`]. Returns what happened, and the error if the device failed
+    /// after it; the scheduler has then ended all its requests.
     pub fn step(
         &mut self,
         progress: &dyn Fn() -> ControlFlow<()>,

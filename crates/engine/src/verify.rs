@@ -11,13 +11,13 @@ use serde::Serialize;
 use crate::fingerprint::fixed_prompt;
 use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched, fingerprint};
 
-/// Tokens of the fixed prompt, where the context holds as many.
+/// Tokens of the fixed prompt, if the context holds as many.
 const PROMPT_TOKENS: usize = 16;
 /// Largest difference between logits with a cache and without, relative to the largest logit: both are f32, summed in
 /// another order through every block.
 const CACHE_TOLERANCE: f64 = 1e-4;
 
-/// What a checkpoint is compared with.
+/// Options of a verification.
 ///
 /// ```
 /// use candle_gpt2_engine::{BUILT_IN, ModelOptions, Silent, VerifyOptions};
@@ -40,7 +40,7 @@ pub struct VerifyOptions {
 }
 
 impl VerifyOptions {
-    /// The difference that is allowed where nothing else is said.
+    /// The difference that is allowed by default.
     pub const TOLERANCE: f64 = 1e-3;
 
     /// Whether a tolerance can be one: a number of at least 0.
@@ -60,7 +60,7 @@ impl Default for VerifyOptions {
 /// ```
 /// use candle_gpt2_engine::Verification;
 ///
-/// let found = Verification::unopened("model.safetensors: 12 bytes are no checkpoint".into());
+/// let found = Verification::unopened("model.safetensors: 12 bytes are not a checkpoint".into());
 /// assert!(!found.sound);
 /// assert_eq!(found.problems.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -69,13 +69,13 @@ impl Default for VerifyOptions {
 pub struct Verification {
     /// Whether there is no problem.
     pub sound: bool,
-    /// What is wrong, in words.
+    /// The problems, in words.
     pub problems: Vec<String>,
-    /// What is worth knowing and not wrong.
+    /// Notes: what is not wrong, and good to know.
     pub notes: Vec<String>,
-    /// Largest difference between logits with a cache and without; absent where the model cannot be built or is a classifier.
+    /// Largest difference between logits with a cache and without; absent if the model cannot be built or is a classifier.
     pub cache_difference: Option<f64>,
-    /// Of a classifier, largest difference between the logits of a text beside another one and alone.
+    /// Largest difference between the logits of a text in a batch and alone, for a classifier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_difference: Option<f64>,
     /// Largest difference to the logits of the other checkpoint.
@@ -99,10 +99,10 @@ impl Verification {
         }
     }
 
-    /// The same where an error says that the files are not what they ought to be; other errors come back.
+    /// The report of an error that says that the files are damaged; other errors are returned.
     ///
     /// # Errors
-    /// The error, where there is no such file, it cannot be read, the call is wrong, or the job was interrupted.
+    /// The given error, if there is no such file, it cannot be read, the options are wrong, or the job was interrupted.
     pub fn of_damage(error: EngineError) -> Result<Self, EngineError> {
         match &error {
             EngineError::Weights(
@@ -124,7 +124,7 @@ impl ModelOptions {
     /// numbers that are stored, but for the fingerprint, whose model has the types of these options; `device` is not looked at.
     ///
     /// # Errors
-    /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` wants no more of it.
+    /// When the checkpoint cannot be opened or read, the other one has other tokens, or `reporter` interrupts it.
     pub fn verify(
         &self,
         options: &VerifyOptions,
@@ -161,7 +161,7 @@ impl ModelOptions {
                 );
                 let alone = alone.concat();
                 let difference = largest_difference(&alone, &beside.concat());
-                batch_difference = check(difference, largest_logit(&alone), "beside another text");
+                batch_difference = check(difference, largest_logit(&alone), "in a batch with another text");
             }
             if let Some(other) = &options.against {
                 let other =
@@ -276,7 +276,7 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
         named.map(|(name, id)| format!("{name} {id} is beyond the vocabulary of {vocab_size} tokens"));
     let mut beyond: Vec<String> = beyond.collect();
     match tokenizer {
-        // Without a tokenizer nothing is generated from text, and transformers' defaults stand in small configurations.
+        // Without a tokenizer nothing is generated from text, and small configurations have transformers' default ids.
         Err(WeightsError::NoTokenizer { .. }) => {
             beyond.push("there is no tokenizer".into());
             beyond
@@ -335,7 +335,7 @@ fn largest_logit(logits: &[f32]) -> f64 {
     largest(logits.iter().copied().map(f64::from))
 }
 
-/// The largest value without its sign; NaN where one of them is.
+/// The largest value without its sign; NaN if one of them is.
 fn largest(values: impl Iterator<Item = f64>) -> f64 {
     // In the total order a NaN without a sign comes after all numbers.
     values.map(f64::abs).max_by(f64::total_cmp).unwrap_or(0.0)

@@ -12,7 +12,7 @@ use candle_gpt2_weights::{
 
 use crate::EngineError;
 
-/// What is known of a model's tokens without its weights.
+/// A model's tokens, which are known without its weights.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -38,7 +38,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// The vocabulary of a checkpoint, with its tokenizer where there is one.
+    /// The vocabulary of a checkpoint, with its tokenizer if there is one.
     pub fn new(checkpoint: &Checkpoint, tokenizer: Option<Tokenizer>) -> Self {
         Self {
             config: checkpoint.config().clone(),
@@ -62,7 +62,7 @@ impl Vocabulary {
         &self.config
     }
 
-    /// The tokenizer, where there is one.
+    /// The tokenizer, if there is one.
     pub fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
         self.tokenizer.as_ref()
     }
@@ -81,7 +81,7 @@ impl Vocabulary {
         &self.padding
     }
 
-    /// The Jinja template that makes a prompt of a conversation, where the checkpoint has one. It is the checkpoint's author's: a
+    /// The Jinja template that makes a prompt of a conversation, if the checkpoint has one. It is the checkpoint's author's: a
     /// program, to be run with care.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Vocabulary {
         Ok((self.own(ids)?, places))
     }
 
-    /// These tokens of the tokenizer, where the model has them.
+    /// These tokens of the tokenizer, if the model has them.
     pub(crate) fn own(&self, ids: Vec<u32>) -> Result<Vec<u32>, EngineError> {
         match ids.iter().find(|id| !self.config.has_token(**id)) {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
@@ -124,12 +124,12 @@ impl Vocabulary {
         bytes.unwrap_or_else(|| format!("#{id}").into_bytes())
     }
 
-    /// The ids themselves, or the token that begins texts where there are none and the vocabulary has it.
+    /// The ids themselves, or the token that begins texts if there are none and the vocabulary has it.
     pub fn start_if_empty(&self, ids: Vec<u32>) -> Vec<u32> {
         if ids.is_empty() { self.config.start_token().into_iter().collect() } else { ids }
     }
 
-    /// The prompt that a model gets for these ids: the token that begins texts where there are none, and the part that is
+    /// The prompt that a model gets for these ids: the token that begins texts if there are none, and the part that is
     /// kept of what is longer than the context.
     ///
     /// # Errors
@@ -138,7 +138,7 @@ impl Vocabulary {
         Ok(config.fit_prompt(&self.start_if_empty(ids), &self.config)?)
     }
 
-    /// What a reader should know of a configuration's end tokens: which are ordinary tokens. None of it is an error.
+    /// Notes on a configuration's end tokens that are ordinary tokens; none is an error.
     pub fn notes(&self, config: &GenerationConfig) -> Vec<String> {
         let note = |id: &u32| {
             let text = ordinary_token(self.tokenizer.as_ref()?, *id)?;
@@ -147,7 +147,7 @@ impl Vocabulary {
         config.eos_token_id.iter().filter_map(note).collect()
     }
 
-    /// The token that a text names, where it is one with a meaning of its own, such as the end of a text.
+    /// The token that a text names, if it is one with a meaning of its own, such as the end of a text.
     pub(crate) fn special_token(&self, text: &str) -> Option<u32> {
         let tokenizer = self.tokenizer.as_ref()?;
         tokenizer.token_to_id(text).filter(|id| ordinary_token(tokenizer, *id).is_none())

@@ -1,10 +1,10 @@
-//! A job with a checkpoint's files, as a reporter hears of it.
+//! A job with a checkpoint's files, reported to a reporter.
 
 use candle_gpt2_weights::ReadProgress;
 
 use crate::{Progress, Reporter, Silent, Unit};
 
-/// A job that reads so many bytes: a reporter hears how far it is, and may end it.
+/// A job that reads a number of bytes: a reporter receives its progress, and may end it.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent, Watched};
@@ -27,7 +27,7 @@ impl<'a> Watched<'a> {
         Self { reporter, bar: reporter.start(what, bytes, Unit::Bytes) }
     }
 
-    /// A job that the reporter may end, and hears nothing of.
+    /// A job that the reporter may end, without its progress.
     pub fn unseen(reporter: &'a dyn Reporter) -> Self {
         Self { reporter, bar: Box::new(Silent) }
     }

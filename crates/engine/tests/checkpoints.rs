@@ -93,7 +93,7 @@ fn options_that_exclude_each_other_are_named() {
     assert_eq!(told(InspectOptions { diff: Some("x".into()), ..of_preset() }), without_values);
     assert_eq!(
         told(InspectOptions { n_head: Some(2), ..of_preset() }),
-        "`n_head` is for checkpoints; here the configuration tells it"
+        "`n_head` is for checkpoints; here the configuration has it"
     );
     let (model, diff) = (Some("x".into()), Some("y".into()));
     assert_eq!(

@@ -272,7 +272,7 @@ fn choices_are_ranked_and_texts_are_not() {
     refused(Question::of_choices(double.vocabulary(), "x", &[], None).unwrap_err(), "no choices");
     let sequence = load(&options("sequence"));
     let error = Question::of_choices(sequence.vocabulary(), "x", &choices, None).unwrap_err();
-    refused(error, "chooses among no texts");
+    refused(error, "does not choose among several");
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn states_that_cannot_be_used_are_refused_by_file_and_tensor() {
     for shape in [&[1, 3, 27][..], &[2, 3, 28], &[3, 28], &[1, 0, 28]] {
         let message = refused(&written(place.path(), "encoder_hidden_states", &zeros(shape)));
         let expected = format!(
-            "tensor `encoder_hidden_states`: an encoder's states: expected floating-point numbers of shape (1, S, 28), \
+            "tensor `encoder_hidden_states`: encoder hidden states: expected floating-point numbers of shape (1, S, 28), \
              found ({shape:?}, F32)"
         );
         assert!(message.contains(&expected), "{message}");

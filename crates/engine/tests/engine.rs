@@ -438,7 +438,7 @@ fn defaults_are_judged_when_they_are_asked_for() {
     assert!(own.is_usage() && !own.to_string().contains("generation_config.json"), "{own}");
 }
 
-/// Without options for the hub there is neither network nor cache.
+/// Without options for the Hub there is neither network nor cache.
 #[cfg(feature = "hub")]
 #[test]
 fn the_hub_is_asked_only_where_options_say_so() {

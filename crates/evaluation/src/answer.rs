@@ -1,17 +1,17 @@
-//! What the model said to an item: the line of the log, from which every metric can be computed again.
+//! A model's result for an item: the line of the log, from which every metric can be computed again.
 
 use serde::{Deserialize, Serialize};
 
 use crate::EvaluationError;
 
-/// What the model said to one item.
+/// A model's result for one item.
 ///
 /// Given by [`Prepared::evaluate`](crate::Prepared::evaluate), and as a line of the log by [`logged_results`](crate::logged_results).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ItemResult {
     /// The item's place in the data, from 0.
     pub index: usize,
-    /// Its name, where the data has one.
+    /// Its name, if the data has one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub id: Option<String>,
     /// The part of the data that it counts in.
@@ -26,7 +26,7 @@ pub struct ItemResult {
     /// Index of the right choice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gold: Option<usize>,
-    /// Index of the best choice by each measure, where there are several.
+    /// Index of the best choice by each measure, if there are several.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub predicted: Option<Predicted>,
     /// The word that was to be written, and the one that was.
@@ -38,7 +38,7 @@ pub struct ItemResult {
 }
 
 impl ItemResult {
-    /// Itself where a model says the same now, but for what other instructions of a processor may round otherwise.
+    /// Itself if a model says the same now, but for what other instructions of a processor may round otherwise.
     ///
     /// # Errors
     /// When it says something else.
@@ -58,7 +58,7 @@ pub(crate) fn is_like(mut pairs: impl Iterator<Item = (f64, f64)>) -> bool {
     pairs.all(|(a, b)| a == b || (a - b).abs() <= RELATIVE * a.abs().max(1.0))
 }
 
-/// What the model said to a choice.
+/// A model's result for a choice.
 ///
 /// ```
 /// use candle_gpt2_evaluation::{ChoiceResult, Predicted};
@@ -79,7 +79,7 @@ pub struct ChoiceResult {
     pub characters: usize,
     /// Bytes of UTF-8 that the score is divided by.
     pub bytes: usize,
-    /// Words that the score is divided by, where the protocol has them.
+    /// Words that the score is divided by, if the protocol has them.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub words: Option<usize>,
     /// Whether every token is the most probable one at its place, of several the first.

@@ -1,4 +1,4 @@
-//! What is asked for by a name: a protocol, a task of a file, or two models side by side.
+//! The meaning of a name: a protocol, a task of a file, or a comparison of two models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl AskedProtocol {
         self.compares() || self.protocol.name == "wikitext:llama.cpp"
     }
 
-    /// How many examples stand before each question of a run that asks for `wanted`, and a note where that is not so.
+    /// How many examples precede each question of a run that asks for `wanted`, and a note if it is another number.
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match &self.kind {
             Kind::Task(task) => task.shots(wanted),
@@ -62,7 +62,7 @@ impl AskedProtocol {
         }
     }
 
-    /// The number at the end of its name, or what it is where there is none.
+    /// The number at the end of its name, or what it is if there is none.
     pub(crate) fn parameter(&self) -> usize {
         let usual = self.protocol.parameter.and_then(|parameter| parameter.default);
         self.number.or(usual).unwrap_or(0)

@@ -29,7 +29,7 @@ pub struct Comparison {
     pub items: usize,
     /// Answers by each measure that picks one.
     pub answers: Vec<Flips>,
-    /// Difference of the items' log-probabilities, this run minus the other, in nats for each item; absent where items have several
+    /// Difference of the items' log-probabilities, this run minus the other, in nats for each item; absent if items have several
     /// choices or none.
     pub logprob: Option<PairedDifference>,
 }
@@ -106,7 +106,7 @@ impl Comparison {
 }
 
 impl Flips {
-    /// Of answers that all items have; `None` where there are none.
+    /// Of answers that all items have; `None` if there are none.
     fn of((measure, answer): Measure, here: &[ItemResult], there: &[ItemResult]) -> Option<Self> {
         let pairs = here.iter().zip(there).map(|(here, there)| Some((answer(here)?, answer(there)?)));
         let pairs = pairs.collect::<Option<Vec<_>>>().filter(|pairs| !pairs.is_empty())?;

@@ -181,7 +181,7 @@ impl Data {
         self.records_with_columns(&[])
     }
 
-    /// The same; where the first row of CSV has none of these names, it is an entry itself and its fields have these names.
+    /// The same; if the first row of CSV has none of these names, it is an entry itself and its fields have these names.
     pub fn records_with_columns(&self, columns: &'static [&'static str]) -> Records<'_> {
         let mut has_failed = false;
         let until_failure = move |record: Result<Record, DataError>| {

@@ -62,10 +62,10 @@ static INSIDE_MARKS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"'\s*([^']*?)\s*'", "'${1}'"),
     ])
 });
-/// Both patterns of the first substitution are meant to stand without their slashes, and so it puts the second pattern itself where
-/// the first is found, in hardly any text.
+/// Both patterns of the first substitution were meant without their slashes; so it puts the second pattern itself wherever the first
+/// is found, which is in hardly any text.
 static SLASHES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([("/' [0-9]/", "/'[0-9]/")]));
-/// Brackets with what is in them, where they close in the same line.
+/// Brackets with what is in them, if they close in the same line.
 static BRACKETS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| patterns([(r"\[.*?\]", "")]));
 
 fn substituted(text: &str, patterns: &[(Regex, &str)]) -> String {
@@ -85,7 +85,7 @@ pub(crate) fn hellaswag(text: &str) -> String {
 /// Python's `str.capitalize`: the first character in title case, the others in lower case.
 pub(crate) fn capitalized(text: &str) -> String {
     let Some(first) = text.chars().next() else { return String::new() };
-    // Lowered as a whole, as a sigma's form follows from what stands before it.
+    // Lowered as a whole, as a sigma's form depends on what precedes it.
     let lower = text.to_lowercase();
     let lower_first: String = first.to_lowercase().collect();
     title_case(first) + lower.strip_prefix(&lower_first).unwrap_or_default()
@@ -101,7 +101,7 @@ fn title_case(character: char) -> String {
         'Ǳ'..='ǳ' => "ǲ".to_owned(),
         'ŉ' => "ʼN".to_owned(),
         'ა'..='ჺ' | 'ჽ'..='ჿ' => character.to_string(),
-        // In these rows the capital letters stand eight behind the small ones.
+        // In these rows the capital letters are eight after the small ones.
         'ᾀ'..='ᾯ' => char::from_u32(u32::from(character) | 8).unwrap_or(character).to_string(),
         'ᾳ' | 'ᾼ' => "ᾼ".to_owned(),
         'ῃ' | 'ῌ' => "ῌ".to_owned(),

@@ -6,7 +6,7 @@ use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
 
-/// What is wrong with an entry of the data.
+/// An error in an entry of the data.
 ///
 /// Given by [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -34,7 +34,7 @@ pub struct DataError {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum EvaluationError {
-    /// The model, its tokenizer, the hub.
+    /// The model, its tokenizer, the Hub.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// An entry of the data.
@@ -65,7 +65,7 @@ pub enum EvaluationError {
         what: String,
     },
     /// Two models are to be compared, and there is one.
-    #[error("`kl` has two models side by side, and there is no second one")]
+    #[error("`kl` compares two models, and there is no second one")]
     NoBase,
     /// The user ended the run; what was known until then is in the log.
     #[error("interrupted")]
@@ -86,15 +86,15 @@ pub enum EvaluationError {
         /// What was expected, what was found, what to do.
         what: String,
     },
-    /// The model says something else to an item than in the run that is gone on with.
+    /// The model's result for an item differs from that of the run that is resumed.
     #[error(
-        "item {index} of the log: the model says something else to it now; the log is of other weights or other data: choose another name"
+        "item {index} of the log: the model now gives another result; the log is of other weights or other data: choose another name"
     )]
     OtherResult {
         /// The item's place in the data, from 0.
         index: usize,
     },
-    /// The log that is to be gone on with is not of this run.
+    /// The log that is to be resumed is not of this run.
     #[error("{}: {what}", path.display())]
     Log {
         /// The log.
@@ -105,7 +105,7 @@ pub enum EvaluationError {
 }
 
 impl EvaluationError {
-    /// Whether the call is wrong, and not the data or the machine.
+    /// Whether it is a usage error, and not one of the data or the machine.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Engine(error) => error.is_usage(),

@@ -1,7 +1,7 @@
 //! Asking the model: items in the order of the data, many at once, each result told as soon as it is there.
 //!
 //! Sequences are scored in runs of a thousand tokens: enough for batches of similar length, and little to lose. The choices of
-//! an item share the computation of what they all begin with; windows of a text share nothing, and each stands by itself.
+//! an item share the computation of their common beginning; windows of a text share nothing, and each is computed by itself.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::slice;
@@ -21,13 +21,13 @@ const RUN_TOKENS: usize = 1024;
 /// Texts that are written at once: enough to share the reading of the weights.
 const TEXTS_AT_ONCE: usize = 8;
 
-/// What hears of each result.
+/// A function that is called with each result.
 type Keep<'a> = &'a mut dyn FnMut(&ItemResult) -> Result<(), EvaluationError>;
 
 impl Prepared {
     /// Asks the model every item but the first `done.len()` ones, whose results these are; `keep` gets each further result in the
     /// order of the items, as soon as it is there. Answers with all results. `progress` counts the tokens of
-    /// [`Prepared::tokens_to_read`]. The last of the done ones is asked again: they are of this model where it says the same.
+    /// [`Prepared::tokens_to_read`]. The last of the done ones is asked again: they are of this model if it says the same.
     ///
     /// # Errors
     /// When the model cannot be asked or is interrupted, says something else to an item than `done`, or
@@ -69,8 +69,8 @@ impl Prepared {
         }
     }
 
-    /// Tokens that the model reads where the first `done` items are, the last of them again; what the choices of an item all begin with counts
-    /// once.
+    /// Tokens that the model reads if the first `done` items are done, the last of them again; the common beginning of an item's
+    /// choices counts once.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let items = self.items.get(done.saturating_sub(1)..).unwrap_or_default();
         items.iter().map(|item| tokens_of(item) as u64).sum()

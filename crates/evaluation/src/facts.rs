@@ -1,9 +1,9 @@
-//! What is known of a model before its weights are read.
+//! The facts about a model that are known before its weights are read.
 
 use candle_gpt2::KvDType;
 use candle_gpt2_engine::{LoadedModel, ModelOptions, Opened, Vocabulary, device_name};
 
-/// What a measurement says of a model, and what its numbers depend on besides the protocol and the data.
+/// A report's facts about a model, and what its numbers depend on besides the protocol and the data.
 ///
 /// Shown with [`Plan::prepare`](crate::Plan::prepare) at the top of this crate.
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub struct ModelFacts<'a> {
     pub(crate) name: String,
     /// Type of its weights.
     pub(crate) weight_type: &'static str,
-    /// All that must be the same where a run goes on, for readers of the log.
+    /// All that must be the same when a run is resumed, for readers of the log.
     pub(crate) run: String,
 }
 

@@ -1,4 +1,4 @@
-//! What a model is asked.
+//! The questions to a model.
 
 use candle_gpt2_generation::Sequence;
 use sha2::{Digest, Sha256};
@@ -20,9 +20,9 @@ use sha2::{Digest, Sha256};
 pub struct Item {
     /// Its place in the data, from 0.
     pub index: usize,
-    /// Its name, where the data has one.
+    /// Its name, if the data has one.
     pub id: Option<String>,
-    /// The part of the data that it counts in where parts are averaged one by one, such as a paradigm of BLiMP.
+    /// The part of the data that it counts in if parts are averaged one by one, such as a paradigm of BLiMP.
     pub group: Option<String>,
     /// Tokens before the first that is scored or written, of the first choice.
     pub context_tokens: usize,
@@ -51,7 +51,7 @@ impl Item {
     }
 }
 
-/// What a model does with an item.
+/// A model's work on an item.
 ///
 /// A field of an [`Item`].
 #[derive(Debug, Clone, PartialEq)]
@@ -65,7 +65,7 @@ pub enum Work {
     },
     /// Writes a word greedily, without the words of [`Prepared::left_out`](crate::Prepared::left_out).
     Write {
-        /// What it goes on from.
+        /// The ids that it continues.
         prompt: Vec<u32>,
         /// How many tokens.
         tokens: usize,
@@ -86,13 +86,13 @@ pub enum Work {
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
-    /// One, or several where a text is longer than the context; each token is scored in one of them.
+    /// One, or several if a text is longer than the context; each token is scored in one of them.
     pub sequences: Vec<Sequence>,
     /// Unicode characters that the score is divided by.
     pub characters: usize,
     /// Bytes of UTF-8 that the score is divided by.
     pub bytes: usize,
-    /// Words that the score is divided by, where the protocol has them.
+    /// Words that the score is divided by, if the protocol has them.
     pub words: Option<usize>,
 }
 

@@ -1,9 +1,9 @@
 //! `kl`: how far a model's expectations are from those of another, or of the same one in other numbers, place by place.
 //!
-//! Windows and statistics are those of llama.cpp's `llama-perplexity --kl-divergence`: windows of `--context` tokens side by side, of
-//! which the second half is scored; what is left of the text is in none, and names of special tokens are text like any other. Both
-//! models read a window in one go: no file of log-probabilities stands between them, and nothing is rounded to 16 bits, so that a
-//! model beside itself has exactly 0 everywhere. Natural logarithms, f64, and shares in place of percentages.
+//! Windows and statistics are those of llama.cpp's `llama-perplexity --kl-divergence`: adjacent windows of `--context` tokens, of
+//! which the second half is scored; a shorter rest of the text is left out, and names of special tokens are text like any other. Both
+//! models read a window in one go, without a file of log-probabilities between them, and nothing is rounded to 16 bits, so that a
+//! model compared with itself has exactly 0 everywhere. Natural logarithms, f64, and fractions in place of percentages.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +71,7 @@ impl Kl {
     pub const NAME: &'static str = "kl";
     /// What it measures, in a line.
     pub const ABOUT: &'static str =
-        "two models side by side on a text, or two precisions of one: how far their expectations are apart";
+        "two models, or two precisions of one, compared on a text: the divergence of their predictions";
     /// Where its arithmetic comes from.
     pub const SOURCE: &'static str =
         "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";
@@ -100,12 +100,12 @@ impl Kl {
         self.windows.len()
     }
 
-    /// What is worth knowing.
+    /// Notes on the text.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Tokens that each model reads where the first `done` windows are, the last of them again.
+    /// Tokens that each model reads if the first `done` windows are done, the last of them again.
     pub fn tokens_to_read(&self, done: usize) -> u64 {
         let windows = self.windows.get(done.saturating_sub(1)..).unwrap_or_default();
         windows.iter().map(|window| window.len() as u64 - 1).sum()
@@ -205,11 +205,11 @@ impl Kl {
         Ok(results)
     }
 
-    /// The figures of these windows; none where there are no windows.
+    /// The figures of these windows; none if there are no windows.
     ///
-    /// Standard errors take every token for itself, as llama.cpp does. It tells none of ten tokens or fewer, and no percentiles of
-    /// fewer than a hundred; here a spread needs two tokens and a percentile one, and both tell their `count`. What is no number is left
-    /// out: the correlation where a model finds every token equally probable, the difference of infinite perplexities.
+    /// Standard errors treat tokens as independent, as llama.cpp does. llama.cpp reports none for ten tokens or fewer, and no percentiles
+    /// for fewer than a hundred; here a spread needs two tokens and a percentile one, and both report their `count`. Values that are not
+    /// numbers are left out: the correlation if a model finds every token equally probable, the difference of infinite perplexities.
     pub fn measure(windows: &[KlWindow]) -> Vec<Metric> {
         let of = |list: fn(&KlWindow) -> &[f64]| windows.iter().flat_map(list).copied().collect::<Vec<f64>>();
         let [losses, base_losses] = [of(|window| &window.logprob), of(|window| &window.base_logprob)]
@@ -227,7 +227,7 @@ impl Kl {
 }
 
 impl KlWindow {
-    /// Itself where both models say the same now, see [`ItemResult::if_like`](crate::ItemResult).
+    /// Itself if both models say the same now, see [`ItemResult::if_like`](crate::ItemResult).
     fn if_like(self, now: &Self) -> Result<Self, EvaluationError> {
         let pairs = |a: &[f64], b: &[f64]| a.iter().copied().zip(b.iter().copied()).collect::<Vec<_>>();
         let both = [pairs(&self.logprob, &now.logprob), pairs(&self.base_logprob, &now.base_logprob)];
@@ -348,7 +348,7 @@ fn percentile(sorted: &[f64], share: f64) -> f64 {
     sorted[below] + (place - below as f64) * (sorted[above] - sorted[below])
 }
 
-/// Covariance over the root of both variances; no number where one of them is 0.
+/// Covariance over the root of both variances; no number if one of them is 0.
 fn correlation(a: &[f64], b: &[f64]) -> Option<f64> {
     let [mean_a, mean_b] = [mean_of(a)?.value, mean_of(b)?.value];
     let products = |a, mean_a, b, mean_b| -> Option<f64> {

@@ -1,4 +1,4 @@
-//! Every protocol as it is told: where its arithmetic comes from, its data, and what others measured by it.
+//! The list of protocols: where the arithmetic of each comes from, its data, and what others measured by it.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::protocols::KL;
 use crate::{Dataset, Parameter, Protocol, Published, protocols};
 
-/// A protocol as it is told.
+/// A protocol in the list.
 ///
 /// ```
 /// let listing = candle_gpt2_evaluation::listing();
@@ -25,7 +25,7 @@ pub struct Listed {
     pub about: &'static str,
     /// Where its arithmetic comes from.
     pub source: &'static str,
-    /// The number at the end of its name, where it has one.
+    /// The number at the end of its name, if it has one.
     pub parameter: Option<Parameter>,
     /// The published data; `None` of `kl`, which takes any text.
     pub dataset: Option<Dataset>,

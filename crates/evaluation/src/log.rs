@@ -1,8 +1,8 @@
-//! The log of items: a line of JSON for each, from which an interrupted run goes on.
+//! The log of items: a line of JSON for each, from which an interrupted run is resumed.
 //!
 //! A line is what a model said to an item, see [`ItemResult`], or to a window of `kl`, with its [`LogHead`] in front. Lines are added
 //! as they are known and stay, whatever becomes of the run; several protocols may share a log. What was left of an interrupted run
-//! counts only where it says the same of the items as the data do.
+//! counts only if it says the same of the items as the data do.
 
 use std::fs;
 use std::io;
@@ -39,13 +39,13 @@ const BEGINNING: &[u8] = br#"{"protocol":"#;
 pub struct ItemLog {
     file: LineFile,
     path: PathBuf,
-    /// The lines of an interrupted run that nobody asked for yet.
+    /// The lines of an interrupted run that were not asked for yet.
     lines: Vec<Line>,
     /// Whether the file was not there before.
     is_new: bool,
 }
 
-/// What a line belongs to.
+/// The run that a line belongs to.
 ///
 /// Written by [`ItemLog::append`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,8 +78,8 @@ impl ItemLog {
     /// Opens the log, or makes it; with `resume` after the lines that it holds. Half a line at its end is dropped.
     ///
     /// # Errors
-    /// When it cannot be read and written, another process holds it, a line is none of a log, or it holds lines and is not to be
-    /// gone on with.
+    /// When it cannot be read and written, another process holds it, a line is not of a log, or it holds lines and is not to be
+    /// resumed.
     pub fn open(path: &Path, resume: bool) -> Result<Self, EvaluationError> {
         let is_new = !path.exists();
         let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };

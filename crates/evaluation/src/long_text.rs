@@ -16,8 +16,8 @@ const INTERVAL: Duration = Duration::from_millis(20);
 /// What makes tokens of a text.
 type Encode = fn(&Vocabulary, &str) -> Result<Vec<u32>, EvaluationError>;
 
-/// The tokens of a text by `encode`. A tokenizer takes a text as a whole, so a long one has a thread of its own, and nobody waits for
-/// that after an interruption.
+/// The tokens of a text by `encode`. A tokenizer takes a text as a whole, so a long one has a thread of its own, which an
+/// interruption does not wait for.
 pub(crate) fn encode_long(
     setting: &Setting<'_>,
     text: &str,

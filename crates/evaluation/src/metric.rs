@@ -1,6 +1,6 @@
 //! Figures with their standard errors.
 //!
-//! Of nothing there is no figure, rather than one that is no number: where there are no items, there are no metrics. A perplexity
+//! Of nothing there is no figure, rather than one that is no number: if there are no items, there are no metrics. A perplexity
 //! beyond what f64 holds is infinite, without a standard error.
 
 use std::f64::consts::LN_2;
@@ -18,7 +18,7 @@ pub struct Metric {
     pub name: &'static str,
     /// Its value.
     pub value: f64,
-    /// Its standard error; absent where it has none or there are fewer than two items.
+    /// Its standard error; absent if it has none or there are fewer than two items.
     pub stderr: Option<f64>,
     /// How the standard error was computed.
     pub stderr_kind: StderrKind,
@@ -77,7 +77,7 @@ pub(crate) struct Ratio {
 }
 
 impl Ratio {
-    /// Of blocks of nats and units; `None` where there are no units.
+    /// Of blocks of nats and units; `None` if there are no units.
     pub(crate) fn of(blocks: impl Iterator<Item = (f64, usize)> + Clone) -> Option<Self> {
         let (nats, count) =
             blocks.clone().fold((0.0, 0), |(nats, count), block| (nats + block.0, count + block.1));
@@ -127,7 +127,7 @@ fn at_least_one(count: usize) -> Option<f64> {
     (count > 0).then_some(count as f64)
 }
 
-/// `n - 1`, where there is a spread at all.
+/// `n - 1`, if there is a spread at all.
 fn variance_divisor(count: usize) -> Option<f64> {
     (count > 1).then(|| (count - 1) as f64)
 }

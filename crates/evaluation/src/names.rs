@@ -4,7 +4,7 @@ use crate::protocol::PLACE_OF_NUMBER;
 use crate::protocols::ALL;
 use crate::{EvaluationError, Protocol};
 
-/// Names that are told where there is no protocol of a name.
+/// Names that are suggested if no protocol has the given one.
 const NEAREST_NAMES: usize = 3;
 
 /// All protocols, those of a task one after the other.
@@ -52,7 +52,7 @@ pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), Evaluatio
     }
 }
 
-/// That there is no protocol of this name, with those of the task where it is one, or the nearest names.
+/// That there is no protocol of this name, with those of the task if it is one, or the nearest names.
 fn unknown(name: &str) -> EvaluationError {
     let quoted = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let task = name.split(':').next().unwrap_or(name);

@@ -1,4 +1,4 @@
-//! What a caller asks for: which protocols, on which data, and what becomes of the items.
+//! The options of an evaluation: which protocols, on which data, and what becomes of the items.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::asked::{AskedProtocol, Kind};
 use crate::{EvaluationError, protocols};
 
-/// What is to be measured, of a model that is opened elsewhere. As JSON it is an object with the names of the fields, of which any may
+/// The options of an evaluation of a model that is opened elsewhere. As JSON it is an object with the names of the fields, of which any may
 /// be left out; `protocols` and `base` are no part of it, which a caller has as arguments.
 ///
 /// ```
@@ -69,7 +69,7 @@ pub struct EvaluationOptions {
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub base_dtype: Option<WeightDType>,
-    /// Where data of the hub come from.
+    /// Where the Hub's data come from.
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
@@ -95,7 +95,7 @@ impl EvaluationOptions {
             return refuse(what.into());
         }
         if self.against.is_some() && asked.iter().any(AskedProtocol::compares) {
-            let what = "`against`: it is for items, and kl has two models side by side already";
+            let what = "`against`: it is for items, and kl compares two models already";
             return refuse(what.into());
         }
         Ok(())
@@ -105,7 +105,7 @@ impl EvaluationOptions {
         let given = [("base", self.base.is_some()), ("base_dtype", self.base_dtype.is_some())];
         match given.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) if !asked.iter().any(AskedProtocol::compares) => {
-                refuse(format!("`{option}` is for two models side by side; ask for kl"))
+                refuse(format!("`{option}` is for comparing two models; use kl"))
             }
             _ => Ok(()),
         }
@@ -118,7 +118,7 @@ impl EvaluationOptions {
             let with = protocols().iter().filter(|protocol| protocol.few_shot.is_some());
             let with = with.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ");
             return refuse(format!(
-                "`num_fewshot`: {} has no questions that examples could stand before; {with} have, and tasks of YAML files",
+                "`num_fewshot`: {} has no questions that examples could precede; {with} have, and tasks of YAML files",
                 self.protocols[index]
             ));
         }

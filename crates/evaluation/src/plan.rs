@@ -1,4 +1,4 @@
-//! From what is asked for to reports: first everything that the data can be refused for, then the models.
+//! From options to reports: first all checks of the data, then the models.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -63,7 +63,7 @@ impl EvaluationOptions {
         }
         if self.resume && self.items.is_none() {
             return refuse(
-                "`resume`: it goes on with the items of an interrupted run; name them with `items`".into(),
+                "`resume`: it continues the items of an interrupted run; name them with `items`".into(),
             );
         }
         let count = asked.len();
@@ -86,7 +86,7 @@ impl Plan {
         self.asked.iter().any(AskedProtocol::compares)
     }
 
-    /// The model that `kl` compares with, where it is asked for: that of `base`, or the same model; in f32 where `base_dtype` says
+    /// The model that `kl` compares with, if it is asked for: that of `base`, or the same model; in f32 if `base_dtype` says
     /// nothing else.
     pub fn base_of(&self, model: &ModelOptions) -> Option<ModelOptions> {
         let dtype = Some(self.options.base_dtype.unwrap_or(WeightDType::F32));
@@ -102,7 +102,7 @@ impl Plan {
     /// weights are read. `base` is the model that `kl` compares with.
     ///
     /// # Errors
-    /// When data cannot be had, read or used, are damaged, do not fit a model, or a log is not of this run.
+    /// When data are not available, cannot be read or used, are damaged, do not fit a model, or a log is not of this run.
     pub fn prepare(
         &self,
         model: &ModelFacts<'_>,
@@ -175,18 +175,18 @@ impl Plan {
         Ok(Evaluation { tasks, log, notes })
     }
 
-    /// The name of the published data on the hub.
+    /// The name of the published data on the Hub.
     fn published_data(&self, index: usize, asked: &AskedProtocol) -> Result<PathBuf, EvaluationError> {
         let name = &self.options.protocols[index];
         let Some(hub) = asked.protocol.dataset.hub else {
             let data = asked.protocol.dataset.name;
             return refuse(format!(
-                "`{name}` measures {data}, which no one file of the hub is: give it with `data`"
+                "`{name}` measures {data}, which is not one file on the Hub: give it with `data`"
             ));
         };
         if Path::new(hub).extension().is_some_and(|end| end == "parquet") && !cfg!(feature = "parquet") {
             return refuse(format!(
-                "`{name}`: the published data on the hub, {hub}, are Parquet, which this program was built without (the feature \
+                "`{name}`: the published data on the Hub, {hub}, are Parquet, which this program was built without (the feature \
                  `parquet`); give them in another form with `data`: JSONL, CSV, or a text as it is"
             ));
         }
@@ -195,13 +195,13 @@ impl Plan {
 }
 
 impl Evaluation {
-    /// What is worth knowing: of the data, of what is in the log already.
+    /// Notes on the data, and on what is in the log already.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Asks the models, a protocol after the other; `base` is the one that `kl` compares with. What is wrong with the data of a
-    /// protocol is told after the reports of all others; any other error ends the run.
+    /// Asks the models, a protocol after the other; `base` is the one that `kl` compares with. Errors in the data of a protocol
+    /// are reported after the reports of all others; any other error ends the run.
     pub fn run<'a>(
         self,
         model: &'a LoadedModel,

@@ -4,7 +4,7 @@ use candle_gpt2_engine::{Reporter, Vocabulary};
 
 use crate::{Data, DataError, Item};
 
-/// What a protocol makes of its data.
+/// The items that a protocol makes of its data.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -25,17 +25,17 @@ pub struct Prepared {
     pub items: Vec<Item>,
     /// What of the data as a whole is counted.
     pub totals: Totals,
-    /// Tokens that are not written, where words are.
+    /// Tokens that are not written, if words are.
     pub left_out: Vec<u32>,
     /// Items that were longer than the context and lost their beginning.
     pub cut: usize,
-    /// Other things that are worth knowing.
+    /// Other notes.
     pub notes: Vec<String>,
     /// What is wrong with the entry after the last item.
     pub damaged: Option<DataError>,
 }
 
-/// What of the data as a whole is counted, where a protocol divides by it.
+/// Counts of the data as a whole, for protocols that divide by them.
 ///
 /// Part of what is [`Prepared`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -46,7 +46,7 @@ pub struct Totals {
     pub words: usize,
 }
 
-/// What a protocol is prepared for.
+/// The setting that a protocol is prepared for.
 ///
 /// See [`Prepared`] for an example.
 #[derive(Clone, Copy)]
@@ -55,7 +55,7 @@ pub struct Setting<'a> {
     pub vocabulary: &'a Vocabulary,
     /// The number in the protocol's name, or its default.
     pub parameter: usize,
-    /// Length of the windows, where it is the caller's to choose.
+    /// Length of the windows, if it is the caller's to choose.
     pub context: Option<usize>,
     /// Take the first so many items only.
     pub limit: Option<usize>,
@@ -72,7 +72,7 @@ impl<'a> Setting<'a> {
     }
 }
 
-/// How many examples stand before each question, and where they come from.
+/// How many examples precede each question, and where they come from.
 ///
 /// A field of a [`Setting`].
 #[derive(Debug, Clone, Copy)]

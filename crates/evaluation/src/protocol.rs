@@ -17,7 +17,7 @@ use crate::{Data, EvaluationError, ExampleSource, ItemResult, Metric, Prepared, 
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct Protocol {
-    /// Its name, as `lambada:lm-eval`; with `N` at its end where a number stands there, as `wikitext:hf-N`.
+    /// Its name, as `lambada:lm-eval`; with `N` at its end in place of a number, as `wikitext:hf-N`.
     pub name: &'static str,
     /// What it measures, in a line.
     pub about: &'static str,
@@ -27,9 +27,9 @@ pub struct Protocol {
     pub dataset: Dataset,
     /// What others measured by it, and what the paper says of the same data.
     pub published: &'static [Published],
-    /// The number at the end of its name where none is given, and what it says.
+    /// The number at the end of its name if none is given, and what it says.
     pub parameter: Option<Parameter>,
-    /// Where examples before a question come from; `None` where no question can have any.
+    /// Where examples before a question come from; `None` if no question can have any.
     pub few_shot: Option<ExampleSource>,
     /// Makes items of the data.
     pub prepare: fn(&Data, &Setting<'_>) -> Result<Prepared, EvaluationError>,
@@ -42,7 +42,7 @@ pub struct Protocol {
 /// A field of a [`Protocol`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Parameter {
-    /// What it is where the name has none; `None` where it must be given or follows from the model.
+    /// What it is if the name has none; `None` if it must be given or follows from the model.
     pub default: Option<usize>,
     /// What it says.
     pub about: &'static str,
@@ -62,7 +62,7 @@ pub struct Parameter {
 pub struct Dataset {
     /// What it is called.
     pub name: &'static str,
-    /// `owner/name[@revision]/path` on the hub; `None` for any text of the caller's.
+    /// `owner/name[@revision]/path` on the Hub; `None` for any text of the caller's.
     pub hub: Option<&'static str>,
     /// SHA-256 of the files that are the published data, in lower-case hexadecimal digits.
     pub sha256: &'static [&'static str],
@@ -71,7 +71,7 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Whether data are the published ones: by their path on the hub where they come from there, or by their SHA-256 where the
+    /// Whether data are the published ones: by their path on the Hub if they come from there, or by their SHA-256 if the
     /// published one is known.
     pub fn knows(&self, hub: Option<&str>, sha256: &str) -> Option<bool> {
         let is_of_hub = hub.is_some() && self.hub == hub;
@@ -81,7 +81,7 @@ impl Dataset {
 }
 
 impl Protocol {
-    /// The task: what stands before the colon.
+    /// The task: the part before the colon.
     pub fn task(&self) -> &'static str {
         self.name.split(':').next().unwrap_or(self.name)
     }
@@ -92,5 +92,5 @@ impl Protocol {
     }
 }
 
-/// What stands in a name where a number must be given.
+/// The part of a name in whose place a number must be given.
 pub(crate) const PLACE_OF_NUMBER: &str = "-N";

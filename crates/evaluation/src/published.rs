@@ -55,21 +55,21 @@ impl Size {
     }
 }
 
-/// A figure that someone published.
+/// A published figure.
 ///
 /// A field of a [`Protocol`](crate::Protocol).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Published {
-    /// Of which model.
+    /// The model.
     pub model: Size,
     /// The metric's name.
     pub metric: &'static str,
     /// Its value, a share as a fraction.
     pub value: f64,
-    /// Who says so.
+    /// The publication.
     pub source: &'static str,
     /// The protocol that it was measured by, or `not published`.
     pub protocol: &'static str,
-    /// Whether that is the protocol it stands beside, so that only rounding may differ.
+    /// Whether that is the protocol that lists it, so that only rounding may differ.
     pub exact: bool,
 }

@@ -1,4 +1,4 @@
-//! What is told of a measurement: to programs as JSON, to readers as a table.
+//! The report of a measurement: JSON for programs, a table for readers.
 //!
 //! Numbers that are not finite, such as a perplexity that f64 cannot hold, are the texts `Infinity`, `-Infinity` and `NaN` in JSON.
 
@@ -37,26 +37,26 @@ pub struct Report {
     pub kv_dtype: &'static str,
     /// Where it ran.
     pub device: String,
-    /// The model that it was compared with, where the protocol compares two.
+    /// The model that it was compared with, if the protocol compares two.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseReport>,
-    /// Name of the protocol, with its number where it has one.
+    /// Name of the protocol, with its number if it has one.
     pub protocol: String,
     /// Where its arithmetic comes from.
     pub protocol_source: &'static str,
-    /// Examples before each question; absent in JSON where there are none.
+    /// Examples before each question; absent in JSON if there are none.
     #[serde(skip_serializing_if = "is_zero")]
     pub num_fewshot: usize,
     /// The data.
     pub dataset: DatasetReport,
     /// The figures.
     pub metrics: Vec<MetricReport>,
-    /// The same items in another run, where that was asked for.
+    /// The same items in another run, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<Comparison>,
     /// Items that were longer than the context and lost their beginning.
     pub cut: usize,
-    /// Other things that are worth knowing.
+    /// Other notes.
     pub notes: Vec<String>,
     /// Tokens that this run read; what the choices of an item all begin with counts once, and what was in the log not at all.
     pub tokens_read: u64,
@@ -88,11 +88,11 @@ pub struct DatasetReport {
     pub name: &'static str,
     /// The file that was read, as the caller named it.
     pub path: String,
-    /// The commit of the hub that it is from.
+    /// Its commit on the Hub.
     pub revision: Option<String>,
     /// SHA-256 of its bytes, in lower-case hexadecimal digits.
     pub sha256: String,
-    /// Whether that is the published file; absent where there is none, or its SHA-256 is not known.
+    /// Whether that is the published file; absent if there is none, or its SHA-256 is not known.
     pub known: Option<bool>,
     /// Items that were measured.
     pub items: usize,
@@ -125,7 +125,7 @@ pub struct MetricReport {
     /// Its value.
     #[serde(with = "crate::number")]
     pub value: f64,
-    /// Its standard error, where it has one.
+    /// Its standard error, if it has one.
     #[serde(serialize_with = "crate::number::optional::serialize")]
     pub stderr: Option<f64>,
     /// How that was computed.
@@ -212,14 +212,14 @@ impl Display for Report {
         write!(f, "  data: {}", self.dataset)?;
         write!(f, "\n  model: {} in {}", self.model, self.dtype)?;
         if let Some(BaseReport { model, dtype }) = &self.base {
-            write!(f, ", beside {model} in {dtype}")?;
+            write!(f, ", compared with {model} in {dtype}")?;
         }
         write!(f, ", on {}; {} tokens read in {:.1} s", self.device, self.tokens_read, self.seconds)
     }
 }
 
 impl DatasetReport {
-    /// Whether these are all published items, where that is known.
+    /// Whether these are all published items, if that is known.
     fn is_published(&self) -> Option<bool> {
         let is_all = self.limit.is_none_or(|limit| self.items < limit);
         if is_all { self.known } else { Some(false) }
@@ -255,7 +255,7 @@ fn write_published(f: &mut Formatter<'_>, metric: &str, published: &Published) -
 
 fn write_comparison(f: &mut Formatter<'_>, against: &Comparison) -> fmt::Result {
     let Comparison { path, run, items, answers, logprob } = against;
-    writeln!(f, "  beside {path} ({run}), {items} items, this run minus the other:")?;
+    writeln!(f, "  compared with {path} ({run}), {items} items, this run minus the other:")?;
     let stderr =
         |stderr: Option<f64>| stderr.map_or(String::new(), |stderr| format!(" ± {}", figure(stderr)));
     for Flips { measure, n10, n01, changed, difference, .. } in answers {

@@ -24,7 +24,7 @@ pub(crate) struct Source<'a> {
     pub(crate) data: &'a Data,
     /// As the caller named them.
     pub(crate) path: String,
-    /// The commit of the hub that they are from.
+    /// Their commit on the Hub.
     pub(crate) revision: Option<String>,
 }
 
@@ -85,7 +85,7 @@ impl Task {
             (Kind::Kl, Some(base)) => {
                 let kl = Kl::prepare(source.data, setting)?;
                 kl.check_base(base.vocabulary, setting.vocabulary)?;
-                run.push_str(&format!(", beside {} in {}", base.name, base.weight_type));
+                run.push_str(&format!(", compared with {} in {}", base.name, base.weight_type));
                 let base = BaseReport { model: base.name.clone(), dtype: base.weight_type };
                 (Asking::Windows { kl, done: Vec::new() }, Some(base))
             }
@@ -115,7 +115,7 @@ impl Task {
         })
     }
 
-    /// Compares its items with those in the log of another run, where it has items.
+    /// Compares its items with those in the log of another run, if it has items.
     pub(crate) fn compare_with(&mut self, path: &Path) -> Result<(), EvaluationError> {
         if let Asking::Items { prepared, .. } = &self.asking {
             let (run, results) = logged_results(path, &self.head.protocol, prepared)?;
@@ -124,8 +124,8 @@ impl Task {
         Ok(())
     }
 
-    /// Notes what is worth knowing of the data, and refuses what cannot be measured: damaged data where nothing would be left of
-    /// the items before.
+    /// Makes notes on the data, and refuses what cannot be measured: damaged data if nothing would be left of the items
+    /// before.
     pub(crate) fn check(&self, has_log: bool, notes: &mut Vec<String>) -> Result<(), EvaluationError> {
         let name = &self.head.protocol;
         let (cut, own) = self.asking.notes();
@@ -165,7 +165,7 @@ impl Task {
         Ok(())
     }
 
-    /// Asks the models what is not done, and tells the figures; where the data are damaged, that instead.
+    /// Asks the models what is not done, and tells the figures; if the data are damaged, that instead.
     pub(crate) fn evaluate(
         self,
         models: Sides<&LoadedModel>,
@@ -220,7 +220,7 @@ impl Asking {
         }
     }
 
-    /// Items that lost their beginning, and what else is worth knowing.
+    /// The number of items that lost their beginning, and the other notes.
     fn notes(&self) -> (usize, &[String]) {
         match self {
             Self::Items { prepared, .. } => (prepared.cut, &prepared.notes),
@@ -246,7 +246,7 @@ impl Asking {
         let mut kept = Kept { head, log, reporter };
         let start = Instant::now();
         let seconds = || start.elapsed().as_secs_f64();
-        // Whoever computes may have ended because of an interruption too, in words of its own.
+        // An interruption may also have ended the computation with an error of its own.
         let unless_interrupted = |error| match reporter.is_interrupted() {
             true => EvaluationError::Interrupted,
             false => error,

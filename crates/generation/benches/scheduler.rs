@@ -120,7 +120,7 @@ fn gap(model: &Gpt2LMHeadModel) -> std::result::Result<(), GenerationError> {
             let started = Instant::now();
             let events = scheduler.step().into_result()?;
             longest = longest.max(started.elapsed().as_secs_f64());
-            assert!(events.iter().any(|event| event.request() == running), "the running text goes on");
+            assert!(events.iter().any(|event| event.request() == running), "the running text continues");
             has_begun = events.iter().any(|event| event.request() == long);
         }
         let chunk_s = longest_chunk(model, 1_000, chunk_tokens)?;

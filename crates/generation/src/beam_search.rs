@@ -31,7 +31,7 @@ pub struct Hypothesis {
     pub stop_reason: StopReason,
 }
 
-/// The best `num_return_sequences` texts, best first; none where no tokens are asked for, and fewer where the processors
+/// The best `num_return_sequences` texts, best first; none if no tokens are asked for, and fewer if the processors
 /// leave fewer. `clock` is for [`GenerationConfig::max_time`] alone; `progress` is called after each step, which adds a token to
 /// every beam, and may end the search.
 ///
@@ -166,7 +166,7 @@ struct Beam {
 struct Group {
     /// Best first.
     beams: Vec<Beam>,
-    /// Best first, as many as beams at most.
+    /// Best first, at most one for each beam.
     finished: Vec<Hypothesis>,
     is_done: bool,
 }
@@ -231,7 +231,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The most probable continuations of all beams of a group, best first: enough that as many as beams go on,
+    /// The most probable continuations of all beams of a group, best first: enough that every beam can continue,
     /// whatever ends.
     fn continuations(
         &self,
@@ -247,7 +247,7 @@ impl Search<'_> {
         let mut continuations = Vec::new();
         for (index, best) in best.into_iter().enumerate() {
             let best = match best {
-                // A beam that cannot go on leaves its place to the others.
+                // A beam that cannot continue leaves its place to the others.
                 Err(GenerationError::NoTokenLeft) => continue,
                 best => best?.into_iter(),
             };
@@ -283,7 +283,7 @@ impl Search<'_> {
         History { ids: &beam.ids, prompt_len: self.prompt_len }
     }
 
-    /// Whether a text that goes on from a sum of log-probabilities could still beat the worst finished one.
+    /// Whether a continuation of a text with this sum of log-probabilities could still beat the worst finished one.
     fn can_be_beaten(&self, finished: &[Hypothesis], best: f32, step: usize) -> bool {
         let length_penalty = self.config.length_penalty;
         let length = match self.config.early_stopping {
@@ -301,7 +301,7 @@ impl Search<'_> {
         }
     }
 
-    /// Adds a finished text, and drops the worst where there are more than beams.
+    /// Adds a finished text, and drops the worst if there are more than beams.
     fn finish(
         &self,
         finished: &mut Vec<Hypothesis>,

@@ -19,7 +19,7 @@ use crate::{GenerationConfig, GenerationError};
 /// ```
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// When the time of a text is over, by its clock; `None` where it may take any.
+/// When the time of a text is over, by its clock; `None` if it may take any.
 pub(crate) struct Deadline(Option<(Clock, Duration)>);
 
 impl Deadline {

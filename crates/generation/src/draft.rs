@@ -2,9 +2,9 @@
 //!
 //! A draft comes from a smaller model, as in assisted generation (Leviathan et al., arXiv:2211.17192), or from what followed the
 //! text's last tokens where they stood before (prompt lookup). It is checked by the very sampler that would choose the tokens
-//! without it: the text goes on with what that chooses, and a drafted token saves a pass where it is the same. So on a CPU, where
+//! without it: the sampler's token continues the text, and a drafted token that equals it saves a pass. So on a CPU, where
 //! a pass over several tokens gives the bits of several passes, a text is the same bytes with drafts and without, greedy or
-//! drawn with a seed. The smaller model draws with the same random numbers, so it often draws the same tokens.
+//! sampled with a seed. The smaller model samples with the same random numbers, so it often samples the same tokens.
 
 use std::ops::RangeInclusive;
 
@@ -42,7 +42,7 @@ pub(crate) fn token_cost_of(model: &Gpt2LMHeadModel) -> f64 {
     if is_cached { CACHED_TOKEN_COST } else { TOKEN_COST }
 }
 
-/// Most tokens of a draft where so many texts are computed together.
+/// Most tokens of a draft if so many texts are computed together.
 pub(crate) fn longest_beside(texts: usize) -> usize {
     (MOST_PLACES / texts.max(1)).saturating_sub(1)
 }
@@ -117,7 +117,7 @@ impl Success {
 }
 
 /// What followed the last tokens where they last stood before, and what would follow that if it went on so: `most` tokens, or none
-/// where no sequence is found; of the longest sequence that is.
+/// if no sequence is found; of the longest sequence that is.
 pub(crate) fn look_up(ids: &[u32], most: usize) -> Vec<u32> {
     for size in LOOKED_UP.rev() {
         let Some(start) = ids.len().checked_sub(size) else { continue };
@@ -133,7 +133,7 @@ pub(crate) fn look_up(ids: &[u32], most: usize) -> Vec<u32> {
     Vec::new()
 }
 
-/// Unread tokens that are read with the first one of a draft: those of the last one, where it was right to the end.
+/// Unread tokens that are read with the first one of a draft: those of the last one, if it was right to the end.
 const READ_TOGETHER: usize = 2;
 
 /// A smaller model that drafts.
@@ -149,7 +149,7 @@ pub(crate) struct Drafted {
     /// Prompt and text, then the draft too.
     pub(crate) ids: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// As the text's own, whose random numbers it draws before the text does.
+    /// As the text's own, whose random numbers it uses before the text does.
     pub(crate) sampler: Sampler,
     /// What the assistant keeps of the text, and then of the draft.
     pub(crate) cache: Gpt2Cache,
@@ -180,7 +180,7 @@ impl Assistant {
         Ok(Self { model: assistant.clone(), pool: assistant.new_pool(kv_tokens)?, cost })
     }
 
-    /// Room for what it keeps of a text; `None` where there is none.
+    /// Room for what it keeps of a text; `None` if there is none.
     pub(crate) fn cache(&self, capacity: usize) -> Option<Gpt2Cache> {
         self.pool.cache(1, capacity.min(self.model.config().n_positions))
     }

@@ -25,7 +25,7 @@ pub struct GeneratedToken {
     pub id: u32,
     /// The text it completes; empty without a tokenizer.
     pub text: String,
-    /// Why the text ends with it; `None` while it goes on.
+    /// Why the text ends with it; `None` while it continues.
     pub stop_reason: Option<StopReason>,
     /// What was drafted for the text so far.
     pub drafts: Drafts,
@@ -34,13 +34,13 @@ pub struct GeneratedToken {
 /// Why no more tokens come for a prompt, or for any. The errors of a [`BatchGenerator`].
 #[derive(Debug)]
 pub struct FailedPrompt {
-    /// The prompt that cannot be continued, while the others go on; `None` where the device failed, and all have ended.
+    /// The prompt that cannot be continued, while the others are; `None` if the device failed, and all have ended.
     pub prompt: Option<usize>,
     /// Why.
     pub error: GenerationError,
 }
 
-/// Generates texts for many prompts at once; an iterator of their tokens as they come. A text of no tokens, where none
+/// Generates texts for many prompts at once; an iterator of their tokens as they come. A text of no tokens, if none
 /// are asked for, has no item.
 ///
 /// Every text is the one that its prompt gives alone, whatever else is in the batch. `T` is how it holds the tokenizer.
@@ -210,7 +210,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TokenGenerator<T> {
         self
     }
 
-    /// Why generation ended; `None` while it goes on, and after an error.
+    /// Why generation ended; `None` while it continues, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason
     }
@@ -292,7 +292,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> TextGenerator<T> {
         &self.ids
     }
 
-    /// Why generation ended; `None` while it goes on, and after an error.
+    /// Why generation ended; `None` while it continues, and after an error.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.tokens.stop_reason
     }

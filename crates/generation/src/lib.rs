@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Start with [`TextGenerator`], or with [`Scheduler`] where many texts are made.
+//! Start with [`TextGenerator`], or with [`Scheduler`] for many texts.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

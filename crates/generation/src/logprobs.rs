@@ -20,7 +20,7 @@ pub type TokenAlternatives = Vec<(u32, f64)>;
 pub struct TokenLogprobs {
     /// That of the token; `-inf` for a probability of zero.
     pub logprob: f64,
-    /// Those of the most probable tokens in its place, with the token itself where it is one of them.
+    /// Those of the most probable tokens in its place, with the token itself if it is one of them.
     pub alternatives: TokenAlternatives,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Expected<'a> {
 }
 
 impl<'a> Expected<'a> {
-    /// By these logits, with the `alternatives` most probable tokens; an error where they are not numbers.
+    /// By these logits, with the `alternatives` most probable tokens; an error if they are not numbers.
     pub(crate) fn of(logits: &'a [f32], alternatives: usize) -> Result<Self, GenerationError> {
         let largest = largest(logits);
         let normalizer = log_sum_exp(logits, largest);
@@ -73,7 +73,7 @@ impl<'a> Expected<'a> {
         self.logits.get(..=usize::try_from(token).ok()?)?.split_last()
     }
 
-    /// What is told of `token`.
+    /// The log-probability of `token`, with its alternatives.
     pub(crate) fn of_token(self, token: u32) -> TokenLogprobs {
         TokenLogprobs { logprob: self.logprob(token), alternatives: self.alternatives }
     }

@@ -40,12 +40,12 @@ pub(crate) struct Prefix {
 /// How probable the tokens of a prompt are, from the first one on and as far as that is known.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptScores {
-    /// Alternatives of each; `None` where nobody asks.
+    /// Alternatives of each; `None` if no scores are wanted.
     wanted: Option<usize>,
     known: Vec<Option<TokenLogprobs>>,
 }
 
-/// Where a prompt goes on from.
+/// The computed beginning that a prompt continues.
 pub(crate) struct Beginning {
     /// Tokens that are computed already.
     pub(crate) tokens: usize,
@@ -82,7 +82,7 @@ impl PromptScores {
         self.known.extend(found.into_iter().map(Some));
     }
 
-    /// Takes what another knows of the first tokens, where this one asks for it.
+    /// Takes what another knows of the first tokens, if this one asks for it.
     pub(crate) fn take_over(&mut self, other: &Self, tokens: usize) {
         let Some(wanted) = self.wanted else { return };
         let shortened = |scored: &TokenLogprobs| TokenLogprobs {
@@ -176,7 +176,7 @@ impl Prefixes {
         self.rows.iter().any(|row| row.number == number && matches!(row.sharers, Sharers::Sequences(_)))
     }
 
-    /// Gives the row of this number away, where it has room for so many tokens; otherwise its memory is free.
+    /// Gives the row of this number away, if it has room for so many tokens; otherwise its memory is free.
     pub(crate) fn give(&mut self, number: u64, capacity: usize) -> Option<(Gpt2Cache, PromptScores)> {
         let row = self.take(number)?;
         (row.capacity() >= capacity).then_some((row.cache, row.scores))

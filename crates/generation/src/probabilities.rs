@@ -3,14 +3,14 @@
 /// Numbers that are compared together, as vectors.
 const CHUNK: usize = 64;
 
-/// A token that can still be drawn.
+/// A token that can still be sampled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate {
     pub(crate) token: usize,
     pub(crate) probability: f64,
 }
 
-/// The probabilities of the tokens that can still be drawn, in the order of their ids.
+/// The probabilities of the tokens that can still be sampled, in the order of their ids.
 #[derive(Debug)]
 pub(crate) struct Probabilities {
     pub(crate) candidates: Vec<Candidate>,

@@ -23,13 +23,13 @@ use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};
 pub struct Sampler {
     processors: Vec<LogitsProcessor>,
     tally: Tally,
-    /// Draws the token; absent where the most probable one is taken.
+    /// Samples the token; absent if the most probable one is taken.
     generator: Option<RandomStream>,
 }
 
 impl Sampler {
     /// A sampler for these options, which [`GenerationConfig::check`] accepts, with these processors; usually
-    /// [`LogitsProcessor::of_config`]. Texts of one prompt draw from different `stream`s of the same seed.
+    /// [`LogitsProcessor::of_config`]. Texts of one prompt are sampled from different `stream`s of the same seed.
     pub fn new(config: &GenerationConfig, processors: Vec<LogitsProcessor>, stream: u64) -> Self {
         let generator = config.do_sample.then(|| RandomStream::with_stream(config.seed, stream));
         Self {
@@ -53,7 +53,7 @@ impl Sampler {
         token.and_then(|token| u32::try_from(token).ok()).ok_or(GenerationError::NoTokenLeft)
     }
 
-    /// The probability of each token to be picked next: 0 for those that the processors exclude; where the most probable one is
+    /// The probability of each token to be picked next: 0 for those that the processors exclude; if the most probable one is
     /// taken, 1 for that one. Nothing is drawn; `logits` is changed as by [`Sampler::sample`].
     ///
     /// # Errors

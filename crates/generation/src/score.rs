@@ -20,7 +20,7 @@ use crate::{GenerationError, Sequence, TokenAlternatives, TokenScore};
 pub struct Score {
     /// Natural logarithm of each token's probability; `None` for a token with nothing before it.
     pub logprobs: Vec<Option<f64>>,
-    /// What else the model expected at each token's place; empty where nothing is before it.
+    /// What else the model expected at each token's place; empty if nothing is before it.
     pub alternatives: Vec<TokenAlternatives>,
     /// Mean negative log-probability of the scored tokens, in nats.
     pub loss: f64,
@@ -33,8 +33,8 @@ impl Score {
     }
 }
 
-/// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is told how many tokens
-/// were scored since the last call.
+/// Scores a text, with the `top_alternatives` most probable tokens of each place; `progress` is called with the number of
+/// tokens scored since the last call.
 ///
 /// ```
 /// use candle_gpt2_generation::score;
@@ -188,7 +188,7 @@ pub fn check_continuations(
     Ok(())
 }
 
-/// The distance between the windows of a text where nothing is said: half of the context. [`score`] takes one.
+/// The distance between the windows of a text by default: half of the context. [`score`] takes one.
 pub fn default_stride(config: &Gpt2Config) -> usize {
     config.n_positions.div_ceil(2)
 }

@@ -1,8 +1,8 @@
 //! Scores of many sequences at once.
 //!
-//! What the sequences of a group all begin with is computed once: its keys and values are copied to a row of each sequence,
-//! which reads only the rest. Beginnings of many groups are rows of one pass, and so are rests; those of similar length stand
-//! together, because shorter rows are padded on the right. Logits are computed of the tokens that are scored only.
+//! The common beginning of a group's sequences is computed once: its keys and values are copied to a row of each sequence,
+//! which reads only the rest. Beginnings of many groups are rows of one pass, and so are rests; those of similar length are
+//! batched together, because shorter rows are padded on the right. Logits are computed for scored tokens only.
 //!
 //! How a group is split depends on nothing but the group, and rows of a pass have the same bits alone and in company (on a CPU).
 
@@ -42,7 +42,7 @@ impl Sequence {
     }
 }
 
-/// How probable the model finds a token where it stands. [`score_sequences`] gives them.
+/// How probable the model finds a token at its position. [`score_sequences`] gives them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenScore {
     /// Natural logarithm of its probability.
@@ -51,8 +51,8 @@ pub struct TokenScore {
     pub is_greedy: bool,
 }
 
-/// The scores of the scored tokens of each sequence. Sequences of a group share the computation of what they all begin with, and
-/// groups are computed many at once; a result does not depend on what stands beside it (CPU only).
+/// The scores of the scored tokens of each sequence. Sequences of a group share the computation of their common beginning, and
+/// groups are computed many at once; a result does not depend on its batch (CPU only).
 ///
 /// ```
 /// use candle_gpt2_generation::{Sequence, score_sequences};
@@ -125,7 +125,7 @@ fn batches<'a>(groups: &'a [Vec<&'a Sequence>], config: &Gpt2Config) -> Vec<Batc
 struct Batch<'a> {
     /// What the sequences of each group begin with, in the order of the groups; the last groups may have no such row.
     beginnings: Vec<Row<'a>>,
-    /// What follows in each sequence that goes on.
+    /// What follows in each sequence that is longer than its group's beginning.
     rests: Vec<Row<'a>>,
     /// Sequences of all groups.
     sequences: usize,
@@ -208,7 +208,7 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// A row of each sequence that goes on after what all begin with.
+    /// A row of each sequence that is longer than the common beginning.
     fn rests(&self, place: usize) -> impl Iterator<Item = Row<'a>> {
         let past = self.shared.len();
         self.sequences.iter().enumerate().filter(move |(_, sequence)| sequence.read().len() > past).map(

@@ -72,7 +72,7 @@ impl Search {
         end.map(|last| offset + last + 1 - self.string.len())
     }
 
-    /// Takes the next byte of the text; true where the string ends with it.
+    /// Takes the next byte of the text; true if the string ends with it.
     fn advance(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.string.get(self.matched) != Some(&byte) {
             self.matched = self.borders[self.matched - 1];

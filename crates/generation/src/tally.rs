@@ -27,7 +27,7 @@ impl Tally {
         Self { followers: sizes.map(Followers::new).collect(), ..Self::default() }
     }
 
-    /// Counts what the history has gained; anew where it does not continue the one before.
+    /// Counts what the history has gained; anew if it does not continue the one before.
     pub(crate) fn follow(&mut self, history: History<'_>) {
         // Comparing the tokens reads them once, in order, which costs next to nothing beside a decode step.
         if history.prompt_len != self.prompt_len || !history.ids.starts_with(&self.ids) {

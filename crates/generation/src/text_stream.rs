@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// Most ids in the window: those that trigger a cut, and as many as a character without its end can shift it by.
+    /// Most ids in the window: those that trigger a cut, and those that a character without its end can shift it by.
     const WINDOW_BOUND: usize = LONGEST_WINDOW + KEPT_IDS;
 
     /// Bytes that are never characters, alone, in turns, and with a special token after each.

@@ -51,7 +51,7 @@ impl KvPool {
         Gpt2Cache { layers, pool: self.clone(), steps: Steps::default(), is_whole: true }
     }
 
-    /// An empty cache for `batch` rows of up to `capacity` tokens each; `None` where there is no room for a row in one piece.
+    /// An empty cache for `batch` rows of up to `capacity` tokens each; `None` if there is no room for a row in one piece.
     pub fn cache(&self, batch: usize, capacity: usize) -> Option<Gpt2Cache> {
         let mut cache = self.empty_cache();
         (0..batch).try_for_each(|_| cache.add_row(capacity).map(|_| ()).ok())?;
@@ -70,8 +70,8 @@ impl KvPool {
 
     /// The first room in one piece: the same slot of every layer, in their order.
     ///
-    /// The last layer decides. Whoever gives slots back does so in the order of the layers, so a place that is free there is free
-    /// in all of them.
+    /// The last layer decides. Slots are given back in the order of the layers, so a place that is free there is free in all of
+    /// them.
     fn take(&self, capacity: usize) -> Option<Vec<TakenSlot>> {
         let (last, others) = self.layers.split_last()?;
         let decided = last.take(capacity)?;
@@ -173,7 +173,7 @@ impl Gpt2Cache {
         })
     }
 
-    /// Moves the rows of another cache of the same [`KvPool`] here, before row `row` or, where it is the number of rows, after
+    /// Moves the rows of another cache of the same [`KvPool`] here, before row `row` or, if it is the number of rows, after
     /// the last one. Nothing is copied.
     ///
     /// # Errors
@@ -221,8 +221,8 @@ impl Gpt2Cache {
         Ok(taken)
     }
 
-    /// Removes a row; the last one takes its number and its place in memory, where its tokens are copied to. So rows of the same
-    /// room that lie side by side go on doing so.
+    /// Removes a row; the last one takes its number and its place in memory, to which its tokens are copied. So adjacent rows of
+    /// the same capacity stay adjacent.
     ///
     /// # Errors
     /// When the row does not exist, or has too little room for the last one.
@@ -239,7 +239,7 @@ impl Gpt2Cache {
     /// Gives the cache the rows `sources`, in this order, some of them more than once or not at all. Rows stay where they are;
     /// only further ones of the same source are copied, into the slots of rows that are gone or into new ones of the pool.
     ///
-    /// `shared` says of two rows how many of their first tokens are known to be the same, 0 where nothing is known: those are
+    /// `shared` says of two rows how many of their first tokens are known to be the same, 0 if nothing is known: those are
     /// not copied.
     ///
     /// # Errors

@@ -83,9 +83,9 @@ pub struct Gpt2Config {
     pub eos_token_id: Vec<u32>,
     /// Token that fills rows up. Rows need none here; a sequence classifier does not read it at the end of a row.
     pub pad_token_id: Option<u32>,
-    /// Whether each block also attends to an encoder's states.
+    /// Whether each block also attends to encoder hidden states.
     pub add_cross_attention: bool,
-    /// What stands on the model: the class under `architectures`.
+    /// The model's head: the class under `architectures`.
     pub head: HeadKind,
     /// Names of the labels by their numbers (`id2label`, `label2id`, `num_labels`); empty for a head without labels.
     pub id2label: Vec<String>,
@@ -154,7 +154,7 @@ impl Gpt2Config {
         Self::from_keys(&Keys(&keys), head)
     }
 
-    /// Reads the text of a `config.json` as that of a model with this head, whatever class it names: for who has seen the tensors.
+    /// Reads the text of a `config.json` as that of a model with this head, whatever class it names: for callers that know the tensors.
     ///
     /// # Errors
     /// As [`Gpt2Config::from_json`].
@@ -162,7 +162,7 @@ impl Gpt2Config {
         Self::from_keys(&Keys(&object(text)?), head)
     }
 
-    /// The head that the text of a `config.json` names under `architectures`; `None` where it names none.
+    /// The head that the text of a `config.json` names under `architectures`; `None` if it names none.
     ///
     /// # Errors
     /// When it is not JSON, or the class is none of [`HeadKind::CLASSES`].
@@ -351,7 +351,7 @@ impl Gpt2Config {
         usize::try_from(id).is_ok_and(|id| id < self.vocab_size)
     }
 
-    /// The token that starts a text, where the vocabulary has it: a `config.json` without `bos_token_id` names GPT-2's own,
+    /// The token that starts a text, if the vocabulary has it: a `config.json` without `bos_token_id` names GPT-2's own,
     /// whatever its vocabulary is.
     pub fn start_token(&self) -> Option<u32> {
         self.bos_token_id.filter(|id| self.has_token(*id))
@@ -363,7 +363,7 @@ impl Gpt2Config {
         self.eos_token_id.iter().copied().filter(|id| self.has_token(*id)).collect()
     }
 
-    /// What a user should know about end tokens that [`Gpt2Config::end_tokens`] leaves out, where it does.
+    /// The note on end tokens that [`Gpt2Config::end_tokens`] leaves out, if there are any.
     pub fn end_token_note(&self) -> Option<String> {
         let beyond: Vec<String> =
             self.eos_token_id.iter().filter(|id| !self.has_token(**id)).map(u32::to_string).collect();
@@ -382,7 +382,7 @@ impl Gpt2Config {
         self.n_inner.unwrap_or(self.n_embd.saturating_mul(4))
     }
 
-    /// Width of an attention head; 0 where there are no heads, which [`Gpt2Config::check`] refuses.
+    /// Width of an attention head; 0 if there are no heads, which [`Gpt2Config::check`] refuses.
     pub fn head_dim(&self) -> usize {
         self.n_embd.checked_div(self.n_head).unwrap_or(0)
     }
@@ -394,7 +394,7 @@ impl Gpt2Config {
         1.0 / (width * depth)
     }
 
-    /// Standard deviation of the weight that `layer` of a block begins with: less where it adds to the residual stream, which so
+    /// Standard deviation of the weight that `layer` of a block begins with: less if it adds to the residual stream, which so
     /// many layers do.
     pub(crate) fn init_std(&self, layer: &str) -> f64 {
         let depth = if layer.ends_with("c_proj") { (2.0 * self.n_layer as f64).sqrt() } else { 1.0 };
@@ -411,7 +411,7 @@ impl Gpt2Config {
         self.id2label.len()
     }
 
-    /// What the logits over labels mean: `problem_type`, and without it regression for a single label and one right label for
+    /// The meaning of the logits over labels: `problem_type`, and without it regression for a single label and one right label for
     /// several, as transformers takes them.
     pub fn problem(&self) -> ProblemType {
         match self.problem_type {
@@ -557,7 +557,7 @@ impl Keys<'_> {
         self.size(key, aliases, largest)?.ok_or_else(missing)
     }
 
-    /// `n_positions`; `n_ctx` stands in where it is absent, as llama.cpp and old files have it.
+    /// `n_positions`, or `n_ctx` if it is absent, as in llama.cpp and old files.
     fn context_length(&self) -> Result<usize, ConfigError> {
         match self.size("n_positions", &["max_position_embeddings"], MAX_ROWS)? {
             Some(n_positions) => Ok(n_positions),
@@ -591,7 +591,7 @@ impl Keys<'_> {
         }
     }
 
-    /// One of several things by its name; `None` where the key is absent or `null`.
+    /// One of several things by its name; `None` if the key is absent or `null`.
     fn named<T: Copy>(&self, key: &str, known: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.get(key) else {
             return Ok(None);
@@ -626,7 +626,7 @@ impl Keys<'_> {
     }
 
     /// The names of the labels by their numbers: of `id2label`, or else of `label2id`, since transformers itself leaves the latter
-    /// behind where only the former is set; `num_labels` must agree. Two where none is there, as in transformers.
+    /// behind if only the former is set; `num_labels` must agree. Two if none is there, as in transformers.
     fn labels(&self) -> Result<Vec<String>, ConfigError> {
         let conflict = |key: &str, value: String, alias: &str, other: String| ConfigError::Conflict {
             key: key.into(),
@@ -705,7 +705,7 @@ impl Keys<'_> {
         self.get(key).map_or_else(String::new, quoted)
     }
 
-    /// One id, a list of ids, an explicit `null` for none, or the default where the key is absent.
+    /// One id, a list of ids, an explicit `null` for none, or the default if the key is absent.
     fn token_ids(&self, key: &str, default: &[u32]) -> Result<Vec<u32>, ConfigError> {
         let id = |value: &Value| {
             let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -739,7 +739,7 @@ fn wrong(key: &str, expected: &str, found: &Value) -> ConfigError {
     ConfigError::WrongValue { key: key.into(), expected: expected.into(), found: quoted(found) }
 }
 
-/// A value as it stands in the file, cut where it is long.
+/// A value as the file has it, cut if it is long.
 fn quoted(value: &Value) -> String {
     /// Longest value quoted from a file.
     const QUOTED: usize = 60;

@@ -1,4 +1,4 @@
-//! The part of a block that attends to an encoder's states, in models with `add_cross_attention`:
+//! The part of a block that attends to encoder hidden states, in models with `add_cross_attention`:
 //! `x = x + crossattention(ln_cross_attn(x), states)`, between attention and MLP.
 //!
 //! Source: `GPT2Block` of transformers. Keys and values are those of all states, under no mask; the scale is that of the block's
@@ -10,7 +10,7 @@ use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize, ParameterSource};
 
 use crate::{Gpt2Config, ModelError};
 
-/// Attention to an encoder's states, with its norm.
+/// Attention to encoder hidden states, with its norm.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -91,7 +91,7 @@ impl CrossAttention {
         &self.ln_cross_attn
     }
 
-    /// Attention from the tokens to the encoder's states.
+    /// Attention from the tokens to the encoder's hidden states.
     pub fn crossattention(&self) -> &MultiHeadAttention {
         &self.crossattention
     }
@@ -101,7 +101,7 @@ impl CrossAttention {
     }
 }
 
-/// Checks that a model can attend to these states of an encoder with so many rows.
+/// Checks that a model can attend to these encoder hidden states with so many rows.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

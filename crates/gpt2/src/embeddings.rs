@@ -1,6 +1,6 @@
 //! What enters the first block: `x = wte[ids] + wpe[positions]`.
 //!
-//! The positions follow from where the tokens stand: after what the cache holds, in rows of one text, or after lengths that
+//! The positions follow from the placement of the tokens: after what the cache holds, in rows of one text, or after lengths that
 //! only the device knows.
 
 use std::iter::repeat;
@@ -53,7 +53,7 @@ impl Embeddings {
             _ => self.wte.embedding(ids)?,
         }; // (B, T, C)
         let x = if pass.wants(SiteKind::Embed) || pass.wants(SiteKind::PosEmbed) {
-            // Somebody wants both apart.
+            // The observer wants both apart.
             let position_embeddings = self.add(&token_embeddings.zeros_like()?, positions)?;
             (pass.show(SiteKind::Embed, token_embeddings)?
                 + pass.show(SiteKind::PosEmbed, position_embeddings)?)?

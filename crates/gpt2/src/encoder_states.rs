@@ -6,9 +6,9 @@ use candle_gpt2_kernels::check_interrupted;
 use crate::{Block, CrossAttention, Gpt2LMHeadModel, check_encoder_states};
 
 impl Gpt2LMHeadModel {
-    /// The same model, which attends to these states of an encoder in every pass that has none of its own
-    /// ([`Pass::attending_to`](crate::Pass::attending_to)): in generation, scoring and all that runs a model. Each block's keys and values of them are computed
-    /// here, once; gradients do not lead into them.
+    /// The same model, which attends to these encoder hidden states in every pass that has none of its own
+    /// ([`Pass::attending_to`](crate::Pass::attending_to)): in generation, scoring and all that runs a model. Each block's keys and
+    /// values of them are computed here, once; gradients do not flow into them.
     ///
     /// # Shapes
     /// `states` `(1, S, C)`, for all rows alike.

@@ -22,7 +22,7 @@ pub enum ConfigError {
     MissingKey {
         /// The key.
         key: &'static str,
-        /// The other names it may have, in words; empty where it has none.
+        /// The other names it may have, in words; empty if it has none.
         aliases: String,
     },
     /// A value is of another kind than its key needs.
@@ -111,7 +111,7 @@ pub enum ModelError {
         tokens: usize,
     },
     /// A row of a cache does not exist.
-    #[error("row {row} of a cache is wanted, which has {held}")]
+    #[error("key-value cache: there is no row {row}; it has {held}")]
     NoSuchRow {
         /// The row, counted from 0.
         row: usize,
@@ -130,7 +130,7 @@ pub enum ModelError {
     #[error("the model needs at least one token")]
     NoTokens,
     /// The configuration is that of a model with another head.
-    #[error("the configuration is that of a {found}, which is no {expected}")]
+    #[error("expected the configuration of a {expected}, found that of a {found}")]
     OtherHead {
         /// The class of transformers that was to be loaded.
         expected: &'static str,
@@ -145,14 +145,14 @@ pub enum ModelError {
         /// What would be right.
         expected: String,
     },
-    /// States of an encoder were given to a model that cannot attend to them.
+    /// Encoder hidden states were given to a model that cannot attend to them.
     #[error(
-        "the model has no cross-attention, so it cannot attend to an encoder's states; leave them out, or take a model with `add_cross_attention`"
+        "the model has no cross-attention, so it cannot attend to encoder hidden states; leave them out, or take a model with `add_cross_attention`"
     )]
     NoCrossAttention,
-    /// States of an encoder do not fit.
+    /// Encoder hidden states do not fit.
     #[error(
-        "an encoder's states: expected floating-point numbers of shape (1, S, {width}){}, found {found:?}",
+        "encoder hidden states: expected floating-point numbers of shape (1, S, {width}){}, found {found:?}",
         if *rows > 1 { format!(" or ({rows}, S, {width})") } else { String::new() }
     )]
     EncoderStates {

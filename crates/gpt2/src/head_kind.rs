@@ -1,11 +1,11 @@
-//! What stands on the model: which head, with which labels.
+//! The model's head: its kind and its labels.
 //!
 //! Source: the classes of transformers' `modeling_gpt2.py`, which a `config.json` names under `architectures`, and the keys that
 //! they read. What only another head reads is not looked at.
 
 use candle_gpt2_kernels::Activation;
 
-/// What stands on the model, by the classes of transformers.
+/// The kinds of heads, by the classes of transformers.
 ///
 /// ```
 /// use candle_gpt2::HeadKind;
@@ -48,7 +48,7 @@ impl HeadKind {
     }
 
     /// The kind that alone has this parameter (named as in [`expected_parameters`](crate::expected_parameters)): how a checkpoint
-    /// whose configuration names no class is told from its tensors.
+    /// whose configuration names no class is recognised by its tensors.
     pub fn of_parameter(name: &str) -> Option<Self> {
         match name {
             "score.weight" => Some(Self::SequenceClassification),
@@ -71,7 +71,7 @@ impl HeadKind {
     }
 }
 
-/// What the logits over labels mean: `problem_type`.
+/// The meaning of the logits over labels: `problem_type`.
 /// [`Gpt2Config::problem`](crate::Gpt2Config::problem) says which a model has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProblemType {
@@ -117,7 +117,7 @@ impl Default for Summary {
     }
 }
 
-/// What of a text the multiple choice head reads.
+/// The token of a text that the multiple choice head reads.
 /// Part of a configuration's [`Summary`]; [`Gpt2DoubleHeads`](crate::Gpt2DoubleHeads) reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SummaryType {

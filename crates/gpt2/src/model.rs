@@ -259,7 +259,7 @@ pub struct Gpt2LMHeadModel {
 }
 
 impl Gpt2LMHeadModel {
-    /// The model from its parameters; the head is `lm_head.weight`, or the token embedding where it is tied.
+    /// The model from its parameters; the head is `lm_head.weight`, or the token embedding if it is tied.
     ///
     /// # Errors
     /// When a parameter is missing or has another shape.

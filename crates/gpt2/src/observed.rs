@@ -38,7 +38,7 @@ impl Gpt2Model {
         })
     }
 
-    /// Computes with the observer of the model where the pass has none.
+    /// Computes with the observer of the model if the pass has none.
     pub(crate) fn watched<T>(
         &self,
         pass: &mut Pass,

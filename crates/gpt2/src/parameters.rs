@@ -174,7 +174,7 @@ pub struct LedgerRow {
     pub name: &'static str,
     /// The count for this model.
     pub count: usize,
-    /// Who counts so, and what.
+    /// The source of this count, and what it includes.
     pub definition: &'static str,
 }
 
@@ -239,7 +239,7 @@ pub fn parameter_ledger(config: &Gpt2Config) -> Vec<LedgerRow> {
     ]
 }
 
-/// The size in the GPT-2 paper's name of a published model, where the configuration is one of them; OpenAI's README
+/// The size in the GPT-2 paper's name of a published model, if the configuration is one of them; OpenAI's README
 /// says that these "were wrong due to an error".
 ///
 /// ```

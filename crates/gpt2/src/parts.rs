@@ -17,7 +17,7 @@ impl Block {
         &self.attn
     }
 
-    /// Attention to an encoder's states, where the model has it.
+    /// Attention to encoder hidden states, if the model has it.
     pub fn cross_attention(&self) -> Option<&CrossAttention> {
         self.cross_attention.as_ref()
     }
@@ -90,7 +90,7 @@ impl Gpt2LMHeadModel {
         self.transformer.embeddings.wte.embedding(&Tensor::new(&[id], self.device())?)?.squeeze(0)
     }
 
-    /// The output head: its weight is the token embedding's where the head is tied.
+    /// The output head: its weight is the token embedding's if the head is tied.
     pub fn lm_head(&self) -> &Linear {
         &self.lm_head
     }

@@ -28,7 +28,7 @@ impl StepMemory {
 }
 
 impl StepRecorder {
-    /// The logits `(B, 1, V)` of a step of one token for each row; `None` where it is none, or cannot be recorded.
+    /// The logits `(B, 1, V)` of a step of one token for each row; `None` if it is none, or cannot be recorded.
     pub(crate) fn step(
         &self,
         model: &Gpt2LMHeadModel,
@@ -68,7 +68,7 @@ impl StepRecorder {
         }
     }
 
-    /// The logits of a step, and the state after it; no logits where it was to be recorded, while other threads use the device. The
+    /// The logits of a step, and the state after it; no logits if it was to be recorded, while other threads use the device. The
     /// lengths of the cache stay as they are.
     fn next(
         &self,
@@ -166,7 +166,7 @@ impl Gpt2LMHeadModel {
     ///
     /// The fourth step with a cache is recorded, and all others after it take one call to start, which is most of their time
     /// otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
-    /// 256, with keys and values of another type than the activations, where gradients are wanted, and on devices that
+    /// 256, with keys and values of another type than the activations, if gradients are wanted, and on devices that
     /// [`candle_gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
     ///
     /// No step is recorded while other threads use the device, whose work would be recorded too, and not done; they wait for the
@@ -180,7 +180,7 @@ impl Gpt2LMHeadModel {
 
 impl Gpt2Cache {
     /// Whether steps with this cache are replayed, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None` before it is known, and
-    /// where it is not asked for.
+    /// if it is not asked for.
     ///
     /// # Errors
     /// Why they cannot be recorded.

@@ -8,7 +8,7 @@ use candle_gpt2_kernels::Recording;
 /// Records the steps of a model and its clones.
 #[derive(Debug, Clone)]
 pub(crate) struct StepRecorder {
-    /// Tells these weights from all others: a recording goes on reading those that it was made with.
+    /// Identifies these weights: a recording keeps reading those that it was made with.
     pub(crate) model: Arc<()>,
 }
 

@@ -19,7 +19,7 @@ use crate::{Grammar, GrammarError};
 const MOST_AT_ONCE: usize = 3;
 /// Most grammars that wait for their turn.
 const MOST_WAITING: usize = 8;
-/// How long one waits for its turn, before whoever asked is told to ask again.
+/// How long one waits for its turn, before its caller is told to ask again.
 const LONGEST_WAIT: Duration = Duration::from_millis(800);
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
@@ -94,7 +94,7 @@ impl Compiler {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// [`Compiler::compile`] for the texts of a configuration, whose search needs an end token where it is not token by token.
+    /// [`Compiler::compile`] for the texts of a configuration, whose search needs an end token if it is not token by token.
     ///
     /// # Errors
     /// As [`Compiler::compile`], and when there is no end token and one is needed.
@@ -109,7 +109,7 @@ impl Compiler {
         self.compile(grammar, &config.eos_token_id)
     }
 
-    /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end where nothing may
+    /// The constraint to texts of the grammar, which may end with any of `end_tokens`; without one they end if nothing may
     /// follow. One constraint is for all texts of a request. What a grammar may cost is bounded, so it may be a stranger's; the
     /// thread waits for it, five seconds at most, and a second at most for others before it.
     ///
@@ -145,7 +145,7 @@ fn read_on_a_thread(
     let work = move || {
         let result = reading.0.prepared().and_then(|prepared| prepared.read(&grammar, &end_tokens));
         drop(reading);
-        // Whoever asked may have gone.
+        // The caller may have gone.
         _ = read.send(result);
     };
     let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
@@ -174,7 +174,7 @@ impl Inner {
 }
 
 impl Reading {
-    /// Waits for its turn, where not too many do; not for ever.
+    /// Waits for its turn, if not too many do; not for ever.
     fn begin(inner: &Arc<Inner>) -> Option<Self> {
         let mut turns = inner.turns();
         if turns.reading >= MOST_AT_ONCE && turns.waiting >= MOST_WAITING {

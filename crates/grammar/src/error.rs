@@ -65,10 +65,10 @@ pub(crate) const SPECIAL_TOKENS: &str =
 
 /// The library's message without what helps its authors only, and without most of a long grammar.
 pub(crate) fn told(message: &str) -> String {
-    /// Characters that are told of the beginning and of the end of a message.
+    /// Characters that are kept of the beginning and of the end of a message.
     const TOLD: usize = 600;
     let message = message.split("\n<").next().unwrap_or_default();
-    // A regular expression stands in a grammar of one line, which nobody has written.
+    // A regular expression is in a grammar of one line, which no user has written.
     let message = match message.split_once(" (in regex): ") {
         Some((place, what)) if place.starts_with("at 1(8): invalid regex ") => {
             what.split("\n   1 | start: /").next().unwrap_or_default()

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::{Logger, ParserFactory, panic_utils};
 
-/// Fails where the first step of the grammar's lexer is beyond its limits. The library takes that step without any when it makes
+/// Fails if the first step of the grammar's lexer is beyond its limits. The library takes that step without any when it makes
 /// a parser (llguidance 1.9.1, `Lexer::from`), and does not come back from some expressions with `&` and `~`.
 pub(crate) fn check_first_step(grammar: TopLevelGrammar, factory: &ParserFactory) -> Result<(), String> {
     // What the library panics at is wrong with the grammar otherwise, too.

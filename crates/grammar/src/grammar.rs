@@ -1,4 +1,4 @@
-//! What a text must conform to, and how llguidance reads it.
+//! Grammars that a text must conform to, and how llguidance reads them.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{ParserFactory, TokenParser};
@@ -23,7 +23,7 @@ use crate::{GrammarError, schema};
 /// ```
 pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// What a text must conform to, from its first byte to its last.
+/// A grammar that a text must conform to, from its first byte to its last.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -45,7 +45,7 @@ pub enum Grammar {
     JsonObject,
     /// A JSON value by a schema. Of JSON Schema it knows [what llguidance
     /// does](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md); other keywords are errors, and so is a
-    /// schema elsewhere, which is never fetched. Between its parts stands one space at most.
+    /// schema elsewhere, which is never fetched. There is at most one space between its parts.
     JsonSchema(Value),
     /// A regular expression in the [syntax of the crate `regex`](https://docs.rs/regex/latest/regex/#syntax), which matches the
     /// whole text.

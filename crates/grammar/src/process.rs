@@ -162,7 +162,7 @@ impl Processes {
         }
     }
 
-    /// Gives a socket to the process that waits, which is started where there is none any more.
+    /// Gives a socket to the process that waits, which is started if there is none any more.
     fn hand_over(
         &self,
         socket: OwnedFd,
@@ -186,7 +186,7 @@ impl Waiting {
     fn start(reader: &GrammarReader, words: &Words) -> io::Result<Result<Self, GrammarError>> {
         let (socket, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&reader.program);
-        // What the system says when it ends a process helps nobody here.
+        // What the system prints when it ends a process is of no use here.
         let command = command.args(&reader.arguments).stdout(Stdio::null()).stderr(Stdio::null());
         let waiting = Self { process: command.stdin(OwnedFd::from(theirs)).spawn()?, socket };
         waiting.socket.set_read_timeout(Some(PREPARING_TIME))?;
@@ -338,7 +338,7 @@ pub fn read_grammars() -> io::Result<()> {
         Err(error) => return send_json(&control, &Err::<(), _>(error.to_string())),
     };
     send_json(&control, &Ok::<(), String>(()))?;
-    #[expect(unsafe_code, reason = "nobody waits for the forked processes")]
+    #[expect(unsafe_code, reason = "the forked processes are never waited for")]
     // SAFETY: no handler is installed; the system is told to forget children that end.
     unsafe {
         libc::signal(libc::SIGCHLD, libc::SIG_IGN);
@@ -352,7 +352,7 @@ pub fn read_grammars() -> io::Result<()> {
                 drop(control);
                 return follow(prepared, UnixStream::from(socket));
             }
-            // Whoever asked may have gone.
+            // The caller may have gone.
             -1 => _ = send_json(&UnixStream::from(socket), &Outcome::Busy),
             _ => (),
         }
@@ -479,7 +479,7 @@ fn send_socket(over: &UnixStream, socket: &OwnedFd) -> io::Result<()> {
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let sockets = [socket.as_fd()];
     ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-    // Whoever reads is gone where this would be a signal.
+    // Without this flag, a reader that is gone would raise a signal.
     sendmsg(over, &[IoSlice::new(&[0])], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(())
 }

@@ -26,8 +26,8 @@ pub(crate) fn checked(schema: &Value) -> Result<Value, String> {
     }
 }
 
-/// A schema that is an object, with at most one space between the parts of a value: without a bound a model may go on with
-/// spaces for ever.
+/// A schema that is an object, with at most one space between the parts of a value: without a bound a model may write
+/// spaces forever.
 pub(crate) fn to_llguidance(mut schema: Value) -> TopLevelGrammar {
     let whitespace_pattern = Some(r"\x20".to_owned());
     let options = JsonCompileOptions { whitespace_pattern, ..JsonCompileOptions::default() };

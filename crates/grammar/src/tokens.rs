@@ -18,7 +18,7 @@ const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 /// What each token of a vocabulary adds to a text, as plain data, which another process can be given.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Words {
-    /// The bytes that each token writes; empty where that is nothing, or what another one writes.
+    /// The bytes that each token writes; empty if that is nothing, or what another one writes.
     bytes: Vec<Vec<u8>>,
     /// Tokens that write what another one writes, with that one.
     twins: Vec<(u32, u32)>,
@@ -62,7 +62,7 @@ impl Words {
 
 /// The tokens of a vocabulary as grammars need them.
 pub(crate) struct Tokens {
-    /// The tokens that write something, each text once, and one more which stands for the end of the text.
+    /// The tokens that write something, each text once, and one more for the end of the text.
     pub(crate) trie: TokEnv,
     /// The end of the text in the trie; the vocabulary has no such token.
     pub(crate) end: u32,
@@ -126,9 +126,9 @@ struct Written {
 
 /// How a tokenizer writes its tokens.
 enum Writes<'a> {
-    /// Each the same bytes wherever it stands, which may be parts of characters.
+    /// Each the same bytes everywhere, which may be parts of characters.
     Bytes(&'a Tokenizer),
-    /// Each whole characters, with a space before it where the tokenizer has it begin a word.
+    /// Each whole characters, with a space before it if the tokenizer has it begin a word.
     Words { tokenizer: &'a Tokenizer, before: u32, text_before: String },
 }
 
@@ -155,7 +155,7 @@ impl<'a> Writes<'a> {
         }
     }
 
-    /// What a token writes; `None` where that is nothing.
+    /// What a token writes; `None` if that is nothing.
     fn written_by(&self, id: u32) -> Option<Written> {
         match self {
             Self::Bytes(tokenizer) => {

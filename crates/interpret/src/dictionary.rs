@@ -69,8 +69,8 @@ pub struct Dictionary {
 pub struct Explained {
     /// Number of latents that are not zero, mean over the values.
     pub mean_l0: f64,
-    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`; `None` where the values do not differ. The first token's, which are many times longer than
-    /// others, decide it alone where they are among them.
+    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`; `None` if the values do not differ. The first token's, which are many times longer than
+    /// others, decide it alone if they are among them.
     pub variance_explained: Option<f64>,
     /// Mean of the squares of the elements of `x − x̂`.
     pub mse: f64,
@@ -183,7 +183,7 @@ impl Dictionary {
     }
 
     /// What to encode, `(…, C)`, of what the model has at the place: with heads side by side, and with TransformerLens' processing
-    /// of this model where the dictionary was trained on it.
+    /// of this model if the dictionary was trained on it.
     ///
     /// # Errors
     /// When the shape is not the site's.
@@ -252,7 +252,7 @@ impl Dictionary {
         self.encoder.activate(&rows)?.reshape(before.dims())
     }
 
-    /// The values that latents stand for. `input` is what was encoded: its mean and deviation return where the input is normalized,
+    /// The values that latents stand for. `input` is what was encoded: its mean and deviation return if the input is normalized,
     /// and a skip connection reads it.
     ///
     /// # Shapes
@@ -282,7 +282,7 @@ impl Dictionary {
         self.decode(&self.encode(x)?, x)
     }
 
-    /// What one latent adds to a value for each unit of it, `(C)`; to a normalized one where the input is normalized.
+    /// What one latent adds to a value for each unit of it, `(C)`; to a normalized one if the input is normalized.
     ///
     /// # Errors
     /// When there is no such latent.

@@ -1,4 +1,4 @@
-//! What is known of a dictionary besides its tensors: SAELens' `cfg.json`, and what stands beside OpenAI's tensors.
+//! The configuration of a dictionary: SAELens' `cfg.json`, and the other entries of OpenAI's files.
 //!
 //! Sources: SAELens (decoderesearch/SAELens, `sae_lens/saes/sae.py` at 2ad7a45, and for older files `handle_pre_6_0_config` in
 //! `sae_lens/loading/pretrained_sae_loaders.py` at 10537c1); OpenAI (openai/sparse_autoencoder, `sparse_autoencoder/paths.py` at
@@ -20,16 +20,16 @@ const TRANSCODERS: [&str; 4] =
 /// What makes a latent of a number. Part of a [`DictionaryConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LatentActivation {
-    /// The number itself where it is positive.
+    /// The number itself if it is positive.
     Relu,
     /// The same of the `k` largest alone; of equals the first.
     TopK {
         /// How many.
         k: usize,
     },
-    /// The number itself where it is positive and above the threshold of its latent.
+    /// The number itself if it is positive and above the threshold of its latent.
     JumpRelu,
-    /// A magnitude where it and a gate are positive; both read the value by the same weights.
+    /// A magnitude if it and a gate are positive; both read the value by the same weights.
     Gated,
 }
 
@@ -51,7 +51,7 @@ pub enum TrainedOn {
     TransformerLens,
 }
 
-/// What a transcoder explains: another place than the one that it reads. Part of a [`DictionaryConfig`].
+/// The hook point that a transcoder explains, which is not the one that it reads. Part of a [`DictionaryConfig`].
 ///
 /// ```
 /// use candle_gpt2_interpret::{DictionaryConfig, named_site};
@@ -74,7 +74,7 @@ pub struct TranscoderOutput {
     pub skips: bool,
 }
 
-/// What is known of a dictionary besides its tensors.
+/// The configuration of a dictionary.
 ///
 /// ```
 /// use candle_gpt2_interpret::{DictionaryConfig, LatentActivation, named_site};
@@ -91,7 +91,7 @@ pub struct TranscoderOutput {
 pub struct DictionaryConfig {
     /// The place that it reads, and explains if it is no transcoder.
     pub site: Site,
-    /// What a transcoder explains.
+    /// The hook point that a transcoder explains.
     pub output: Option<TranscoderOutput>,
     /// Names of its tensors.
     pub format: DictionaryFormat,
@@ -107,7 +107,7 @@ pub struct DictionaryConfig {
     pub normalizes_input: bool,
     /// Whether latents count by the length of their directions (`rescale_acts_by_decoder_norm`).
     pub scales_by_direction: bool,
-    /// Whether the texts of its training started with `<|endoftext|>` (`prepend_bos`), where it is known.
+    /// Whether the texts of its training started with `<|endoftext|>` (`prepend_bos`), if it is known.
     pub prepends_bos: Option<bool>,
     /// Whose values it was trained on.
     pub trained_on: TrainedOn,
@@ -125,14 +125,14 @@ impl DictionaryConfig {
         let value: Value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
             .map_err(|error| not_json(error.to_string()))?;
         if !value.is_object() {
-            return Err(not_json("its outermost value is no object".into()));
+            return Err(not_json("its outermost value is not an object".into()));
         }
         let keys = Keys(&value);
         keys.refuse_what_is_not_supported()?;
         let (key, hook) =
             keys.text(&["hook_name", "hook_point", "act_name"])?.ok_or_else(|| FileError::Key {
                 key: "hook_name".into(),
-                expected: "the place of the model, such as \"blocks.8.hook_resid_pre\"".into(),
+                expected: "the model's hook point, such as \"blocks.8.hook_resid_pre\"".into(),
                 found: "nothing".into(),
             })?;
         let site = named_site(hook).map_err(|error| FileError::Hook { key, error })?;
@@ -154,8 +154,8 @@ impl DictionaryConfig {
         })
     }
 
-    /// The configuration of one of OpenAI's files, by the texts and numbers that stand beside its tensors (`activation`,
-    /// `activation_state_dict.k`). Which place it explains stands in the name of its folder, see [`openai_site`].
+    /// The configuration of one of OpenAI's files, by the texts and numbers that it holds besides its tensors (`activation`,
+    /// `activation_state_dict.k`). The name of its folder says which hook point it explains, see [`openai_site`].
     ///
     /// # Errors
     /// When the activation is not supported.
@@ -231,7 +231,7 @@ pub fn openai_site(folder: &str, layer: usize) -> Option<Site> {
     Some(Site::in_block(layer, kind))
 }
 
-/// The keys of a `cfg.json`; since SAELens 6 those about the model stand below `metadata`.
+/// The keys of a `cfg.json`; since SAELens 6 those about the model are below `metadata`.
 pub(crate) struct Keys<'a>(pub(crate) &'a Value);
 
 impl Keys<'_> {
@@ -296,7 +296,7 @@ impl Keys<'_> {
         }
     }
 
-    /// What a transcoder explains.
+    /// The hook point that a transcoder explains.
     fn output(&self) -> Result<Option<TranscoderOutput>, FileError> {
         let architecture = self.text(&["architecture"])?.map_or("standard", |(_, architecture)| architecture);
         if !TRANSCODERS.contains(&architecture) {
@@ -308,7 +308,7 @@ impl Keys<'_> {
                 None => Ok(None),
             };
         }
-        let place = "the place of the model that the transcoder explains, such as \"blocks.8.hook_mlp_out\"";
+        let place = "the model's hook point that the transcoder explains, such as \"blocks.8.hook_mlp_out\"";
         let (key, hook) =
             self.text(&["hook_name_out"])?.ok_or_else(|| unexpected("hook_name_out", place, &Value::Null))?;
         if self.flag("apply_b_dec_to_input")? == Some(true) {

@@ -105,7 +105,7 @@ pub enum FileError {
         name: String,
         /// Which of its elements, in row-major order from 0.
         place: usize,
-        /// What stands there.
+        /// The value there.
         value: String,
     },
     /// Layers of a set of transcoders do not fit together.

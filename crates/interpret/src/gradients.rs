@@ -45,7 +45,7 @@ impl Observer for Probes {
 /// ```
 ///
 /// # Errors
-/// Those of the model; and where the gradient does not reach a place.
+/// Those of the model; and if the gradient does not reach a place.
 pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTreeMap<Site, Tensor>> {
     metric.check(run)?;
     let record = run.record(sites.iter().copied())?;
@@ -104,7 +104,7 @@ pub fn estimated_grid(patching: &Patching, kind: SiteKind, by: By) -> Result<Vec
         .collect()
 }
 
-/// How the weight of a token is found. [`token_weights`] is told one.
+/// How the weight of a token is found. [`token_weights`] takes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saliency {
     /// The gradient with regard to its embedding.
@@ -127,7 +127,7 @@ pub struct TokenWeights {
     pub norms: Vec<f32>,
     /// Its sum.
     pub sums: Vec<f32>,
-    /// The metric of the text, and where there is a baseline, of the baseline: the sums add up to the difference.
+    /// The metric of the text, and if there is a baseline, of the baseline: the sums add up to the difference.
     pub values: (f32, Option<f32>),
 }
 

@@ -56,7 +56,7 @@ pub struct AttributionGraph {
     influence: Vec<f64>,
 }
 
-/// What is left of a graph. [`AttributionGraph::pruned`] gives it.
+/// A pruned graph. [`AttributionGraph::pruned`] gives it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrunedGraph {
     /// Whether each node is kept.
@@ -67,7 +67,7 @@ pub struct PrunedGraph {
     pub shares: Vec<f64>,
 }
 
-/// What a node adds to another one. Part of a pruned [`AttributionGraph`].
+/// An edge: what a node adds to another one. Part of a pruned [`AttributionGraph`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttributionEdge {
     /// The node that adds it.
@@ -79,8 +79,8 @@ pub struct AttributionEdge {
 }
 
 impl AttributionGraph {
-    /// Computes the edges of the logits, and of the features with the most influence on them, as many as the options allow.
-    /// `progress` hears how many of how many rows are there.
+    /// Computes the edges of the logits, and of the features with the most influence on them, within the options' limit.
+    /// `progress` is called with the number of rows done and their total.
     ///
     /// # Errors
     /// When the device has no memory left.

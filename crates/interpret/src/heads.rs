@@ -58,7 +58,7 @@ pub struct HeadScores {
     pub induction: OfHeads,
 }
 
-/// Scores on rows of random tokens, each of which is read twice, after `bos` where it is given.
+/// Scores on rows of random tokens, each of which is read twice, after `bos` if it is given.
 ///
 /// ```
 /// use candle_gpt2_interpret::{head_scores, random_rows};
@@ -206,7 +206,7 @@ pub enum Likeness {
     Difference,
 }
 
-/// What is left out of a pattern before it is compared. [`detect_heads`] takes it.
+/// The entries of a pattern that are left out before it is compared. [`detect_heads`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Excluded {
     /// Attention to the first token.

@@ -11,7 +11,7 @@ use candle_gpt2_kernels::check_interrupted;
 use crate::Run;
 use crate::run::{log_softmax, rounded};
 
-/// What is asked of each layer and token. [`logit_lens`] takes them.
+/// Options of a lens. [`logit_lens`] takes them.
 #[derive(Debug, Clone, Default)]
 pub struct LensOptions {
     /// How many of the most probable tokens.
@@ -20,7 +20,7 @@ pub struct LensOptions {
     pub watch: Vec<u32>,
 }
 
-/// What a layer predicts after a token. [`logit_lens`] gives one for each layer and token.
+/// The prediction of a layer after a token. [`logit_lens`] gives one for each layer and token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LensCell {
     /// The most probable tokens with their natural logarithms of probability, the best first; of equals the lower id.
@@ -104,7 +104,7 @@ pub fn lens_logits(
 }
 
 /// The logits of the lens at one layer, from its residual stream `(1, T, C)`.
-/// A part of [`logit_lens`], for who runs the model alone.
+/// A part of [`logit_lens`], for callers that run the model themselves.
 ///
 /// # Errors
 /// Those of the model and of `translate`.
@@ -162,7 +162,7 @@ pub fn logit_lens(
 }
 
 /// The natural logarithms of the probabilities that logits `(1, T, V)` stand for, a row for each token.
-/// A part of [`logit_lens`], for who runs the model alone.
+/// A part of [`logit_lens`], for callers that run the model themselves.
 ///
 /// # Errors
 /// When candle cannot compute them for the type.
@@ -171,7 +171,7 @@ pub fn lens_logprobs(logits: &Tensor) -> Result<Vec<Vec<f32>>> {
 }
 
 /// The cells of some tokens of a layer, from rows of [`lens_logprobs`] of this layer and of the last; `next` are the tokens that
-/// follow them in the text. A part of [`logit_lens`], for who runs the model alone.
+/// follow them in the text. A part of [`logit_lens`], for callers that run the model themselves.
 pub fn lens_cells(
     predicted: &[Vec<f32>],
     last: &[Vec<f32>],
@@ -184,7 +184,7 @@ pub fn lens_cells(
         .collect()
 }
 
-/// What a layer of the lens is called.
+/// The name of a layer of the lens.
 ///
 /// ```
 /// let labels: Vec<String> = (0..=2).map(|layer| candle_gpt2_interpret::lens_label(layer, 2)).collect();

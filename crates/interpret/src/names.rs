@@ -129,10 +129,10 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
     Ok(found)
 }
 
-/// Why a name is no place of a model. [`named_site`] and [`named_sites`] return it.
+/// Why a name is not a hook point of a model. [`named_site`] and [`named_sites`] return it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
-    /// No place has it.
+    /// No hook point has it.
     #[error("unknown hook point `{name}`; did you mean `{nearest}`?")]
     Unknown {
         /// The name.
@@ -150,7 +150,7 @@ pub enum SiteError {
     },
     /// No name is given.
     #[error(
-        "no place is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
+        "no hook point is named; write names such as `resid_post` or `blocks.*.attn.hook_z`, separated by commas"
     )]
     NoName,
     /// The block is not there.

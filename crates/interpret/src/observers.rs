@@ -68,7 +68,7 @@ pub struct Place {
     pub row: Option<usize>,
     /// Positions of the text, those before the pass counted in; of scores and patterns those of queries.
     pub positions: Option<Vec<usize>>,
-    /// Heads, where the site has them.
+    /// Heads, if the site has them.
     pub heads: Option<Vec<usize>>,
     /// Places on the last axis: neurons, channels of the residual stream, keys of a pattern.
     pub channels: Option<Vec<usize>>,
@@ -255,7 +255,7 @@ impl Edit {
         self.site
     }
 
-    /// Ones where values are to be changed, in the shape of `value`; `None` where all are.
+    /// Ones where values are to be changed, in the shape of `value`; `None` if all are.
     fn mask(&self, value: &Tensor) -> Result<Option<Tensor>> {
         if self.places.is_empty() || self.places.iter().any(Place::is_everything) {
             return Ok(None);

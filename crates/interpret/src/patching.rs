@@ -16,7 +16,7 @@ use crate::{Ablate, Chain, InterpretError, Metric, Record, Replace, Run};
 /// Rows of a batch together have at most so many tokens.
 pub(crate) const BATCH_TOKENS: usize = 512;
 
-/// What the cells of a grid stand for, besides their layer. [`Patching::grid`] takes it.
+/// The second axis of a grid, besides the layer. [`Patching::grid`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// Nothing: the whole site at every position.
@@ -223,7 +223,7 @@ impl<'a> Patching<'a> {
         Ok(grid)
     }
 
-    /// Path patching: the metric of the clean text where only the path from some heads, as they are in the corrupted text, to a
+    /// Path patching: the metric of the clean text if only the path from some heads, as they are in the corrupted text, to a
     /// receiver is another. Between both all heads are as in the clean text, while norms and MLPs are computed.
     ///
     /// Source: "Interpretability in the Wild" (arXiv:2211.00593, section 3 and appendix B).
@@ -321,14 +321,14 @@ impl Receiver {
     }
 }
 
-/// What is put in the place of a head's output. [`ablated`] takes it.
+/// The replacement of a head's output. [`ablated`] takes it.
 #[derive(Debug, Clone)]
 pub enum Ablation {
     /// Zeros, in the model as it is.
     RawZero,
     /// The constant that is zero in TransformerLens, see [`Processing::value_constants`](crate::Processing::value_constants).
     TransformerLensZero,
-    /// The mean of other texts: at each position where all have as many tokens as this one, else the mean over them of their means
+    /// The mean of other texts: at each position if all have as many tokens as this one, else the mean over them of their means
     /// over positions.
     Mean(Vec<Vec<u32>>),
     /// What it is in another text of as many tokens.

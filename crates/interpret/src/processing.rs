@@ -64,7 +64,7 @@ impl Processing {
         Ok(Self { values, results })
     }
 
-    /// The constant part of the values of a block's heads, `(H, D)`: what TransformerLens has set to zero where it sets `z` to zero.
+    /// The constant part of the values of a block's heads, `(H, D)`: what TransformerLens has set to zero if it sets `z` to zero.
     pub fn value_constants(&self, layer: usize) -> Option<&Tensor> {
         self.values.get(layer)
     }

@@ -1,4 +1,4 @@
-//! The local replacement model: a run of a model in which features of transcoders stand for the MLPs, and all that is not linear is
+//! The local replacement model: a run of a model in which features of transcoders replace the MLPs, and all that is not linear is
 //! frozen as the run has it.
 //!
 //! Frozen are the attention patterns, the scales of the layer norms and the outputs of the MLPs; the skip connection of a transcoder
@@ -75,7 +75,7 @@ impl GraphNode {
     }
 }
 
-/// What a graph may take. [`ReplacementModel::new`] takes it.
+/// The limits of a graph. [`ReplacementModel::new`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GraphOptions {
     /// Features with edges into them: those with the most influence on the logits.
@@ -134,7 +134,7 @@ impl Writing {
 /// A layer of the local replacement model.
 struct FrozenLayer {
     attention: FrozenAttention,
-    /// The norm in front of the encoder, where it reads behind it.
+    /// The norm in front of the encoder, if it reads behind it.
     reading: Option<FrozenNorm>,
     transcoder: TranscoderLayer,
     /// Of each position.
@@ -337,7 +337,9 @@ impl ReplacementModel {
                     reads: node - self.logits().start,
                 },
                 _ => {
-                    return Err(InterpretError::Mismatch(format!("node {node} is no feature and no logit")));
+                    return Err(InterpretError::Mismatch(format!(
+                        "node {node} is neither a feature nor a logit"
+                    )));
                 }
             });
         }
@@ -416,7 +418,7 @@ impl ReplacementModel {
         for FeatureChange { node, value } in changes {
             let Some(GraphNode::Feature { layer, position, feature, activation }) = self.nodes.get(*node)
             else {
-                return Err(InterpretError::Mismatch(format!("node {node} is no feature")));
+                return Err(InterpretError::Mismatch(format!("node {node} is not a feature")));
             };
             for (step, decoder) in self.layers[*layer].transcoder.decoders.iter().enumerate() {
                 let added = (decoder.get(*feature)? * (value - activation))?;

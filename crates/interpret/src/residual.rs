@@ -120,7 +120,7 @@ pub fn head_results(run: &Run, processing: Option<&Processing>) -> Result<Stack>
     Stack::new(parts)
 }
 
-/// What a residual stream is multiplied with, once it is normalized, for the metric. [`attribute`] multiplies with it.
+/// The direction that a normalized residual stream is multiplied with for the metric. [`attribute`] multiplies with it.
 #[derive(Debug, Clone)]
 pub struct Direction {
     /// `(C)`, less its mean.

@@ -52,7 +52,7 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// What is seen at these places. Nothing after the last of them is computed: neither the blocks above it nor, unless logits are
+    /// The activations at these hook points. Nothing after the last of them is computed: neither the blocks above it nor, unless logits are
     /// wanted, the output head.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What is seen at these places when a model reads several texts at once: one after the other on the axis of tokens, `(1, T, …)` with
+/// The activations at these hook points when a model reads several texts at once: one after the other on the axis of tokens, `(1, T, …)` with
 /// `T` the tokens of all of them, in the numbers that each has alone. Nothing after the last of the places is computed, as in
 /// [`Run::record`].
 ///

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::{InterpretError, Run};
 
 /// Adds vectors to the input of a block, at the first positions of every text or at all of them. The first positions are those of the
-/// pass that begins a text: of a prompt, or of its window where the context slides.
+/// pass that begins a text: of a prompt, or of its window if the context slides.
 ///
 /// ```
 /// use candle_gpt2::LogitsFor;

@@ -54,7 +54,7 @@ impl TranscoderInput {
     }
 }
 
-/// What is known of circuit-tracer's transcoders besides their tensors.
+/// The configuration of circuit-tracer's transcoders.
 ///
 /// ```
 /// use candle_gpt2_interpret::{TranscoderInput, TranscodersConfig};

@@ -40,7 +40,7 @@ pub struct TunedLens {
 
 impl TunedLens {
     /// The lens of a model of `n_layer` blocks and this width, of tensors on one device. A common beginning of the names
-    /// (`layer_translators.0.weight`) is found; tensors that stand outside it are not looked at.
+    /// (`layer_translators.0.weight`) is found; tensors outside it are ignored.
     ///
     /// # Errors
     /// When a tensor is missing or has another shape, or the lens has more layers.

@@ -1,4 +1,4 @@
-//! What stands beside shards of activations: of which model, prompts and hook points they are, and how far their making is.
+//! The manifest of a folder of activations: their model, prompts and hook points, and how far the job is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -117,7 +117,7 @@ impl ActivationManifest {
         Ok(replace_file(&Self::path(folder), write)?)
     }
 
-    /// Refuses to go on with another model, other prompts or other options than those of the folder.
+    /// Refuses to continue with another model, other prompts or other options than those of the folder.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
         let names = |manifest: &Self| json!(manifest.sites.iter().map(|site| &site.name).collect::<Vec<_>>());
         let model = |manifest: &Self| {

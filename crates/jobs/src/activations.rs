@@ -210,7 +210,7 @@ impl ActivationsJob {
         })
     }
 
-    /// What an earlier run left in the folder; refused if it holds something else, or is not to be gone on with.
+    /// What an earlier run left in the folder; refused if it holds something else, or is not to be resumed.
     fn found(&self) -> Result<Option<ActivationManifest>, TrainingError> {
         let found = if self.out.is_dir() { ActivationManifest::read(&self.out)? } else { None };
         let can_go_on = found.is_some();

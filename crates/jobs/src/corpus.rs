@@ -2,7 +2,7 @@
 //!
 //! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. Ids are taken
 //! as they are: rows of tokens that no text is encoded to, such as random ones. A
-//! document ends with the end-of-text token, where the model's vocabulary has one. Files are read piece by piece, so that no
+//! document ends with the end-of-text token, if the model's vocabulary has one. Files are read piece by piece, so that no
 //! memory grows with them.
 
 use std::borrow::Cow;
@@ -89,7 +89,7 @@ pub(crate) enum Content<'a> {
 }
 
 impl Corpus {
-    /// Opens the files; the last `held_out` share of each is held out. Files are JSONL where their names end in `.jsonl`
+    /// Opens the files; the last `held_out` share of each is held out. Files are JSONL if their names end in `.jsonl`
     /// or `.ndjson`. What they hold is checked when it is read.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl TextFile {
     /// The texts of a piece.
     ///
     /// # Errors
-    /// When it is binary, not UTF-8, or holds no line of JSON where it ought to.
+    /// When it is binary, not UTF-8, or a line that should be JSON is not.
     pub(crate) fn texts<'a>(
         &'a self,
         piece: &'a Piece,
@@ -286,14 +286,14 @@ impl PieceReader {
 }
 
 /// The first place from `from` on before a line break with something visible after it. GPT-2's tokenizer ends a word there
-/// whatever stands before.
+/// whatever precedes it.
 fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
     let is_cut =
         |place: &usize| bytes[*place] == b'\n' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
     (from.max(1)..bytes.len()).find(is_cut)
 }
 
-/// Where the last `share` of a text of `length` bytes begins: after a line break, or at a character where no line ends before.
+/// Where the last `share` of a text of `length` bytes begins: after a line break, or at a character if no line ends before.
 fn cut(text: &mut (impl Read + Seek), length: u64, share: f64) -> io::Result<u64> {
     if share == 0.0 {
         return Ok(length);
@@ -333,10 +333,10 @@ fn content_of_line(line: &str) -> Result<Content<'static>, String> {
         Ok(Value::Object(mut keys)) => match (keys.remove("text"), keys.remove("ids")) {
             (Some(Value::String(string)), None) => Ok(text(string)),
             (Some(Value::String(_)), Some(_)) => Err("the object has both `text` and `ids`; keep one".into()),
-            (Some(_), _) => Err("`text` is no string".into()),
+            (Some(_), _) => Err("`text` is not a string".into()),
             (None, Some(ids)) => match serde_json::from_value(ids) {
                 Ok(ids) => Ok(Content::Ids(ids)),
-                Err(_) => Err("`ids` is no list of token ids".into()),
+                Err(_) => Err("`ids` is not a list of token ids".into()),
             },
             (None, None) => Err("the object has no `text`".into()),
         },
@@ -369,7 +369,7 @@ mod tests {
         let of = |line: &str| content_of_line(line).map(string);
         assert_eq!(of("{\"text\": \"a b\", \"labels\": []}"), Ok("a b".into()));
         assert_eq!(of("{\"ids\": [3, 0, 2047]}"), Ok("[3, 0, 2047]".into()));
-        assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is no list of token ids".into()));
+        assert_eq!(of("{\"ids\": [3, -1]}"), Err("`ids` is not a list of token ids".into()));
         assert_eq!(
             of("{\"ids\": [3], \"text\": \"a\"}"),
             Err("the object has both `text` and `ids`; keep one".into())
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(refused("a.txt", &far), "not valid UTF-8 at byte 300000; convert the text to UTF-8");
         assert!(refused("b.txt", b"text\0").starts_with("a binary file"));
         let lines = ["\"good\"\n\n".repeat(20_000), "{\"text\": 5}\n".to_owned()].concat();
-        assert_eq!(refused("c.jsonl", lines.as_bytes()), "line 40001: `text` is no string");
+        assert_eq!(refused("c.jsonl", lines.as_bytes()), "line 40001: `text` is not a string");
     }
 
     #[test]

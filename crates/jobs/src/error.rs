@@ -1,4 +1,4 @@
-//! Why a job cannot start or go on.
+//! Why a job cannot start or continue.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use candle_gpt2_training::TrainingError;
 use candle_gpt2_weights::WeightsError;
 use thiserror::Error;
 
-/// A job that cannot start or go on. [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
+/// A job that cannot start or continue. [`TrainJob`](crate::TrainJob) and [`TokenizeJob`](crate::TokenizeJob) return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -43,7 +43,7 @@ impl JobError {
         }
     }
 
-    /// Whether the call is wrong, as opposed to the job having failed.
+    /// Whether it is a usage error, as opposed to a failed job.
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Training(error) => error.is_usage(),

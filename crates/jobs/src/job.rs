@@ -1,5 +1,5 @@
-//! A whole training from files to a folder, as every face of the project runs it: data, tokenizer, start, adapters, steps,
-//! evaluations, samples and the report.
+//! A whole training from files to a folder, as every front end runs it: data, tokenizer, start, adapters, steps, evaluations,
+//! samples and the report.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,11 +29,11 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Tokens of a sample: enough to see what the model has learnt, at little cost.
 const SAMPLE_TOKENS: usize = 60;
 
-/// A training: what it reads, where it writes, and how it is done.
+/// A training: its data, its folder and its options.
 ///
-/// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones, where nothing is
-/// held out); beside them stand `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights,
-/// interrupted or not.
+/// The folder becomes a Hugging Face checkpoint with the weights of the best held-out loss (the last ones if nothing is held
+/// out), next to `log.jsonl`, `loss.svg` and the state to resume from. The same job gives the same weights, interrupted or
+/// not.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -75,7 +75,7 @@ pub struct TrainJob {
     pub out: PathBuf,
     /// The other options.
     pub options: TrainOptions,
-    /// Where checkpoints of the hub come from.
+    /// Where the Hub's checkpoints come from.
     pub hub: HubOptions,
 }
 
@@ -83,7 +83,7 @@ pub struct TrainJob {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub enum TrainEvent<'a> {
-    /// The steps begin, or go on.
+    /// The steps begin, or are resumed.
     Start {
         /// Steps of the whole training.
         steps: u64,
@@ -114,10 +114,10 @@ pub struct TrainReport {
     pub training_tokens: usize,
     /// Tokens that were held out.
     pub held_out_tokens: usize,
-    /// Rows that were trained on, where the data has rows.
+    /// Rows that were trained on, if the data has rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub training_rows: Option<usize>,
-    /// Rows that were held out, where the data has rows.
+    /// Rows that were held out, if the data has rows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_rows: Option<usize>,
     /// Steps taken in all.
@@ -150,8 +150,8 @@ struct Prepared {
 }
 
 impl TrainJob {
-    /// Trains. `reporter` hears of loading and encoding, and may interrupt the job, which then ends within an operation, the
-    /// state of the last step saved; `on_event` is told every step.
+    /// Trains. `reporter` receives the progress of loading and encoding, and may interrupt the job, which then ends within an
+    /// operation, the state of the last step saved; `on_event` is called with every step.
     ///
     /// # Errors
     /// When options are out of range or do not go together, the folder is taken, data or start cannot be read or do not fit
@@ -180,7 +180,7 @@ impl TrainJob {
         let mut report = |entry: &Entry, trainer: &Trainer| {
             on_event(TrainEvent::Entry(entry));
             if let (Some(held_out_loss), Some(prompt)) = (entry.held_out_loss, &self.options.sample) {
-                // A sample that fails is shown as such; the training goes on.
+                // A sample that fails is shown as such; the training continues.
                 let text = sample(trainer, &tokenizer, prompt);
                 let text = text.unwrap_or_else(|error| error.to_string());
                 on_event(TrainEvent::Sample { step: entry.step, held_out_loss, text: &text });
@@ -230,7 +230,7 @@ impl TrainJob {
         }
     }
 
-    /// Everything up to the first step, or to the step that the training goes on from.
+    /// Everything up to the first step, or to the step that the training resumes from.
     ///
     /// # Errors
     /// As [`TrainJob::run`], but for what a step may fail with.
@@ -239,7 +239,7 @@ impl TrainJob {
     }
 
     /// The same for one of several processes, each of which computes a share of every batch, see [`Run::share_of_step`]. The
-    /// first one writes the folder, and the others nothing that stays; all of them see the state in it, where they resume and it
+    /// first one writes the folder, and the others nothing that stays; all of them see the state in it, if they resume and it
     /// can be read, and else are to be given it, see [`Run::set_state`].
     ///
     /// # Errors
@@ -319,7 +319,7 @@ impl TrainJob {
         JobFolder::check(&self.out, &RESULTS, begun, resume)
     }
 
-    /// The configuration, the tokenizer and, where there is one, the checkpoint.
+    /// The configuration, the tokenizer and, if there is one, the checkpoint.
     fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, JobError> {
         let (config, name) = match &self.start {
             Start::Checkpoint(model) => {

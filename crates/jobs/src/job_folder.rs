@@ -1,5 +1,5 @@
-//! The folder that a job writes: one process at a time, and what a process that was killed left unfinished is told from the
-//! files of users.
+//! The folder that a job writes: one process at a time, and unfinished files of a killed process are distinguished from the files
+//! of users.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct JobFolder {
 /// What is in the folder of a job, and what becomes of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Resume {
-    /// Whether the job goes on with it.
+    /// Whether the job resumes it.
     pub(crate) goes_on: bool,
     /// Whether a job could.
     pub(crate) can_go_on: bool,
@@ -84,11 +84,11 @@ impl JobFolder {
         Ok(true)
     }
 
-    /// Refuses a folder that a job may neither begin nor go on in. `begun` is as for [`JobFolder::is_free`]; `goes_on` says whether what
-    /// is there is gone on with, and `can_go_on` whether `resume` would do that.
+    /// Refuses a folder in which a job may neither begin nor resume. `begun` is as for [`JobFolder::is_free`]; `goes_on` says whether
+    /// the job resumes what is there, and `can_go_on` whether `resume` would do that.
     ///
     /// # Errors
-    /// When it is no folder, or has something in it.
+    /// When it is not a folder, or has something in it.
     pub(crate) fn check(
         path: &Path,
         results: &[&str],
@@ -96,11 +96,11 @@ impl JobFolder {
         Resume { goes_on, can_go_on }: Resume,
     ) -> Result<(), TrainingError> {
         let what = if path.exists() && !path.is_dir() {
-            "it is no folder; choose another name"
+            "it is not a folder; choose another name"
         } else if goes_on || Self::is_free(path, results, begun)? {
             return Ok(());
         } else if can_go_on {
-            "the folder is not empty; add `resume` to go on with what is in it, or choose another name"
+            "the folder is not empty; add `resume` to continue what is in it, or choose another name"
         } else {
             "the folder is not empty; choose another name"
         };

@@ -46,7 +46,7 @@ pub struct Entry {
     /// Share of the variance that a dictionary explains, on the held-out tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub explained_variance: Option<f64>,
-    /// What the model's loss rises by when the dictionary writes, in nats for each token.
+    /// The rise of the model's loss when the dictionary replaces the activations, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub delta_cross_entropy: Option<f64>,
     /// Latents that were never active on the held-out tokens.
@@ -56,7 +56,7 @@ pub struct Entry {
     pub elapsed_s: f64,
 }
 
-/// The log file, and what stands in it.
+/// The log file and its entries.
 ///
 /// ```
 /// use candle_gpt2_jobs::{Entry, Journal};

@@ -1,4 +1,4 @@
-//! What a training is asked for: the options of every face, with their names, their defaults and the rules between them.
+//! The options of a training in every front end, with their names, their defaults and the rules between them.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ const USUAL_WARMUP_STEPS: (u64, u64) = (1, 500);
 /// Types of the written weights: those that safetensors holds.
 const WRITTEN_DTYPES: [WrittenDType; 3] = [WrittenDType::F32, WrittenDType::F16, WrittenDType::BF16];
 
-/// What a training starts from. Part of a [`TrainJob`](crate::TrainJob).
+/// The start of a training. Part of a [`TrainJob`](crate::TrainJob).
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
     /// A checkpoint, which is trained further: a folder, a weights file of any format that is read, a model on the Hub, or
@@ -361,7 +361,7 @@ impl TrainOptions {
         }
     }
 
-    /// Puts the dictionary into the numbers, where one is trained, and what goes with it: a learning rate by the number of latents, no
+    /// Puts the dictionary into the numbers, if one is trained, and what goes with it: a learning rate by the number of latents, no
     /// weight decay, and Adam's numbers of openai/sparse_autoencoder.
     ///
     /// # Errors
@@ -436,7 +436,7 @@ impl TrainOptions {
         }
     }
 
-    /// The adapters, where there are to be any.
+    /// The adapters, if there are to be any.
     pub(crate) fn lora(&self) -> Option<LoraConfig> {
         self.lora_rank.map(|rank| LoraConfig {
             rank,
@@ -461,7 +461,7 @@ impl TrainOptions {
 /// use candle_gpt2_weights::WrittenDType;
 ///
 /// assert_eq!(written_dtype("bf16").ok(), Some(WrittenDType::BF16));
-/// assert!(written_dtype("q8_0").is_err(), "no training goes on from integers");
+/// assert!(written_dtype("q8_0").is_err(), "integer weights cannot be trained further");
 /// ```
 ///
 /// # Errors

@@ -146,12 +146,12 @@ fn texts_of_object(line: &str, names: [&'static str; 2]) -> Result<[String; 2], 
         Some(Value::String(text)) => Ok(text),
         Some(Value::Number(number)) if !number.is_f64() => Ok(number.to_string()),
         Some(Value::Bool(is_so)) => Ok(is_so.to_string()),
-        Some(_) => Err(format!("`{name}` is no text")),
+        Some(_) => Err(format!("`{name}` is not a text")),
     };
     Ok([text(names[0])?, text(names[1])?])
 }
 
-/// Gives every line that is not blank with its number, counted from 1, to `each`, whose message is told with the line.
+/// Gives every line that is not blank with its number, counted from 1, to `each`, whose message gets the line's number.
 fn each_line(
     path: &Path,
     mut each: impl FnMut(usize, &str) -> Result<(), String>,
@@ -231,8 +231,8 @@ mod tests {
                 "line 3: the object has no `label`",
             ),
             ("rows.jsonl", "{\"text\": \"a\", \"label\": null}", "line 1: the object has no `label`"),
-            ("rows.jsonl", "{\"text\": \"a\", \"label\": 0.5}", "line 1: `label` is no text"),
-            ("rows.jsonl", "{\"text\": [\"a\"], \"label\": 1}", "line 1: `text` is no text"),
+            ("rows.jsonl", "{\"text\": \"a\", \"label\": 0.5}", "line 1: `label` is not a text"),
+            ("rows.jsonl", "{\"text\": [\"a\"], \"label\": 1}", "line 1: `text` is not a text"),
             ("rows.jsonl", "\"a\"", "line 1: expected an object with `text` and `label`"),
             ("rows.ndjson", "{", "line 1: not valid JSON"),
             ("rows.tsv", "ham\ta\nspam", "line 2: no tab: expected `label`, a tab and `text`"),

@@ -152,7 +152,7 @@ impl RowFiles {
         ((rows as f64 * self.held_out).round() as usize).min(rows.saturating_sub(1))
     }
 
-    /// The rows as tokens. `reporter` hears how many of them were cut.
+    /// The rows as tokens. `reporter` receives a note with the number of those that were cut.
     ///
     /// # Errors
     /// When a text cannot be encoded or has no tokens, a completion does not fit into the context, the vocabulary lacks a token, or

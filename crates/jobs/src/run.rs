@@ -1,7 +1,8 @@
 //! A whole training: steps, evaluations, checkpoints, the log and the loss curve, in one folder.
 //!
-//! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest, where nothing is
-//! held out; adapters are merged there, and stand by themselves in `adapter`), beside the state to resume from, `log.jsonl` and, at the end, `loss.svg`. Every file is replaced as a whole. Models of steps that are kept stand in `step-N`.
+//! The folder is a Hugging Face checkpoint with the best weights so far by held-out loss (with the latest if nothing is
+//! held out; adapters are merged there, and also saved by themselves in `adapter`), next to the state to resume from, `log.jsonl`
+//! and, at the end, `loss.svg`. Every file is replaced as a whole. Models of steps that are kept are in `step-N`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,7 +77,7 @@ pub(crate) struct RunOptions {
     pub(crate) apart: Option<TempDir>,
 }
 
-/// Who hears of every entry of the log, and sees the model at that point.
+/// A function that is called with every entry of the log, and the model at that point.
 type Told<'a> = &'a mut dyn FnMut(&Entry, &Trainer);
 
 impl RunOptions {
@@ -116,13 +117,13 @@ pub struct Run {
     clock: Instant,
     /// When the step that is being taken began.
     step_start_s: f64,
-    /// Locked to the end; absent where another run writes the folder.
+    /// Locked to the end; absent if another run writes the folder.
     _folder: Option<JobFolder>,
 }
 
 impl Run {
-    /// A run of `trainer`, which is fresh, or goes on from the state of the same run where the folder holds one; in a folder that is
-    /// locked already, unless another run writes it.
+    /// A run of `trainer`, which is fresh, or resumes the state of the same run if the folder holds one; in a folder that is locked
+    /// already, unless another run writes it.
     ///
     /// # Errors
     /// When the folder holds the state of another run, or cannot be written.
@@ -143,7 +144,7 @@ impl Run {
         if let Some(folder) = &job_folder {
             folder.remove_leftovers();
         }
-        // What is told of steps that are taken again, or of an evaluation that is made again, is told again.
+        // Reports of steps that are taken again, or of an evaluation that is made again, are made again.
         let steps_done = trainer.steps_done();
         let is_known = |entry: &Entry| {
             let is_due = is_evaluation_due && entry.step == steps_done && entry.held_out_loss.is_some();
@@ -176,8 +177,8 @@ impl Run {
         self.clock.elapsed().as_secs_f64()
     }
 
-    /// Trains to the end. `report` is told every entry of the log, and sees the model at that point. The trainer is
-    /// [asked](Trainer::interrupted_by) whether to go on.
+    /// Trains to the end. `report` is called with every entry of the log, and the model at that point. The trainer is
+    /// [asked](Trainer::interrupted_by) whether to continue.
     ///
     /// # Errors
     /// When a loss is not a number, or a file cannot be written: the last saved state, if there is one, is still there; and
@@ -304,7 +305,7 @@ impl Run {
         state::to_bytes(&self.trainer, &self.progress())
     }
 
-    /// Goes on from the [state](Run::state) of the run of another share.
+    /// Resumes from the [state](Run::state) of the run of another share.
     ///
     /// # Errors
     /// When it is damaged, or that of another training.
@@ -476,7 +477,7 @@ impl Run {
         Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, self.options.dtype)?)
     }
 
-    /// The same error with the place of the last saved state, where there is one.
+    /// The same error with the place of the last saved state, if there is one.
     fn with_checkpoint(&self, error: TrainingError) -> TrainingError {
         let saved = Some(state::path(&self.options.folder)).filter(|path: &PathBuf| path.exists());
         match error {

@@ -35,7 +35,7 @@ pub(crate) struct Encoded {
 }
 
 impl<'a> ShardWriter<'a> {
-    /// Goes on where the manifest says, which is at the begin where it says nothing.
+    /// Resumes where the manifest says, by default at the beginning.
     pub(crate) fn open(folder: &'a Path, manifest: Manifest) -> Result<Self, TrainingError> {
         let mut writer = Self { folder, manifest, open: None };
         let shard_tokens = writer.shard_tokens();
@@ -162,7 +162,7 @@ impl<'a> ShardWriter<'a> {
         Ok(OpenShard { split, file, path, written })
     }
 
-    /// Gives the shard in the making, where there is one, its header and its name.
+    /// Gives the shard in the making, if there is one, its header and its name.
     fn finish_shard(&mut self) -> Result<(), TrainingError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         let header = self.manifest.format.header(self.manifest.dtype, open.written.tokens as u64);

@@ -144,7 +144,7 @@ pub struct TokenFolder {
     pub held_out: Option<Shards>,
     /// Characters of the text that is held out.
     pub held_out_characters: usize,
-    /// Tells the tokens to train on from others.
+    /// Identifies the tokens to train on.
     pub fingerprint: u64,
 }
 
@@ -301,7 +301,7 @@ fn foreign_layout(file: &MappedFile, vocab_size: usize) -> Result<(ShardFormat, 
         return match file.len().is_multiple_of(width.bytes()) {
             true => Ok((ShardFormat::NanoGpt, width)),
             false => refuse(format!(
-                "{} bytes are no whole number of {}-bit tokens: it was cut short, or its tokens are of another width",
+                "{} bytes are not a whole number of {}-bit tokens: it was cut short, or its tokens are of another width",
                 file.len(),
                 8 * width.bytes()
             )),

@@ -140,7 +140,7 @@ impl Source {
     }
 }
 
-/// What the rows of each label count, where weights are asked for.
+/// What the rows of each label count, if weights are asked for.
 ///
 /// # Errors
 /// When a weight is of a label that is not there.

@@ -1,4 +1,4 @@
-//! What a training of a language model learns from: texts, which become token files for the time of the training, or a folder of
+//! The data of a language model's training: texts, which become token files for the time of the training, or a folder of
 //! token files.
 
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ impl TextSource {
     /// Text files, of which a share is held out, or one folder of token files.
     ///
     /// # Errors
-    /// That of [`Corpus::open`], and when folders stand beside others.
+    /// That of [`Corpus::open`], and when a folder is given together with other data.
     pub(crate) fn open(data: &[PathBuf], held_out: f64) -> Result<Self, TrainingError> {
         match data {
             [folder] if folder.is_dir() => Ok(Self::Tokens(folder.clone())),
@@ -39,7 +39,7 @@ impl TextSource {
                 Some(folder) => {
                     let folder = folder.display();
                     let what = format!(
-                        "`data` {folder}: a folder of tokens stands alone; give it by itself, or text files"
+                        "`data` {folder}: a folder of tokens cannot be combined; give it alone, or text files"
                     );
                     Err(TrainingError::Call { what })
                 }
@@ -66,7 +66,7 @@ impl TextSource {
                     return Ok(load_tokenizer(&path)?);
                 }
                 let what = format!(
-                    "{}: no {TOKENIZER_FILE} stands beside the tokens; give the one that made them: `tokenizer`",
+                    "{}: no {TOKENIZER_FILE} next to the tokens; give the one that made them: `tokenizer`",
                     folder.display()
                 );
                 return Err(TrainingError::Call { what });
@@ -153,7 +153,7 @@ pub(crate) fn trained_tokenizer(
     }
 }
 
-/// Tokens whose folder goes when nobody reads it any more.
+/// Tokens whose folder is removed after its last reader.
 struct TemporaryTokens {
     // Unmapped before the folder goes.
     shards: Shards,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Numbers of llm.c's header, 32 bits each: magic, version, tokens, and zeros.
 pub(crate) const HEADER_NUMBERS: usize = 256;
 
-/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) is told it.
+/// How token files are laid out. A [`TokenizeJob`](crate::TokenizeJob) takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ShardFormat {
     /// nanoGPT's: the tokens and nothing else.
@@ -112,7 +112,7 @@ impl ShardFormat {
         }
     }
 
-    /// What stands before so many tokens.
+    /// The header of a file with so many tokens.
     pub(crate) fn header(self, width: TokenWidth, tokens: u64) -> Vec<u8> {
         let (magic, version) = width.mark();
         let tokens = i32::try_from(tokens).unwrap_or(i32::MAX);

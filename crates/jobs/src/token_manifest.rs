@@ -1,4 +1,4 @@
-//! What stands beside token files: whose tokens they are, of which texts, how many, and how far their making is.
+//! The manifest of token files: their tokenizer, their texts, how many tokens, and how far the job is.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -103,7 +103,7 @@ impl Manifest {
         // The names are joined to the folder's, and must not lead out of it.
         let mut shards = manifest.training.shards.iter().chain(&manifest.held_out.shards);
         match shards.find(|shard| Path::new(&shard.file).file_name() != Some(shard.file.as_ref())) {
-            Some(shard) => Err(damaged(format!("`{}` is no name of a file", shard.file))),
+            Some(shard) => Err(damaged(format!("`{}` is not the name of a file", shard.file))),
             None => Ok(Some(manifest)),
         }
     }
@@ -128,7 +128,7 @@ impl Manifest {
         }
     }
 
-    /// Where the making goes on: the part, the number of the file, and the place in it. `None` where all is read.
+    /// Where the job resumes: the part, the number of the file, and the place in it. `None` if all is read.
     pub(crate) fn next_place(&self) -> Option<(Split, usize, u64)> {
         let next = |split: Split, end: fn(&SourceFile) -> u64| {
             let unread = self.sources.iter().position(|source| source.read < end(source));
@@ -193,7 +193,7 @@ impl Manifest {
         }
     }
 
-    /// Refuses to go on with other texts or options.
+    /// Refuses to continue with other texts or options.
     pub(crate) fn check_same(&self, folder: &Path, wanted: &Self) -> Result<(), TrainingError> {
         let data = |manifest: &Self| -> Vec<_> {
             manifest.sources.iter().map(|source| (source.file.clone(), source.bytes)).collect()
@@ -234,7 +234,7 @@ pub(crate) fn vocabulary_checksum(tokenizer: &Tokenizer) -> u32 {
     for (id, token) in tokens {
         checksum.update(&id.to_le_bytes());
         checksum.update(token.as_bytes());
-        // No token of another vocabulary can go on into the next one's id.
+        // No token of another vocabulary can run into the next one's id.
         checksum.update(&[0xff]);
     }
     checksum.finalize()

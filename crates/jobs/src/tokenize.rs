@@ -38,7 +38,7 @@ const RESULTS: [&str; 2] = [FILE_NAME, TOKENIZER_FILE];
 
 /// Texts that become a folder of token files.
 ///
-/// Beside the token files, `train.bin` and `val.bin` or numbered ones, stands `tokens.json`, which says what they are and lets a
+/// The folder gets the token files, `train.bin` and `val.bin` or numbered ones, `tokens.json`, which describes them and lets a
 /// reader find damage, and the tokenizer. The same job gives the same files, whatever the number of threads, interrupted or not.
 ///
 /// ```
@@ -77,7 +77,7 @@ pub struct TokenizeJob {
     pub options: TokenizeOptions,
     /// The number of attention heads, for checkpoints that do not tell it.
     pub n_head: Option<usize>,
-    /// Where checkpoints of the hub come from.
+    /// Where the Hub's checkpoints come from.
     pub hub: HubOptions,
 }
 
@@ -230,8 +230,8 @@ impl TokenizeJob {
         write(corpus, vocabulary, &self.out, manifest, (SAVE_BYTES, thread_count()), reporter)
     }
 
-    /// Whether the same call with `resume` can go on after an error: when it was interrupted, or found no room for more. Texts
-    /// that have to be changed are encoded from their beginning, for their tokens are those of other texts then.
+    /// Whether the same call with `resume` can continue after an error: when it was interrupted, or found no room for more. If texts
+    /// have to be changed, all are encoded again from the beginning.
     fn can_resume(&self, error: &TrainingError) -> bool {
         let is_of_disk = matches!(
             error,
@@ -252,7 +252,7 @@ impl TokenizeJob {
         }
     }
 
-    /// What an earlier run left in the folder; refused if it holds something else, or is not to be gone on with.
+    /// What an earlier run left in the folder; refused if it holds something else, or is not to be resumed.
     fn found(&self) -> Result<Option<Manifest>, TrainingError> {
         let found = if self.out.is_dir() { Manifest::read(&self.out)? } else { None };
         let can_go_on = found.is_some();
@@ -500,7 +500,7 @@ fn in_order<T: Send, R: Send, S>(
                 let mut state = state();
                 let next = || receiver.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 while let Ok((item, answer)) = next() {
-                    // Nobody waits for it where another one failed.
+                    // The receiver is gone if another one failed.
                     let _ = answer.send(work(&mut state, item));
                 }
             });

@@ -1,4 +1,4 @@
-//! What a run learns from and is measured on, whatever the task.
+//! The data that a run learns from and is measured on, for every task.
 
 use crate::{Data, HeldOut};
 

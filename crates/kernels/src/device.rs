@@ -45,7 +45,7 @@ pub enum DeviceError {
     },
 }
 
-/// What is opened once by number and then kept, for whoever asks again.
+/// What is opened once by number and then kept for later calls.
 #[cfg(any(feature = "cuda", test))]
 struct OpenedOnce<T>(Mutex<BTreeMap<usize, T>>);
 

@@ -1,8 +1,8 @@
-//! Who gives a GPU work: any number of threads, or one that records a step.
+//! The users of a GPU: any number of threads, or one that records a step.
 //!
-//! A recording takes whatever the device is given meanwhile, by any thread, and none of that is done. So what uses a GPU says so by
-//! [`using`], and a recording is made only where nobody else does. It never waits for that: work may call a function of its user's
-//! that waits for another thread's work. The others wait for a recording, which is made in milliseconds and calls nobody.
+//! A recording captures whatever any thread gives the device meanwhile, and none of that is run. So all work on a GPU is wrapped in
+//! [`using`], and a recording is made only if no other thread is inside it. It never waits for that: work may call a function of its
+//! user that waits for another thread's work. The others wait for a recording, which takes milliseconds and calls no user's function.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ static GPUS: Mutex<BTreeMap<usize, Arc<Users>>> = Mutex::new(BTreeMap::new());
 /// Does work that gives an NVIDIA GPU something to do, and waits until no other thread records a step there
 /// (`candle_gpt2::Gpt2LMHeadModel::with_recorded_steps`). Work may be within work, on this thread and on others. Elsewhere this changes nothing.
 ///
-/// Models and caches call it themselves. Whoever gives the same device operations on tensors from other threads does so in here.
+/// Models and caches call it themselves. Callers that run operations on tensors of the same device in other threads run them in here.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -33,7 +33,7 @@ pub fn using<T>(device: &Device, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Does work while no other thread uses the GPU; `None` where one does. [`using`] then waits in other threads.
+/// Does work while no other thread uses the GPU; `None` if one does. [`using`] then waits in other threads.
 #[cfg(feature = "cuda")]
 pub(crate) fn alone<T>(device: &Device, work: impl FnOnce() -> T) -> Option<T> {
     match users_of(device) {
@@ -77,7 +77,7 @@ impl Users {
 
     #[cfg(any(feature = "cuda", test))]
     fn alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        /// Lets the others go on, after a panic too.
+        /// Lets the others continue, after a panic too.
         struct Recorder<'a>(&'a Users);
         impl Drop for Recorder<'_> {
             fn drop(&mut self) {
@@ -143,7 +143,7 @@ mod tests {
     /// A hook that computes, on its own thread, and one that waits for a thread which computes: with a plain lock both would wait
     /// for themselves.
     #[test]
-    fn work_within_work_waits_for_nobody() {
+    fn work_within_work_waits_for_no_other() {
         let users = Arc::new(Users::default());
         let (done, told) = channel();
         let within = Arc::clone(&users);
@@ -180,7 +180,7 @@ mod tests {
             assert!(other.recv_timeout(A_WHILE).is_err(), "nothing of it is recorded");
             other
         });
-        waiting.unwrap().recv_timeout(SOON).expect("it goes on after the recording");
+        waiting.unwrap().recv_timeout(SOON).expect("it continues after the recording");
         assert!(users.lock().recorder.is_none());
     }
 

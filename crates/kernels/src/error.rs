@@ -221,7 +221,7 @@ pub fn carry(error: impl Error + Send + Sync + 'static) -> candle_core::Error {
     candle_core::Error::Io(io::Error::other(error))
 }
 
-/// The error that [`carry`] put into candle's, whatever candle put around it since; `None` where it is another one.
+/// The error that [`carry`] put into candle's, whatever candle put around it since; `None` if it is another one.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

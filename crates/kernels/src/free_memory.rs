@@ -25,7 +25,7 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// What the system says (Linux); `None` elsewhere.
+    /// The system's numbers (Linux); `None` elsewhere.
     pub fn now() -> Option<Self> {
         let read = |path: &Path| fs::read_to_string(path).ok();
         let machine = of_machine(&read(Path::new("/proc/meminfo"))?)?;
@@ -58,8 +58,8 @@ impl ProcessMemory {
     }
 }
 
-/// Bytes of memory that this process may still take on a device: of the CPU where the system says so (Linux), of an NVIDIA GPU
-/// where the driver does; `None` elsewhere.
+/// Bytes of memory that this process may still take on a device: of the CPU if the system says so (Linux), of an NVIDIA GPU
+/// if the driver does; `None` elsewhere.
 ///
 /// ```
 /// use candle_core::Device;
@@ -132,7 +132,7 @@ const VERSION_2: GroupFiles = GroupFiles {
 };
 
 /// The control groups that a process is in, by its `/proc/self/cgroup`: the innermost, and all around it up to the root, which is
-/// that of a container where there is one.
+/// that of a container if there is one.
 fn groups_of(own: &str) -> Vec<ControlGroup> {
     let mut groups = Vec::new();
     for line in own.lines() {

@@ -92,7 +92,7 @@ impl From<DType> for KvDType {
 
 /// A name that is none of [`KvDType::NAMES`]. What parsing a [`KvDType`] returns then.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no type of keys and values; there are f32, f16 and q8")]
+#[error("`{found}` is not a type of the KV cache; choose one of f32, f16 and q8")]
 pub struct UnknownKvDType {
     /// The name.
     pub found: String,

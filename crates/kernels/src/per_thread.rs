@@ -1,15 +1,15 @@
-//! What a thread computes under: all that lies between a caller and what it calls without being handed on. Three values, and no other
-//! thread-local stands in the lower crates.
+//! What a thread computes under: the state that passes from a caller to what it calls without being an argument. Three values; the
+//! lower crates have no other thread-local.
 //!
 //! | value | what it holds | who sets it | who reads it | at first |
 //! |---|---|---|---|---|
 //! | `TAPE` | what operations leave for the way back, see [`Tape`] | [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record, [`without_gradients`] pauses | each operation that has a way back, and layers that choose a kernel by it ([`runs_as_in_training`](crate::runs_as_in_training)) | off |
 //! | `IS_COMPOSED` | whether the kernels of the CPU are off | [`composed`], in tests | [`has_cpu_kernels`], which all who choose a kernel ask | they are on |
-//! | `INTERRUPT` | who is asked whether to end | [`interruptible`]; a CUDA recording puts in one that never ends | [`check_interrupted`] and [`is_interrupted`]: products, operations, the blocks of a model | nobody |
+//! | `INTERRUPT` | who is asked whether to end | [`interruptible`]; a CUDA recording puts in one that never ends | [`check_interrupted`] and [`is_interrupted`]: products, operations, the blocks of a model | none |
 //!
 //! Each is set for the time of one call and ends with it, by an error or a panic too: the value before it is put back, so calls lie
-//! within one another. None goes to another thread: the pool's threads compute on slices and ask for none of them, and whoever starts
-//! a thread for operations sets them there anew.
+//! within one another. None goes to another thread: the pool's threads compute on slices and ask for none of them, and code that
+//! starts a thread for operations sets them there anew.
 //!
 //! Which threads use a GPU ([`using`](crate::using)) is no such value, since other threads wait for it: `device_use` counts it for the
 //! whole process, by the threads' numbers.
@@ -34,7 +34,7 @@ fn within<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl Fn
     struct Restore<T: 'static>(&'static LocalKey<RefCell<T>>, Option<T>);
     impl<T> Drop for Restore<T> {
         fn drop(&mut self) {
-            // What goes may be large, and is dropped when nobody borrows the place.
+            // The old value may be large, and is dropped when the place is not borrowed.
             drop(self.1.take().map(|before| self.0.replace(before)));
         }
     }
@@ -83,7 +83,7 @@ pub(crate) struct Sums(pub(crate) HashMap<TensorId, Sum>);
 pub(crate) enum Sum {
     /// Memory for the first gradient; what it holds means nothing.
     Memory(Tensor),
-    /// A tensor that nobody else holds.
+    /// A tensor without other owners.
     Owned(Tensor),
     /// A tensor that may be the gradient of other tensors too.
     Shared(Tensor),
@@ -165,12 +165,12 @@ pub fn has_cpu_kernels(x: &Tensor) -> bool {
         && !IS_COMPOSED.with_borrow(|is_composed| *is_composed)
 }
 
-/// Asked whether to end what is being computed. [`interruptible`] takes it.
+/// Returns whether to end the computation. [`interruptible`] takes it.
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` says so. It is asked on this thread, in each product on
-/// the CPU, in each operation with a way back and in each block of a model, so it should cost little; and what it says once it should go
-/// on saying.
+/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` returns true. It is called on this thread, in each product
+/// on the CPU, in each differentiable operation and in each block of a model, so it should cost little; once true, it should stay
+/// true.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -195,15 +195,15 @@ pub(crate) fn is_interruptible() -> bool {
 
 /// Whether what this thread computes is to end, see [`interruptible`].
 pub fn is_interrupted() -> bool {
-    // Whoever is asked may compute something else.
+    // The function that is asked may compute something else.
     let interrupt = INTERRUPT.with_borrow(Option::clone);
     interrupt.is_some_and(|is_raised| is_raised())
 }
 
-/// Goes on unless what this thread computes is to end, see [`interruptible`].
+/// Returns an error if what this thread computes is to end, see [`interruptible`].
 ///
 /// # Errors
-/// [`KernelError::Interrupted`] where it is.
+/// [`KernelError::Interrupted`] if it is.
 pub fn check_interrupted() -> Result<()> {
     if is_interrupted() { Err(KernelError::Interrupted.into()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! What a prediction becomes without a head: each head in turn, or chosen ones together.
+//! Ablation: the prediction without a head, each head in turn, or chosen ones together.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What a run over a text has at chosen places, as tensors and as a file.
+//! The activations of a run at chosen hook points, as tensors and as a file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -148,7 +148,7 @@ impl Activations {
         Ok(CheckedActivations { ids, sites, positions: positions.transpose()? })
     }
 
-    /// Runs the model, and keeps what is at the places. The output head is computed only where logits are wanted.
+    /// Runs the model, and keeps what is at the places. The output head is computed only if logits are wanted.
     ///
     /// # Errors
     /// Those of the model.
@@ -188,7 +188,7 @@ impl Activations {
         Ok(logits)
     }
 
-    /// TransformerLens has the normalized residual stream where the model has the norm's output: what to put there, and where.
+    /// TransformerLens has the normalized residual stream if the model has the norm's output: what to put there, and where.
     fn processed_norm(&self, checked: &CheckedActivations) -> Option<[Site; 2]> {
         let norms = [SiteKind::FinalNorm, SiteKind::LnFinalNormalized].map(Site::outside);
         (self.numbers == Numbers::TransformerLens && checked.sites.contains(&norms[0])).then_some(norms)
@@ -269,7 +269,7 @@ impl Cached {
         SCHEMA
     }
 
-    /// Writes a file, whole or not at all, where there is none; gives its size in bytes.
+    /// Writes a file, whole or not at all, if there is none; gives its size in bytes.
     ///
     /// # Errors
     /// When something is there already, a tensor cannot be read, or the file cannot be written.

@@ -1,4 +1,4 @@
-//! Why a look is not possible: each message says what was found and what to do. The errors of the crates below come through as
+//! Why an analysis is not possible: each message says what was found and what to do. The errors of the crates below come through as
 //! they are.
 
 use std::io;
@@ -39,7 +39,7 @@ pub enum LookError {
     /// The tensors or the configuration of an autoencoder or of a lens.
     #[error("{}", path.display())]
     File {
-        /// Where they stand.
+        /// Their file.
         path: PathBuf,
         /// What is wrong with them.
         #[source]

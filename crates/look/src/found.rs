@@ -1,4 +1,4 @@
-//! What a look found: a report, and what else there is.
+//! The result of an analysis: a report, and details.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use serde::Serialize;
 use serde::ser::Serializer;
 use serde_json::{Value, json};
 
-/// What a look found.
+/// The result of an analysis.
 ///
 /// Given by [`Look::look`](crate::Look::look).
 #[derive(Debug, Clone)]
 pub struct Found {
     /// Values over axes.
     pub report: Report,
-    /// What else there is.
+    /// Further results.
     pub details: Details,
     /// The nodes and edges of an attribution graph, which are drawn instead of the values.
     pub graph: Option<AttributionGraph>,
 }
 
-/// What a look found besides the values of its report.
+/// The results of an analysis besides the values of its report.
 ///
 /// Part of what [`Look::look`](crate::Look::look) gives.
 #[derive(Debug, Clone)]
@@ -36,7 +36,7 @@ pub enum Details {
 }
 
 impl Details {
-    /// An object, or null where there is nothing.
+    /// An object, or null if there is nothing.
     pub fn to_json(&self) -> Value {
         match self {
             Self::Json(value) => value.clone(),

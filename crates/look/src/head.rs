@@ -39,7 +39,7 @@ pub struct OneHead {
     pub key: i64,
 }
 
-/// What the steps are of.
+/// A head and a pair of tokens that exist, whose steps can be computed.
 ///
 /// Given by [`OneHead::check`].
 #[derive(Debug, Clone)]
@@ -93,7 +93,7 @@ impl OneHead {
     /// Reads and checks what can be without the weights of the model.
     ///
     /// # Errors
-    /// When the text, the head or a token is not there, or the key stands behind the query.
+    /// When the text, the head or a token does not exist, or the key comes after the query.
     pub fn check(&self, reader: &Reader) -> Result<CheckedHead> {
         let ids = reader.text(&self.text)?;
         let config = reader.config();
@@ -111,7 +111,7 @@ impl OneHead {
 }
 
 impl CheckedHead {
-    /// The tokens to run the model on: what stands behind the query has no part in its steps.
+    /// The tokens to run the model on: those after the query have no part in its steps.
     pub fn ids(&self) -> &[u32] {
         self.ids.get(..=self.query).unwrap_or_default()
     }

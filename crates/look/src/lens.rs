@@ -70,7 +70,7 @@ impl Lens {
     }
 }
 
-/// What a lens needs to look.
+/// The checked options of a lens.
 ///
 /// Given by [`Lens`]'s `check`.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! What every look is: options that are checked before the weights are needed, and a report.
+//! The interface of every analysis: options that are checked before the weights are needed, and a report.
 
 use std::sync::Arc;
 

@@ -95,7 +95,7 @@ impl MetricOptions {
 }
 
 impl Prediction {
-    /// The metric, with the most probable token where no answer was given.
+    /// The metric, with the most probable token if no answer was given.
     pub(crate) fn metric(&self, run: &Run) -> Result<Metric> {
         let Self { answer, against, position, measure } = *self;
         let answer = match answer {

@@ -52,7 +52,7 @@ pub struct NextToken {
     pub logit: f32,
     /// The natural logarithm of its probability by the model alone.
     pub logprob: f64,
-    /// Its probability by the settings: 0 for what they exclude, and 1 where there is no choice.
+    /// Its probability by the settings: 0 for what they exclude, and 1 if there is no choice.
     pub probability: f64,
 }
 
@@ -97,8 +97,8 @@ impl NextTokens {
     }
 }
 
-/// What a model has read: asking again after another token of the same text costs the output head alone, and of a text that goes on
-/// only what is new is read.
+/// What a model has read: asking again after another token of the same text costs the output head alone, and only the new tokens
+/// of a longer text are read.
 ///
 /// ```
 /// use candle_gpt2_look::Reading;

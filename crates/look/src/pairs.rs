@@ -10,7 +10,7 @@ use crate::error::{Result, wrong};
 use crate::files::read_text;
 use crate::{ComparedTexts, LookError, Reader, TokenChoice};
 
-/// A line of a file of pairs, in the fields that patching has for one pair; where several tokens are right or wrong, they are a list.
+/// A line of a file of pairs, in the fields that patching has for one pair; if several tokens are right or wrong, they are a list.
 ///
 /// ```
 /// use candle_gpt2_look::{ComparedTexts, Text, WrittenPair};
@@ -80,7 +80,7 @@ fn one_or_more<'de, D: Deserializer<'de>>(
 #[derive(Debug)]
 pub(crate) struct ReadPairs {
     pub(crate) pairs: Vec<PromptPair>,
-    /// Empty where edges are not told apart by position.
+    /// Empty if edges are not told apart by position.
     pub(crate) spans: Vec<String>,
 }
 

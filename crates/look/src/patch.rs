@@ -15,7 +15,7 @@ use crate::named::choices;
 use crate::named::some_choice;
 use crate::{Found, Look, LookSubject, MetricOptions, Reader};
 
-/// What is put from the clean run into the corrupted one.
+/// The activations that are copied from the clean run into the corrupted one.
 ///
 /// ```
 /// use candle_gpt2_interpret::By;
@@ -51,7 +51,7 @@ impl Patched {
         let sites = named_sites(&self.site, n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
         let one_kind = || {
             wrong(format!(
-                "`site` {}: expected one kind of place that every block has, such as resid_pre or z",
+                "`site` {}: expected one kind of hook point that every block has, such as resid_pre or z",
                 self.site
             ))
         };

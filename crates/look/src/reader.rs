@@ -1,4 +1,4 @@
-//! What is asked in words, read and checked by what is known of a model without its weights: texts, tokens, positions, heads.
+//! Reads and checks options that are written as text, by what is known of a model without its weights: texts, tokens, positions, heads.
 
 use std::fmt::{Display, Formatter};
 use std::ops::RangeInclusive;
@@ -124,7 +124,7 @@ impl FromStr for Heads {
             let numbers = part.trim().split_once('.').map(|(layer, head)| (layer.parse(), head.parse()));
             match numbers {
                 Some((Ok(layer), Ok(head))) => Ok(Head { layer, head }),
-                _ => Err(wrong(format!("`{part}` is no head; write LAYER.HEAD, such as 9.6"))),
+                _ => Err(wrong(format!("`{part}` is not a head; write LAYER.HEAD, such as 9.6"))),
             }
         };
         text.split(',').map(head).collect::<Result<_>>().map(Self)
@@ -244,7 +244,7 @@ impl FromStr for Neuron {
         let numbers = text.split_once('.').map(|(layer, neuron)| (layer.parse(), neuron.parse()));
         match numbers {
             Some((Ok(layer), Ok(neuron))) => Ok(Self { layer, neuron }),
-            _ => Err(format!("`{text}` is no neuron; write LAYER.NEURON, such as 11.611")),
+            _ => Err(format!("`{text}` is not a neuron; write LAYER.NEURON, such as 11.611")),
         }
     }
 }
@@ -341,7 +341,7 @@ impl Reader {
         }
     }
 
-    /// The tokens of a text after the token in front, as many as the model takes.
+    /// The tokens of a text, after the BOS token if there is one, within the model's context.
     ///
     /// # Errors
     /// When there are none or too many, or one is outside the vocabulary.

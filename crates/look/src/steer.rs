@@ -10,7 +10,7 @@ use candle_gpt2_weights::TensorFile;
 use crate::error::{Result, wrong};
 use crate::{LookError, Reader, Text};
 
-/// What is added, and where.
+/// A steering vector, and where it is added.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -37,7 +37,7 @@ pub struct Steer {
     pub everywhere: bool,
 }
 
-/// What is added.
+/// The vector that is added.
 ///
 /// A field of [`Steer`].
 #[derive(Debug, Clone)]

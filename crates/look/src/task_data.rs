@@ -367,7 +367,7 @@ impl Maker<'_> {
         Ok(pairs)
     }
 
-    /// Years, where they are a century and two digits, or else numbers in words: what follows is greater. Corrupted it begins at the least.
+    /// Years, if they are a century and two digits, or else numbers in words: what follows is greater. Corrupted it begins at the least.
     fn greater_than(&mut self, count: usize) -> Result<Vec<WrittenPair>> {
         let years = self.centuries()?;
         if years.is_empty() {
@@ -435,7 +435,7 @@ impl Maker<'_> {
         Ok(centuries)
     }
 
-    /// Professions, or where the vocabulary has too few of them names: he or she. Corrupted it is one of the other sex.
+    /// Professions, or if the vocabulary has too few of them names: he or she. Corrupted it is one of the other sex.
     fn gender(&mut self, count: usize) -> Result<Vec<WrittenPair>> {
         let [hers, his] = [self.known(HERS)?, self.known(HIS)?];
         let has_sexes = self.known(&["man", "woman"])?.len() == 2;

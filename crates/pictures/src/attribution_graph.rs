@@ -111,7 +111,7 @@ struct Data<'a> {
 }
 
 /// A graph as one HTML file that asks for nothing. A node that is clicked, or chosen by the arrow keys, shows its edges; nodes can be
-/// pinned (`p`), and pinned ones grouped under a name. What is chosen stands in the fragment of the address.
+/// pinned (`p`), and pinned ones grouped under a name. The fragment of the address holds the selection.
 ///
 /// See [`AttributionGraph`] for an example.
 pub fn graph_page(report: &Report, graph: &AttributionGraph) -> String {

@@ -1,6 +1,6 @@
 //! A report as one HTML file: data, style and script inside it, no request to anywhere.
 //!
-//! The data stands in a script element of type `application/json`, where only `<` has a meaning to HTML; the script puts every text
+//! The data is in a script element of type `application/json`, where only `<` has a meaning to HTML; the script puts every text
 //! on the page as text. What it is drawn with is in `candle-gpt2-web`.
 
 use candle_gpt2_web::{
@@ -37,7 +37,7 @@ struct Data<'a> {
 /// A report as one HTML file that asks for nothing: attention patterns as a grid of heads with a large view of one, two axes as a
 /// heatmap, more with lists to choose from, one axis as bars or, where it is the text, as coloured tokens. A graph is below.
 ///
-/// What is chosen stands in the fragment of the address: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
+/// The fragment of the address holds the selection: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
 /// 1/65535 in texts of at most 128 tokens, and the page says how; other values are exact. A report that fails
 /// [`Report::check`] gives a page that says so.
 ///

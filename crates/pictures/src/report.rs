@@ -178,7 +178,7 @@ impl Report {
         Self { axes, values, texts, scale, ..self }
     }
 
-    /// Checks that values and texts are as many as the axes say.
+    /// Checks that the numbers of values and texts fit the axes.
     ///
     /// # Errors
     /// [`PictureError::Values`] or [`PictureError::Texts`] with both numbers.

@@ -1,4 +1,4 @@
-//! Keys and values of tokens that were computed, to go on from.
+//! The KV cache of a prefix, to continue from.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::process::{computing, start};
 use crate::raised::{Lent, Raised};
 use crate::values::{Text, Values, number};
 
-/// The tokens that a model has read, with their keys and values. `model.logits(ids, cache=cache)` reads more.
+/// A KV cache: the tokens that a model has read, with their keys and values. `model.logits(ids, cache=cache)` reads more.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Cache {
     pub(crate) loaded: Arc<LoadedModel>,
@@ -91,8 +91,8 @@ impl Cache {
 
 #[pymethods]
 impl Model {
-    /// Logits of the token after the last one, an array (vocabulary,); with last_only=False after each, (tokens, vocabulary). With
-    /// a cache the tokens come after those that it holds, and it then holds them too.
+    /// Logits after the last token, an array (vocabulary,); with last_only=False after each token, (tokens, vocabulary). With a
+    /// cache the tokens follow those that it holds, and are added to it.
     #[pyo3(signature = (ids, last_only = true, cache = None, hooks = None))]
     fn logits<'py>(
         &self,

@@ -18,16 +18,16 @@ use crate::process::start;
 use crate::reporting::reporting;
 use crate::values::{Values, dict_of, number};
 
-// Signatures write it out, for whoever reads them.
+// Signatures write it out for their readers.
 const _: () = assert!(VerifyOptions::TOLERANCE == 0.001);
 
-/// Shows what a checkpoint is, as `gpt2 inspect` does: format and what shows it, configuration, parameter counts, memory, every
-/// tensor, and what does not fit. A dict with the names of its --json.
+/// Describes a checkpoint, as `gpt2 inspect` does: its format and the evidence for it, configuration, parameter counts, memory,
+/// every tensor, and what does not fit. A dict with the keys of its --json.
 ///
-/// model: a checkpoint folder, a weights file of any format that is read, or a model of the Hugging Face hub; by default the one
-/// inside the package. preset: a published model in its place, which needs no files, such as "gpt2-xl". tensors: also minimum, maximum,
-/// mean and deviation of every tensor. diff: another checkpoint, and the dict tells how the two differ, whatever their formats.
-/// n_head: the number of attention heads, where the checkpoint does not tell it. offline: only the hub's cache is used.
+/// model: a checkpoint folder, a weights file of any supported format, or a model on the Hugging Face Hub; by default the one
+/// inside the package. preset: a published model in its place, which needs no files, such as "gpt2-xl". tensors: also the minimum,
+/// maximum, mean and deviation of every tensor. diff: another checkpoint; the dict then says how the two differ, whatever their
+/// formats. n_head: the number of attention heads, if the checkpoint does not record it. offline: use only the Hub's cache.
 #[pyfunction]
 #[pyo3(signature = (model = None, *, preset = None, tensors = false, diff = None, n_head = None, offline = false))]
 pub(crate) fn inspect(
@@ -46,11 +46,11 @@ pub(crate) fn inspect(
     dict_of(py, &reporting(py, |listener| options.inspect(listener))?)
 }
 
-/// Checks that a checkpoint is sound, as `gpt2 verify` does: that every tensor is there with its shape and finite values, that the
-/// tokenizer goes with the vocabulary, and that logits are the same with a cache and without. A dict: sound, problems, notes,
-/// cache_difference, against_difference. Files that are not what they ought to be are not sound; one that is not there is an error.
+/// Checks that a checkpoint is sound, as `gpt2 verify` does: every tensor is there with its shape and finite values, the tokenizer
+/// fits the vocabulary, and logits are the same with a cache and without. A dict: sound, problems, notes, cache_difference,
+/// against_difference. Damaged files are not sound; a missing one is an error.
 ///
-/// model: as of inspect. against: another checkpoint, whose logits of a fixed prompt may differ by at most tolerance.
+/// model: as for inspect. against: another checkpoint, whose logits for a fixed prompt may differ by at most tolerance.
 #[pyfunction]
 #[pyo3(signature = (model = None, *, against = None, tolerance = 0.001, n_head = None, offline = false))]
 pub(crate) fn verify(
@@ -65,12 +65,12 @@ pub(crate) fn verify(
     verified(py, &checkpoint(model, n_head, offline), against, tolerance)
 }
 
-/// Writes a checkpoint in another format, as `gpt2 convert` does: a GGUF file for llama.cpp where the name of the output ends in
+/// Writes a checkpoint in another format, as `gpt2 convert` does: a GGUF file for llama.cpp if the name of the output ends in
 /// .gguf, otherwise a folder that transformers loads. The result appears whole or not at all, and nothing that exists is overwritten.
 /// A dict: output, format, dtype, bytes.
 ///
-/// input: as model of inspect. dtype: f32, f16 or bf16, for GGUF also q8_0 and q4_0. tokenizer: a tokenizer.json, or a folder with one;
-/// by default the input's.
+/// input: as model for inspect. dtype: f32, f16 or bf16, for GGUF also q8_0 and q4_0. tokenizer: a tokenizer.json, or a folder with
+/// one; by default the input's.
 #[pyfunction]
 #[pyo3(signature = (input, output, *, dtype = "f32", tokenizer = None, n_head = None, offline = false))]
 pub(crate) fn convert<'py>(
@@ -88,7 +88,7 @@ pub(crate) fn convert<'py>(
 
 #[pymethods]
 impl Model {
-    /// Shows what the checkpoint is that this model was opened from; see candle_gpt2.inspect.
+    /// Describes the checkpoint that this model was opened from; see candle_gpt2.inspect.
     #[pyo3(signature = (*, tensors = false, diff = None))]
     fn inspect<'py>(
         &self,
@@ -114,7 +114,7 @@ impl Model {
         verified(py, &self.opened.options()?, against, tolerance)
     }
 
-    /// Writes the checkpoint that this model was opened from in another format, with its stored numbers; see candle_gpt2.convert.
+    /// Writes the checkpoint that this model was opened from in another format, with the values it stores; see candle_gpt2.convert.
     #[pyo3(signature = (output, *, dtype = "f32", tokenizer = None))]
     fn convert<'py>(
         &self,

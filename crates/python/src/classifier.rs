@@ -16,15 +16,15 @@ use crate::process::{computing_on, start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, Texts, dict_of, number, python_of};
 
-/// A GPT-2 in memory that labels texts or their tokens, or says which of several texts is right. Threads may share it; processes pickle
-/// its name and open it again.
+/// A GPT-2 in memory that labels texts or their tokens, or chooses among several texts. Threads may share it; a pickle holds its name,
+/// by which another process opens it again.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Classifier {
     loaded: Arc<candle_gpt2_engine::Classifier>,
     opened: Opened,
 }
 
-/// What is told of a text.
+/// The result for a text.
 #[derive(Serialize)]
 struct Report<'a> {
     prompt_ids: &'a Question,
@@ -100,7 +100,7 @@ fn questions(
 #[pymethods]
 impl Classifier {
     /// Opens a classifier: a checkpoint folder or weights file of a GPT2ForSequenceClassification, a GPT2ForTokenClassification or a
-    /// GPT2DoubleHeadsModel, or such a model of the Hugging Face hub. The options are those of Model.from_pretrained.
+    /// GPT2DoubleHeadsModel, or such a model on the Hugging Face Hub. The options are those of Model.from_pretrained.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path, dtype = None, device = None, tokenizer = None, revision = None, offline = false,
@@ -128,15 +128,15 @@ impl Classifier {
         Ok(Self { loaded: Arc::new(loaded), opened })
     }
 
-    /// What the model says: of a text (or token ids) a dict with prompt_ids and `labels`, a list of dicts with label, score
-    /// (as transformers' pipeline has them) and logit, the best first; of a model that labels tokens `tokens` in their place, dicts with id, text, start and end (in
-    /// characters) and labels. Of a list of texts, a list.
+    /// The model's labels: for a text (or token ids) a dict with prompt_ids and `labels`, a list of dicts with label, score (as
+    /// transformers' pipeline has them) and logit, the best first; a model that labels tokens gives `tokens` in their place, dicts with
+    /// id, text, start and end (in characters) and labels. For a list of texts, a list.
     ///
-    /// A model with double heads takes `choices`, texts of which one is right after the prompt, and gives `choices`: dicts with index,
-    /// text, score and logit, the best first. Of a list of prompts they may be a list for each.
+    /// A model with double heads takes `choices`, possible texts after the prompt, and gives `choices`: dicts with index, text, score
+    /// and logit, the best first. For a list of prompts they may be a list for each.
     ///
-    /// batch_size: texts that are computed at once. keep_last: of a text longer than the context, take so many of its last tokens; without
-    /// it such a text is a ValueError.
+    /// batch_size: texts that are computed at once. keep_last: keep the last N tokens of a text longer than the context; without it such
+    /// a text is a ValueError.
     #[pyo3(signature = (text, choices = None, *, batch_size = CLASSIFIED_AT_ONCE, keep_last = None))]
     fn classify<'py>(
         &self,
@@ -204,7 +204,7 @@ impl Classifier {
         device_name(self.loaded.device())
     }
 
-    /// The names of the labels by their numbers; empty where it chooses among texts.
+    /// The names of the labels by their numbers; empty if it chooses among texts.
     #[getter]
     fn labels(&self) -> Vec<String> {
         self.loaded.config().id2label.clone()

@@ -49,8 +49,8 @@ impl Which {
 /// Compresses bytes with a model, as `gpt2 compress` does; candle_gpt2.decompress restores them with the same model.
 ///
 /// model: a Model on the CPU, or the name or path of one; by default the one inside the package. dtype and kv_dtype: precisions of a
-/// model that is opened here, as of Model.from_pretrained. context: tokens of a window, by default all positions of the model.
-/// tokenizer: a tokenizer.json, or a folder with one. offline: only the Hub's cache is used.
+/// model that is opened here, as for Model.from_pretrained. context: tokens per window, by default the model's context.
+/// tokenizer: a tokenizer.json, or a folder with one. offline: use only the Hub's cache.
 #[pyfunction]
 #[pyo3(signature = (
     data, model = None, *, dtype = "q8", kv_dtype = None, context = None, tokenizer = None, n_head = None, offline = false
@@ -85,9 +85,9 @@ pub(crate) fn compress<'py>(
     Ok(PyBytes::new(py, &compressed))
 }
 
-/// Restores bytes that candle_gpt2.compress or `gpt2 compress` compressed. The data tell the precisions of the model.
+/// Restores bytes that candle_gpt2.compress or `gpt2 compress` compressed. The data contain the precisions of the model.
 ///
-/// model, tokenizer, n_head, offline: as of compress; the model must be the one that compressed.
+/// model, tokenizer, n_head, offline: as for compress; the model must be the one that compressed.
 #[pyfunction]
 #[pyo3(signature = (data, model = None, *, tokenizer = None, n_head = None, offline = false))]
 pub(crate) fn decompress<'py>(

@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::process::start;
 use crate::values::{Values, tensor};
 
-/// A sparse autoencoder: values at one hook point as sums of few directions out of many.
+/// A sparse autoencoder: writes values at one hook point as sums of few directions out of many.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Dictionary(candle_gpt2_interpret::Dictionary);
 
@@ -28,7 +28,7 @@ impl Dictionary {
     ) -> Result<Bound<'py, PyArrayDyn<f32>>> {
         start()?;
         let tensors = arrays.map(tensor).into_iter().collect::<Result<Vec<_>>>()?;
-        let tensors: [Tensor; N] = tensors.try_into().unwrap_or_else(|_| unreachable!("as many as arrays"));
+        let tensors: [Tensor; N] = tensors.try_into().unwrap_or_else(|_| unreachable!("one for each array"));
         let values = py.detach(|| Values::of(&compute(&self.0, tensors)?))?;
         Ok(values.into_array(py)?)
     }
@@ -69,7 +69,7 @@ impl Dictionary {
         self.computed(py, [x], |dictionary, [x]| dictionary.pre_activations(&x))
     }
 
-    /// The latents of what pre_activations gives, (…, d_sae).
+    /// The latents (…, d_sae) of the result of pre_activations.
     fn activate<'py>(
         &self,
         py: Python<'py>,
@@ -107,7 +107,7 @@ impl Dictionary {
 #[pymethods]
 impl Model {
     /// Reads a sparse autoencoder for this model: a folder of SAELens, or a .pt file of OpenAI's. site: the hook point that it was
-    /// trained on, if its files do not tell.
+    /// trained on, if its files do not say.
     #[pyo3(signature = (path, site = None))]
     fn dictionary(&self, path: PathBuf, site: Option<&str>) -> Result<Dictionary> {
         start()?;

@@ -254,7 +254,7 @@ impl From<candle_core::Error> for Failure {
     }
 }
 
-/// Warns of what is worth knowing and no error.
+/// Raises a note as a warning.
 pub(crate) fn warn(py: Python<'_>, note: &str) -> Result<()> {
     // A text with a zero in it is cut there.
     let note = CString::new(note.split('\0').next().unwrap_or_default()).unwrap_or_default();

@@ -40,21 +40,21 @@ impl Side {
 
 #[pymethods]
 impl Model {
-    /// Measures the model by protocols that have names, as `gpt2 eval` does: a dict with the names of its --json (metrics, dataset,
-    /// notes, …); of a list of protocols a list of dicts. `candle_gpt2.protocols()` lists them all.
+    /// Measures the model by named protocols, as `gpt2 eval` does: a dict with the keys of its --json (metrics, dataset, notes, …);
+    /// for a list of protocols a list of dicts. `candle_gpt2.protocols()` lists them all.
     ///
-    /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset on the Hub; of a list of
-    /// protocols one for all of them or a list; by default the published data, from the hub. limit: only the first items. context:
-    /// tokens of a window, for wikitext:llama.cpp and kl.
+    /// data: a file (JSONL, CSV, text), a folder of files, or owner/name[@revision]/path of a dataset on the Hub; for a list of
+    /// protocols one for all of them or a list; by default the published data, from the Hub. limit: only the first items. context:
+    /// tokens per window, for wikitext:llama.cpp and kl.
     ///
-    /// protocol may also be the YAML file of a task of lm-evaluation-harness. num_fewshot: examples before each question, drawn from
-    /// fewshot_data by fewshot_seed (1234) as the harness draws them.
+    /// protocol may also be the YAML file of a task of lm-evaluation-harness. num_fewshot: examples before each question, sampled from
+    /// fewshot_data by fewshot_seed (1234) as the harness does.
     ///
-    /// items: a file to which what the model said to each item is written as soon as it is known; resume goes on with that of a
-    /// run that was interrupted. against: the items of another run, compared item by item. base: for kl, the model to compare
+    /// items: a file to which the model's result for each item is written as soon as it is known; resume continues that of an
+    /// interrupted run. against: the items of another run, compared item by item. base: for kl, the model to compare
     /// with, by default the same one in f32.
     ///
-    /// Of a list of protocols that ends early, the exception has the reports until then as `partial`.
+    /// If a list of protocols ends early, the exception has the reports until then as `partial`.
     #[pyo3(signature = (protocol, data = None, *, fewshot_data = None, base = None, **options), text_signature = "($self, protocol, data=None, *, num_fewshot=None, fewshot_data=None, fewshot_seed=None, limit=None, context=None, items=None, resume=False, against=None, base=None)")]
     fn evaluate<'py>(
         &self,
@@ -100,7 +100,7 @@ impl Model {
     }
 }
 
-/// Adds the reports as they are made. What is worth knowing of the data stands in them.
+/// Adds the reports as they are made. They contain the notes on the data.
 fn measure(
     plan: &Plan,
     model: &Side,
@@ -137,8 +137,8 @@ fn names(protocol: &Bound<'_, PyAny>) -> Result<Vec<String>> {
     })
 }
 
-/// Every protocol of `Model.evaluate`: dicts with the names of `gpt2 eval --list --json`, of which dataset and published say what its
-/// data are and what others measured by it.
+/// Every protocol of `Model.evaluate`: dicts with the keys of `gpt2 eval --list --json`, among them its dataset and the published
+/// figures.
 #[pyfunction]
 pub(crate) fn protocols(py: Python<'_>) -> Result<Vec<Bound<'_, PyAny>>> {
     listing().iter().map(|listed| dict_of(py, listed)).collect()

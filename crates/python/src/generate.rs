@@ -17,7 +17,7 @@ use crate::raised::Raised;
 use crate::signals::is_raised;
 use crate::values::{self, Texts, number};
 
-/// What became of a prompt; `None` where it was not begun.
+/// What became of a prompt; `None` if it was not begun.
 pub(crate) type Outcome = Option<Result<Vec<Text>>>;
 
 /// The texts of every prompt, in their order; with the exception that ended them early, if one did.
@@ -67,7 +67,7 @@ pub(crate) fn clock() -> Clock {
 /// A list of prompts.
 struct Listed<'a> {
     prompts: VecDeque<Vec<u32>>,
-    /// Those of the prompts, where each has its own.
+    /// Those of the prompts, if each has its own.
     seeds: Option<Vec<u64>>,
     made: Vec<Outcome>,
     processors: &'a [LogitsProcessor],
@@ -115,9 +115,9 @@ pub(crate) struct Shape {
     pub(crate) is_list: bool,
     /// Whether several texts are made of each.
     pub(crate) has_several: bool,
-    /// Whether more than the text is told.
+    /// Whether more than the text is returned.
     pub(crate) has_details: bool,
-    /// Whether what went wrong with a prompt stands in its place.
+    /// Whether the error of a prompt is returned in its place.
     pub(crate) returns_exceptions: bool,
 }
 
@@ -183,8 +183,8 @@ impl Model {
     /// temperature, top_k, num_beams, …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide,
     /// json_schema, json_object, regex, grammar and logits_processor; see help(candle_gpt2). The prompt is not repeated.
     ///
-    /// batch_size: texts that are made at once. details: dicts with ids, text, stop_reason and score in place of texts.
-    /// return_exceptions: what went wrong with a prompt stands in its place. hooks: see run_with_cache.
+    /// batch_size: sequences that are generated at once. details: dicts with ids, text, stop_reason and score in place of texts.
+    /// return_exceptions: return the exception of a prompt in its place. hooks: see run_with_cache.
     #[pyo3(signature = (prompt, *, batch_size = 8, details = false, return_exceptions = false, hooks = None, **options))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn generate<'py>(
@@ -242,7 +242,7 @@ impl Model {
         asked: &Asked,
     ) -> Result<Vec<Result<Vec<u32>>>> {
         let prompt = |prompt: Result<values::Text>| match is_raised() {
-            // Whoever waits raises the exception.
+            // The waiting thread raises the exception.
             true => Err(failed("interrupted")),
             false => Ok(prompt.and_then(|prompt| self.prompt(prompt, asked))),
         };

@@ -110,13 +110,13 @@ impl Observer for Hooks {
     }
 }
 
-/// What the function puts there; `None` where it only looked.
+/// What the function puts there; `None` if it only looked.
 fn replaced(py: Python<'_>, function: &Py<PyAny>, site: Site, values: Values) -> PyResult<Option<Vec<f32>>> {
     let name = site.to_string();
     called(py, values, &format!("a hook at {site}"), |array| function.call1(py, (array, name)))
 }
 
-/// What a function makes of values; `None` where it only looked.
+/// What a function makes of values; `None` if it only looked.
 pub(crate) fn called<'py>(
     py: Python<'py>,
     values: Values,

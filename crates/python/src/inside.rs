@@ -16,7 +16,7 @@ use crate::process::{computing, start};
 use crate::raised::Raised;
 use crate::values::Values;
 
-/// Names of places as a text with commas or a list; all of them where there are none.
+/// Names of places as a text with commas or a list; all of them if there are none.
 fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> {
     let list = match names.map(|names| names.extract::<String>().map_err(|_| names)) {
         None => "*".to_owned(),
@@ -31,13 +31,13 @@ fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> 
 
 #[pymethods]
 impl Model {
-    /// Reads a text and keeps what is at the places of these names: the logits of every token, an array (1, tokens, vocabulary), and
-    /// a dict of arrays. Names are TransformerLens', as `gpt2 cache` has them (`blocks.0.attn.hook_pattern`, `blocks.*.hook_resid_post`,
-    /// `resid_post`); all of them where none are given.
+    /// Reads a text and keeps the activations at these hook points: the logits of every token, an array (1, tokens, vocabulary), and
+    /// a dict of arrays. Names are TransformerLens', as for `gpt2 cache` (`blocks.0.attn.hook_pattern`, `blocks.*.hook_resid_post`,
+    /// `resid_post`); all of them if none are given.
     ///
-    /// hooks: pairs of a name and a function of an array and its name. What it returns is put there; None changes nothing. Besides
-    /// pairs there may be what `steering` gives. bos: put the token that begins texts in front. layers, positions: only of these
-    /// layers, only of these tokens. as_: "raw" numbers, or those that "transformer-lens" shows.
+    /// hooks: pairs of a name and a function of an array and its name. The array that it returns replaces the value; None changes
+    /// nothing. Results of `steering` may be among them. bos: put the BOS token in front. layers, positions: only these layers, only
+    /// these tokens. as_: "raw" values, or those that "transformer-lens" shows.
     #[pyo3(signature = (text, names = None, hooks = None, bos = false, **options), text_signature = "($self, text, names=None, hooks=None, bos=False, *, layers=None, positions=None, as_='raw')")]
     fn run_with_cache<'py>(
         &self,
@@ -75,7 +75,7 @@ impl Model {
         Ok((logits.into_array(py)?, values))
     }
 
-    /// The names of all places that run_with_cache and hooks know.
+    /// The names of all hook points of run_with_cache and hooks.
     #[getter]
     fn hook_names(&self) -> Vec<String> {
         Site::all(self.loaded.config().n_layer).iter().map(Site::to_string).collect()

@@ -1,4 +1,4 @@
-//! Looks inside a model: pictures that a notebook shows by itself. The looks and their options are those of `gpt2 look`.
+//! Analyses of a model: pictures that a notebook displays. The analyses and their options are those of `gpt2 look`.
 
 use candle_gpt2_look::{
     Ablate, Attention, Attribute, CircuitSearch, Estimate, Features, Graph, HeadKinds, Lens, Look,
@@ -176,7 +176,7 @@ looks! {
 #[pymethods]
 impl Model {
     /// Which heads attend to the previous token, to the same token before, or to what followed it (induction): a picture over kinds,
-    /// layers and heads. Without a text rows of random tokens, those of torch.manual_seed, are each read twice.
+    /// layers and heads. Without a text, rows of random tokens (those of torch.manual_seed) are read twice each.
     ///
     /// length, rows, seed, from_, below: of the random tokens. exclude_bos, exclude_current: with a text, leave out attention to the
     /// first token, or of tokens to themselves.

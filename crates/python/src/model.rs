@@ -20,7 +20,8 @@ use crate::process::{computing, start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, Values, dict_of, python_of, tensor};
 
-/// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; processes pickle its name and open it again.
+/// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; a pickle holds its name, by which another process
+/// opens it again.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Model {
     pub(crate) loaded: Arc<LoadedModel>,
@@ -58,7 +59,7 @@ pub(crate) struct HubAccess {
     token: Option<SecretString>,
 }
 
-/// A token for the hub, as transformers takes it: a text, True for the environment's, or False for none.
+/// A token for the Hub, as transformers takes it: a text, True for the environment's, or False for none.
 #[derive(FromPyObject)]
 pub(crate) enum HubToken {
     #[pyo3(annotation = "bool")]
@@ -85,7 +86,7 @@ impl HubAccess {
     }
 }
 
-/// States of an encoder as Python gives them.
+/// Encoder hidden states as Python gives them.
 #[derive(Debug, Clone)]
 enum States {
     File(PathBuf),
@@ -101,7 +102,7 @@ impl States {
         Ok(Self::Array(tensor(value)?))
     }
 
-    /// The same where they fit a model.
+    /// The same if they fit a model.
     fn of(&self, config: &Gpt2Config) -> std::result::Result<EncoderStates, EngineError> {
         match self {
             Self::File(path) => EncoderStates::read(path, config),
@@ -237,14 +238,14 @@ impl Model {
 
 #[pymethods]
 impl Model {
-    /// Opens a model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model of the
-    /// Hugging Face hub (`gpt2`, `owner/name`), or, without a name, the small one inside the package.
+    /// Opens a model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a model on the
+    /// Hugging Face Hub (`gpt2`, `owner/name`), or, without a name, the small one inside the package.
     ///
     /// dtype: precision of the weights in memory, f32, f16, q8, q6, q5, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
     /// "auto") as they are stored.
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
-    /// tokenizer: a tokenizer.json, or a folder with one. offline, or local_files_only: only the Hub's cache is used. cache_dir: its folder.
-    /// token: for models of the Hub that are not public; False leaves out the one of the environment. A pickle does not hold it.
+    /// tokenizer: a tokenizer.json, or a folder with one. offline, or local_files_only: use only the Hub's cache. cache_dir: its folder.
+    /// token: for models on the Hub that are not public; False leaves out the environment's. A pickle does not hold it.
     /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
     /// encoder_states: what a model with cross-attention attends to, see with_encoder_states.
     #[classmethod]
@@ -297,9 +298,9 @@ impl Model {
         Ok(Self { loaded, opened, compiler: OnceLock::new(), served: OnceLock::new() })
     }
 
-    /// The same model with the same weights in memory, whose cross-attention attends to states of an encoder in all that it computes:
-    /// an array (1, S, width), or a safetensors file with the tensor encoder_hidden_states of that shape. A model that was given
-    /// none leaves its cross-attention out.
+    /// The same model with the same weights in memory, whose cross-attention attends to these encoder hidden states in all that it computes:
+    /// an array (1, S, width), or a safetensors file with the tensor encoder_hidden_states of that shape. A model without them
+    /// leaves its cross-attention out.
     fn with_encoder_states(&self, py: Python<'_>, states: &Bound<'_, PyAny>) -> Result<Self> {
         let states = States::read(states)?;
         let loaded = computing(py, &self.loaded, || {
@@ -377,7 +378,7 @@ impl Model {
         python_of(py, &self.loaded.config().to_json())
     }
 
-    /// How it generates where nothing else is said, with the keys of a generation_config.json.
+    /// How it generates by default, with the keys of a generation_config.json.
     #[getter]
     fn generation_config<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         dict_of(py, self.loaded.defaults()?.config())

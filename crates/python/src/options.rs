@@ -40,13 +40,13 @@ const OWN: [&str; 11] = [
 pub(crate) struct Asked {
     pub(crate) config: Arc<GenerationConfig>,
     pub(crate) processors: Vec<LogitsProcessor>,
-    /// One for each prompt, where they are not all the configuration's.
+    /// One for each prompt, if they are not all the configuration's.
     pub(crate) seeds: Option<Vec<u64>>,
 }
 
 impl Asked {
-    /// Reads keywords. What is worth knowing of them is warned of; `compiler` is asked for where they have a grammar, and `others` are
-    /// the method's own.
+    /// Reads keywords. Notes on them become warnings; `compiler` is called if they have a grammar, and `others` are the method's
+    /// own.
     pub(crate) fn read<'m>(
         py: Python<'_>,
         loaded: &LoadedModel,
@@ -190,7 +190,7 @@ impl Given {
         Ok(options)
     }
 
-    /// One seed for each prompt, where it is a list.
+    /// One seed for each prompt, if it is a list.
     fn seeds(&mut self) -> Result<Option<Vec<u64>>> {
         let Some(Value::Array(seeds)) = self.fields.get("seed") else { return Ok(None) };
         let seeds: Option<Vec<u64>> = seeds.iter().map(Value::as_u64).collect();

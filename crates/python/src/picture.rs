@@ -1,4 +1,4 @@
-//! What a look into a model found, as numbers and as a picture that a notebook shows by itself.
+//! The result of an analysis, as numbers and as a picture that a notebook displays.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use crate::values::{Values, float_array, number, python_of};
 /// Height of a picture in a notebook, in pixels.
 const FRAME_HEIGHT: usize = 560;
 
-/// What a look found: values over named axes. A notebook shows it as a picture, which asks for nothing from anywhere.
+/// The result of an analysis: values over named axes. A notebook shows it as a picture that loads nothing from elsewhere.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Picture {
     found: Found,
@@ -77,7 +77,7 @@ fn cells(py: Python<'_>, lens: &LensDetails, details: &Bound<'_, PyDict>) -> PyR
     Ok(())
 }
 
-/// The labels of each axis, as text; they must be as many as the values along it.
+/// The labels of each axis, as text: one for each value along it.
 fn axes_of(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
     let axis = |(name, labels): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
         let labels = labels.try_iter()?.map(|label| Ok(label?.str()?.to_string()));
@@ -97,7 +97,7 @@ fn axes_of(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
 
 #[pymethods]
 impl Picture {
-    /// A picture of values of one's own over named axes.
+    /// A picture of your own values over named axes.
     #[new]
     #[pyo3(signature = (title, values, axes, *, texts = None, scale = "signed"))]
     fn of_values(
@@ -143,7 +143,7 @@ impl Picture {
         table(&self.found.report)
     }
 
-    /// What was looked at, in a line.
+    /// The title, in one line.
     #[getter]
     fn title(&self) -> &str {
         &self.found.report.title
@@ -163,7 +163,7 @@ impl Picture {
         Ok(axes)
     }
 
-    /// The values over the axes; nan where there is none.
+    /// The values over the axes; nan if there is none.
     #[getter]
     fn values<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArrayDyn<f32>>> {
         let numbers = self.found.report.values.iter().map(|value| value.unwrap_or(f32::NAN)).collect();
@@ -171,19 +171,19 @@ impl Picture {
         Values { numbers, shape }.into_array(py)
     }
 
-    /// A text for each value, in the order of the values, where there are texts.
+    /// A text for each value, in the order of the values, if there are texts.
     #[getter]
     fn texts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         PyList::new(py, &self.found.report.texts)
     }
 
-    /// What else was found.
+    /// Further results.
     #[getter]
     fn details<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
         self.details.bind(py).clone()
     }
 
-    /// The report as the program's `--json` has it.
+    /// The report, with the keys of the program's `--json`.
     fn to_dict<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>> {
         // By way of text, in which numbers have the digits that the program prints.
         let json = serde_json::to_string(&self.found).and_then(|text| serde_json::from_str(&text));

@@ -17,7 +17,7 @@ const MAX_THREADS: usize = 1024;
 
 /// The process that computed first; 0 before that.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// Threads that were asked for; 0 where nobody did.
+/// Threads that were asked for; 0 if none were.
 static WISHED: AtomicUsize = AtomicUsize::new(0);
 
 /// To be called before anything computes: starts the threads, and refuses a process that was forked from one that has them.
@@ -107,7 +107,7 @@ pub(crate) fn thread_count() -> usize {
     }
 }
 
-/// Sets how many threads compute, of all models of this process.
+/// Sets the number of threads that compute, for all models of this process.
 ///
 /// To be called before the first model is opened; later it raises Gpt2Error, since the threads run by then.
 #[pyfunction]

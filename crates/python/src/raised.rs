@@ -16,7 +16,7 @@ thread_local! {
     static SERVED: RefCell<Option<Raised>> = const { RefCell::new(None) };
 }
 
-/// The exception that a function of Python's raised while something computed, for whoever waits for the result. It ends the call.
+/// The exception that a Python function raised during a computation, for the thread that waits for the result. It ends the call.
 #[derive(Debug, Clone)]
 pub(crate) struct Raised(Arc<Call>);
 
@@ -35,7 +35,7 @@ impl Default for Raised {
 }
 
 impl Raised {
-    /// Keeps an exception; the first one is told.
+    /// Keeps an exception; the first one is raised.
     pub(crate) fn keep(&self, error: PyErr) {
         self.error().get_or_insert(error);
     }
@@ -103,7 +103,7 @@ impl<T> Lent<T> {
         Self { name, value: Mutex::new(value), call: Mutex::default() }
     }
 
-    /// Does something with it without the interpreter's lock, which whoever has it may want.
+    /// Does something with it without the interpreter's lock, which its current holder may want.
     pub(crate) fn with<R: Send>(&self, py: Python<'_>, work: impl FnOnce(&mut T) -> R + Send) -> Result<R>
     where
         T: Send,

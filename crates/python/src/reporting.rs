@@ -1,4 +1,4 @@
-//! How Python hears of long jobs: bars on standard error where that is a terminal, warnings, and Ctrl-C.
+//! Reports of long jobs in Python: bars on standard error if it is a terminal, warnings, and Ctrl-C.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -9,7 +9,7 @@ use crate::errors::{Failure, Result, warn};
 use crate::process::interruptible;
 use crate::signals;
 
-/// Shows bars where somebody sees them, keeps what is worth knowing until it can be warned of, and ends at a signal.
+/// Shows bars on a terminal, keeps notes until they can be raised as warnings, and ends at a signal.
 #[derive(Debug)]
 pub(crate) struct Listener {
     has_bars: bool,
@@ -24,7 +24,7 @@ impl Listener {
         Self { has_bars: is_terminal.unwrap_or(false), notes: Mutex::default() }
     }
 
-    /// Warns of what was worth knowing.
+    /// Raises the notes as warnings.
     pub(crate) fn warn(&self, py: Python<'_>) -> Result<()> {
         let notes = std::mem::take(&mut *self.notes.lock().unwrap_or_else(PoisonError::into_inner));
         notes.iter().try_for_each(|note| warn(py, note))
@@ -45,7 +45,7 @@ impl Reporter for Listener {
     }
 }
 
-/// Does a long job without the interpreter's lock, and warns of what was worth knowing. Ctrl-C ends it soon.
+/// Does a long job without the interpreter's lock, and raises its notes as warnings. Ctrl-C ends it soon.
 pub(crate) fn reporting<T: Send, E: Into<Failure> + Send>(
     py: Python<'_>,
     work: impl FnOnce(&Listener) -> std::result::Result<T, E> + Send,

@@ -71,7 +71,7 @@ fn score_continuations<'py>(
 impl Model {
     /// How probable a text is: a dict with ids, logprobs (nan for the first token), sum, loss and perplexity, with `top` also the
     /// most probable alternatives of each token; of a list, a list of dicts. stride: distance between the windows of texts longer
-    /// than the context, by default half of it. return_exceptions: what went wrong with a text stands in its place.
+    /// than the context, by default half of it. return_exceptions: return the exception of a text in its place.
     #[pyo3(signature = (text, stride = None, top = 0, *, return_exceptions = false))]
     fn score<'py>(
         &self,

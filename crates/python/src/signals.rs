@@ -1,4 +1,4 @@
-//! Ctrl-C while something computes: Python only notes a signal, and whoever computes has to ask.
+//! Ctrl-C during a computation: Python only notes a signal, and the computation has to ask.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::raised::has_raised;
 const INTERVAL: Duration = Duration::from_millis(20);
 
 thread_local! {
-    /// When this thread, which computes, asked last; `None` where nobody waits for a signal.
+    /// When this thread, which computes, asked last; `None` if no caller waits for a signal.
     static ASKED: Cell<Option<Instant>> = const { Cell::new(None) };
     /// The exception that a signal raised since.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
@@ -23,7 +23,7 @@ pub(crate) fn watched<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send,
 ) -> PyResult<(T, Option<PyErr>)> {
-    /// What whoever called a function of Python's, which now calls this, waits for.
+    /// The state of the outer call, whose Python function calls this one.
     struct Outer(Option<Instant>, Option<PyErr>);
 
     impl Drop for Outer {

@@ -55,10 +55,10 @@ fn towards(value: &Bound<'_, PyAny>) -> Result<Towards> {
 
 #[pymethods]
 impl Model {
-    /// What steers the model, for `hooks`: the difference of two texts' residual streams before `layer`, times `scale`, is added at
-    /// the first positions of every text, or with `everywhere` its mean at all of them, those of new tokens too.
+    /// A steering vector for `hooks`: the difference of two texts' residual streams before `layer`, times `scale`, is added at the
+    /// first positions of every text, or with `everywhere` its mean at all positions, those of new tokens too.
     ///
-    /// steer: a pair of texts, the one to go to and the one to go away from; or an array (n, width); or as the program reads it,
+    /// steer: a pair of texts, to steer towards and away from; or an array (n, width); or a text as the program reads it,
     /// '" Love"-" Hate"', '" Love"' or the name of a safetensors file.
     #[pyo3(signature = (steer, *, layer, scale = 1.0, everywhere = false))]
     fn steering(

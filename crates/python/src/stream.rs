@@ -123,7 +123,7 @@ impl State {
             let (happened, failure) = texts.step(&|| ControlFlow::Continue(()));
             (self.happened, self.failure) = (happened.into(), failure);
             if is_raised() {
-                // Whoever waits raises the exception.
+                // The waiting thread raises the exception.
                 return Ok(None);
             }
         }
@@ -201,7 +201,7 @@ impl TextStream {
         self.0.state.with(py, |state| state.ids.first().cloned().unwrap_or_default())
     }
 
-    /// Why the text ended, in a word; None while it goes on.
+    /// Why the text ended, in a word; None while it continues.
     #[getter]
     fn stop_reason(&self, py: Python<'_>) -> Result<Option<&'static str>> {
         self.0.state.with(py, |state| state.stop_reasons.first().copied().flatten().map(StopReason::name))
@@ -245,7 +245,7 @@ impl BatchStream {
         self.0.state.with(py, |state| state.ids.clone())
     }
 
-    /// Why each text ended, in a word; None while it goes on.
+    /// Why each text ended, in a word; None while it continues.
     #[getter]
     fn stop_reasons(&self, py: Python<'_>) -> Result<Vec<Option<&'static str>>> {
         let name = |reason: &Option<StopReason>| reason.map(StopReason::name);

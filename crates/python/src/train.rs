@@ -19,28 +19,28 @@ use crate::raised::Raised;
 use crate::reporting::Listener;
 use crate::values::{dict_of, json_of, paths, python_of};
 
-/// Trains a model on texts, as `gpt2 train` does: with init a checkpoint further (a folder, a weights file, a model on the Hub, or
-/// "built-in"), with config (a config.json, or a dict of its keys) a new one. The folder out becomes a checkpoint with the weights
-/// of the best held-out loss; beside them stand log.jsonl, loss.svg and the state that resume=True goes on from. The same
-/// call gives the same weights, interrupted or not. Gives a dict: out, parameters, training_tokens, held_out_tokens, steps,
+/// Trains a model on texts, as `gpt2 train` does: with init it continues a checkpoint (a folder, a weights file, a model on the Hub,
+/// or "built-in"), with config (a config.json, or a dict of its keys) it makes a new one. The folder out becomes a checkpoint
+/// with the weights of the best held-out loss, next to log.jsonl, loss.svg and the state that resume=True continues from. The same
+/// call gives the same weights, interrupted or not. Returns a dict: out, parameters, training_tokens, held_out_tokens, steps,
 /// stopped_early, loss, best_step, held_out_loss, held_out_loss_per_character, elapsed_s; of rows also training_rows, held_out_rows
 /// and, of labels, classification: accuracy, macro_f1, labels (a dict of label, rows, precision, recall, f1 each) and confusion
-/// (rows of each label by what was said of them), which stands in confusion.svg, too.
+/// (rows of each label by predicted label), which is drawn in confusion.svg too.
 ///
-/// task: "text", to go on with texts; "classify", to tell which label a text has, with a head for the labels of the data (a
-/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it; "dictionary", to write what the model init has at
-/// the hook point site as a sum of few directions (a sparse autoencoder, or a transcoder): the folder then gets SAELens' files, and the
-/// dict dictionary (l0, explained_variance, dead_latents, cross_entropy, delta_cross_entropy, recovered_from_zero,
-/// recovered_from_mean, definitions).
+/// task: "text", to continue texts; "classify", to predict the label of a text, with a head for the labels of the data (a
+/// classifier keeps its own); "answer", to write the completion of a prompt and the end after it; "dictionary", to write the
+/// activations of the model init at the hook point site as a sum of few directions (a sparse autoencoder, or a transcoder): the
+/// folder then gets SAELens' files, and the dict dictionary (l0, explained_variance, dead_latents, cross_entropy,
+/// delta_cross_entropy, recovered_from_zero, recovered_from_mean, definitions).
 ///
 /// data: a file or a list of them: UTF-8 text, or .jsonl with a `text` in each line, or one folder of token files (`gpt2 tokenize`,
 /// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or
 /// .tsv with label, tab and text (or a first line that names the columns); for answer .jsonl or .tsv with `prompt` and `completion`.
 /// tokenizer: a tokenizer.json or a folder with one; by default the checkpoint's, and with config one that is trained from the data.
-/// on_step: a function that is given a dict of every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s), of
-/// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and of every sample
-/// (step, sample); what it raises ends the training as Ctrl-C does: the state of the last step is saved. offline: only the hub's
-/// cache is used.
+/// on_step: a function that is called with a dict for every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s),
+/// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and every sample
+/// (step, sample); an exception in it ends the training as Ctrl-C does: the state of the last step is saved. offline: use only the
+/// Hub's cache.
 ///
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
 /// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), initialization ("gpt2", or "mimetic"), recompute,
@@ -79,8 +79,8 @@ pub(crate) fn train<'py>(
 
 #[pymethods]
 impl Model {
-    /// Trains the checkpoint that this model was opened from further, in f32 from the weights as they are stored, into the folder
-    /// out. This model stays as it is; open the folder for the new one. Options and result: see candle_gpt2.train.
+    /// Continues training the checkpoint that this model was opened from, in f32 from the stored weights, into the folder out. This
+    /// model stays as it is; open the folder for the new one. Options and result: see candle_gpt2.train.
     #[pyo3(signature = (data, out, *, tokenizer = None, resume = false, on_step = None, **options))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn train<'py>(
@@ -139,21 +139,21 @@ fn configuration(config: &Bound<'_, PyAny>) -> Result<Start> {
     Ok(Start::Config(Box::new(config.map_err(|error| wrong_value(format!("config: {error}")))?)))
 }
 
-/// Hears of a training, and ends it at a signal or at an exception.
+/// Follows a training, and ends it at a signal or at an exception.
 struct Follower {
     listener: Listener,
     raised: Raised,
     has_raised: AtomicBool,
     /// What is given each entry of the log.
     on_step: Option<Py<PyAny>>,
-    /// The steps that are done, where nothing else tells of them.
+    /// The bar of the steps, if nothing else reports them.
     steps: Mutex<Option<Box<dyn Progress>>>,
 }
 
 impl Follower {
     /// Does something in Python.
     fn attached(&self, work: impl FnOnce(Python<'_>) -> Result<()>) {
-        // An interpreter that ends hears no more.
+        // An interpreter that ends is not called any more.
         if let Some(Err(error)) = Python::try_attach(work) {
             self.raised.keep(error.into());
             self.has_raised.store(true, Ordering::Release);

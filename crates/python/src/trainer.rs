@@ -1,4 +1,4 @@
-//! A training step by step, for who computes its steps in several processes.
+//! A training step by step, for steps that are shared by several processes.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::reporting::Listener;
 use crate::train::{files, start_of};
 use crate::values::{Values, dict_of, float_array, number, type_name};
 
-/// The training that candle_gpt2.train makes, step by step, for a loop of one's own over several processes: each computes its
-/// share of every batch, gradients and losses are added up over all of them, and each applies the sums.
+/// The training of candle_gpt2.train step by step, for your own loop over several processes: each computes its share of every
+/// batch, gradients and losses are summed over all of them, and each applies the sums.
 ///
 ///     trainer = candle_gpt2.Trainer(data, "out", init="gpt2", rank=rank, world_size=world_size, steps=100)
 ///     while not trainer.done:
@@ -31,8 +31,8 @@ use crate::values::{Values, dict_of, float_array, number, type_name};
 ///
 /// data, out, init, config, tokenizer, resume, offline and the options are those of train; batch_size is that of all processes
 /// together. The process of rank 0 logs, evaluates and saves into out as train does. The others write nothing; with resume=True
-/// they too read the state in out, and where they cannot, set_state gives them that of rank 0. Without dropout the losses are those
-/// of one process, but for roundings; with dropout each share draws masks of its own.
+/// they too read the state in out, and if they cannot, set_state gives them that of rank 0. Without dropout the losses are those
+/// of one process, except for rounding; with dropout each share samples its own masks.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Trainer {
     run: Lent<Run>,
@@ -121,17 +121,17 @@ impl Trainer {
         self.run.with(py, |run| run.is_done())
     }
 
-    /// What this process's share of the next step adds to the step's loss, and to its gradients: an array of f32 with those of all
-    /// parameters one after the other, in the order of parameters(). The sums over all processes are the step's. Asking again
+    /// What this process's share of the next step adds to the step's loss and gradients: the gradients are an f32 array of all
+    /// parameters one after the other, in the order of parameters(). The sums over all processes are the step's. Calling it again
     /// gives the same.
     fn loss_and_gradients<'py>(&self, py: Python<'py>) -> Result<(f64, Bound<'py, PyArray1<f32>>)> {
         let (loss, gradients) = self.computing(py, |run| run.share_of_step(&mut |_, _| {}))?;
         Ok((loss, PyArray1::from_vec(py, gradients)))
     }
 
-    /// Takes the step with the sums over all processes. Gives a dict: step, loss, learning_rate, gradient_norm, tokens_per_s,
+    /// Takes the step with the sums over all processes. Returns a dict: step, loss, learning_rate, gradient_norm, tokens_per_s,
     /// elapsed_s, and held_out_loss and held_out_loss_per_character after a step that is followed by an evaluation, which every
-    /// process makes. The process of rank 0 logs and saves where it is due.
+    /// process makes. The process of rank 0 logs and saves when it is due.
     fn apply<'py>(
         &self,
         py: Python<'py>,
@@ -152,7 +152,7 @@ impl Trainer {
         dict_of(py, &told)
     }
 
-    /// What is trained, by name: arrays that are copies, weights of linear layers as (out, in).
+    /// The trained parameters by name, as copies; weights of linear layers are (out, in).
     fn parameters<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let parameters = self.run.with(py, |run| {
             let parameters = run.trainer().parameters().iter();
@@ -166,7 +166,7 @@ impl Trainer {
         Ok(dict)
     }
 
-    /// Saves the state into out, as is done at every save_every steps; not needed after the last one. Elsewhere than at rank 0 nothing is done.
+    /// Saves the state into out, as every save_every steps; not needed after the last one. Does nothing except at rank 0.
     fn save(&self, py: Python<'_>) -> Result<()> {
         self.computing(py, Run::save)
     }
@@ -177,7 +177,7 @@ impl Trainer {
         Ok(PyBytes::new(py, &state))
     }
 
-    /// Goes on from the state of another process of the same training.
+    /// Resumes from the state of another process of the same training.
     fn set_state(&self, py: Python<'_>, state: &[u8]) -> Result<()> {
         self.computing(py, |run| run.set_state(state))
     }

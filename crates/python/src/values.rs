@@ -150,7 +150,7 @@ fn ids(items: &[Bound<'_, PyAny>]) -> Result<Vec<u32>> {
                     "expected a text or token ids, which are integers, found one of type {found}"
                 ))
             }
-            false => wrong_value(format!("{item} is no token id; ids are not negative and below 2**32")),
+            false => wrong_value(format!("{item} is not a token id; ids are not negative and below 2**32")),
         })
     };
     items.iter().map(id).collect()

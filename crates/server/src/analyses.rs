@@ -31,7 +31,7 @@ pub(crate) struct Analyses<'a> {
 }
 
 impl Analyses<'_> {
-    /// The answer to the request with this id, when its turn has come; `count` hears of the tokens that it counts. Dropping it ends the
+    /// The answer to the request with this id, when its turn has come; `count` is called with the tokens that it counts. Dropping it ends the
     /// analysis, as when its client is gone.
     pub(crate) async fn answer(
         &self,
@@ -43,13 +43,13 @@ impl Analyses<'_> {
         self.served.check_asked(endpoint)?;
         let is_look = !matches!(endpoint, Endpoint::Embeddings | Endpoint::Classify);
         if is_look && received.bytes().len() > MAX_BODY {
-            let message = format!("a look is taken at a short text: its body has at most {MAX_BODY} bytes");
+            let message = format!("analyses are for short texts: the body may have at most {MAX_BODY} bytes");
             return Err(ApiError::new(413, message).with_code("body_too_large"));
         }
         let alone = match self.backend {
             Backend::Texts(engine) => {
                 let places = self.places(self.turns, 1, "looks_full", looks_full)?;
-                // Also held by what is being computed: it goes on when nobody waits for it any more.
+                // The computation holds it too, and runs to its end after its client has gone.
                 let turn = Arc::new(self.turns.turn().await?);
                 Some((places, turn, engine.begin_analysis()?))
             }

@@ -48,7 +48,7 @@ impl Labels {
         }
         let (classifier, at_once) = (Arc::clone(&self.classifier), self.at_once);
         blocking(id, move || {
-            // Held to the end of the batch, also where nobody waits for it any more.
+            // Kept until the batch ends, even if its client has gone.
             let _turn = turn;
             analysis.classify(&classifier, at_once)
         })
@@ -57,7 +57,7 @@ impl Labels {
 }
 
 impl Backend {
-    /// Refuses what comes and what waits; what has begun goes on.
+    /// Refuses new and waiting requests; those that have begun continue.
     pub(crate) fn drain(&self) {
         match self {
             Self::Texts(engine) => engine.drain(),

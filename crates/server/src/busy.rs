@@ -1,10 +1,10 @@
-//! What a server says that has no room for a request, always with the time after which it is worth trying again.
+//! The answers of a server that has no room for a request, always with the time after which to try again.
 
 use std::time::Duration;
 
 use candle_gpt2_api::ApiError;
 
-/// When to try again, where nothing better is known.
+/// When to try again, if nothing better is known.
 const SOON: Duration = Duration::from_secs(1);
 
 /// As many wait as may.

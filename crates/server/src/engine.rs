@@ -1,5 +1,5 @@
 //! The engine: one thread that owns the scheduler. Calls come over a channel, what happens to each goes back over its own, and
-//! nobody is waited for: neither the thread for a reader, nor a caller for the thread.
+//! neither side blocks: neither the thread for a reader, nor a caller for the thread.
 
 mod calls;
 mod worker;
@@ -65,7 +65,7 @@ impl Engine {
         let run = move || {
             let ended = catch_unwind(AssertUnwindSafe(|| worker.run()));
             let end = ended.unwrap_or_else(|panic| Life::Died(internal(panic.as_ref())));
-            // Nobody may be left to hear it.
+            // The receiver may be gone.
             _ = life.send(end);
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(run);
@@ -106,8 +106,8 @@ impl Engine {
         if self.is_draining() { Err(draining()) } else { Ok(begun) }
     }
 
-    /// What a short look at the model gives, between two steps, for the request with this id. What fails is in the log, also where
-    /// nobody waits for it any more.
+    /// Runs a short analysis of the model between two steps, for the request with this id. Failures are logged, even if the client has
+    /// gone.
     pub(crate) fn ask<R: Send + 'static>(
         &self,
         id: &Arc<str>,
@@ -117,7 +117,7 @@ impl Engine {
         let of = Arc::clone(id);
         let question = Box::new(move |model: &LoadedModel| {
             let answered = question(model).map_err(|error| logged(&of, error));
-            // Whoever asked may be gone.
+            // The client may be gone.
             _ = answer.send(answered);
         });
         let is_sent = self.commands.send(Command::Ask { id: Arc::clone(id), question }).is_ok();
@@ -130,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// Refuses what comes and what waits; what has begun goes on.
+    /// Refuses new and waiting requests; those that have begun continue.
     pub(crate) fn drain(&self) {
         self.shared.draining.store(true, Ordering::Release);
         // An engine that has ended has nothing to drain.
@@ -258,7 +258,7 @@ mod tests {
             lines[0].contains(expected) && lines[0].contains("req-step-1") && lines[0].contains("req-step-2")
         );
         assert_eq!(metrics.engine_panics.get(), 1);
-        // It goes on.
+        // It still serves.
         let mut after = engine.submit(&"req-step-3".into(), vec![request(Vec::new())]).unwrap();
         assert!(matches!(runtime.block_on(after.next()), Some(Update::Event { .. })));
     }
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(answer, Err(ApiError::internal()));
         assert_logged("req-ask-2", "req-ask-2 failed: no such numbers");
 
-        // Nobody waits for this one.
+        // This one's client is gone.
         drop(engine.ask(&"req-ask-3".into(), fails));
         assert_eq!(runtime.block_on(engine.ask(&"req-ask-4".into(), |_| Ok(5))), Ok(5));
         assert_logged("req-ask-3", "req-ask-3 failed: no such numbers");

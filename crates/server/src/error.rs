@@ -32,7 +32,7 @@ pub enum ServerError {
     },
     /// A server that others than this machine reach, without a key.
     #[error(
-        "{host} is an address that other machines reach, and no key is set: whoever reaches it could use the model; set a key, \
+        "{host} is an address that other machines reach, and no key is set: any client could use the model; set a key, \
          listen on 127.0.0.1, or say that no key is wanted"
     )]
     NoKey {
@@ -65,8 +65,8 @@ pub enum ServerError {
         /// The path.
         path: PathBuf,
     },
-    /// What stands at the Unix socket's path is something else.
-    #[error("{} is there and is not a socket: choose another path", path.display())]
+    /// The path of the Unix socket is something else.
+    #[error("{} exists and is not a socket: choose another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
@@ -89,7 +89,7 @@ pub enum ServerError {
     #[error("cannot start the server")]
     System(#[source] io::Error),
     /// The engine has failed again and again.
-    #[error("the engine has failed and cannot go on: {what}")]
+    #[error("the engine has failed and cannot continue: {what}")]
     EngineDied {
         /// What it said last.
         what: String,

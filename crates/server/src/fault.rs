@@ -1,4 +1,4 @@
-//! Requests that fail through no fault of theirs: the client is told nothing of the inside, and the log has one line with the cause.
+//! Requests that fail through no fault of theirs: the client sees nothing internal, and the log has one line with the cause.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -32,7 +32,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let own = Arc::clone(id);
-    // Logged there: whoever asked may have gone.
+    // Logged there: the client may have gone.
     let work = move || {
         let worked = catch_unwind(AssertUnwindSafe(work));
         let worked = worked.unwrap_or_else(|panic| Err(ApiError::failed(internal(panic.as_ref()))));

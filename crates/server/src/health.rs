@@ -24,8 +24,8 @@ const REQUEST: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: 
 /// use candle_gpt2_server::{ServerError, ServerOptions, check_health};
 ///
 /// let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port(); // free again by now
-/// let nobody = check_health(&ServerOptions { port, ..ServerOptions::default() });
-/// assert!(matches!(nobody, Err(ServerError::Unreachable { .. })));
+/// let down = check_health(&ServerOptions { port, ..ServerOptions::default() });
+/// assert!(matches!(down, Err(ServerError::Unreachable { .. })));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn check_health(options: &ServerOptions) -> Result<String, ServerError> {

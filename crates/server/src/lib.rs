@@ -37,7 +37,7 @@ pub use options::{ServerOptions, Timeouts};
 /// for grammars to be read.
 const WORKERS: usize = 16;
 
-/// What is served.
+/// The served model.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -104,7 +104,7 @@ impl Handle {
     }
 }
 
-/// An address that is listened on, before there is a model. Whoever connects waits.
+/// An address that is listened on, before there is a model. Clients that connect wait.
 ///
 /// ```
 /// use candle_gpt2_engine::{ModelOptions, Silent};
@@ -139,7 +139,7 @@ impl Listening {
         Ok(Self { runtime, listener, options })
     }
 
-    /// What is served of the model, as far as only the model tells it.
+    /// The settings of the API that depend on the model.
     pub fn api(&mut self) -> &mut ApiOptions {
         &mut self.options.api
     }
@@ -198,7 +198,7 @@ impl Server {
     /// When the engine fails again and again, or calls were cut off because they had not ended in time.
     pub fn run(self) -> Result<(), ServerError> {
         let ended = self.runtime.block_on(http::run(self.shared, self.listener, self.stops));
-        // A request that is being read may take a second; nobody waits for it.
+        // A request that is being read may take a second; it is not waited for.
         self.runtime.shutdown_background();
         ended
     }

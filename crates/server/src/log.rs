@@ -1,4 +1,4 @@
-//! What is told while the server runs: events of `tracing`, which a program shows as it likes, or as lines of text or of JSON.
+//! The server's log: events of `tracing`, which a program shows as it likes, or as lines of text or of JSON.
 
 use std::fmt::{self, Debug, Display};
 use std::io;
@@ -8,7 +8,7 @@ use tracing::{Subscriber, error, field::Field};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-/// What a line of the log looks like.
+/// The format of the log.
 ///
 /// The server's events go to the subscriber of `tracing` that the process has; without one nothing is written.
 ///

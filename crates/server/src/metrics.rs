@@ -1,4 +1,4 @@
-//! What the server counts and measures, as Prometheus reads it. Labels never come from requests.
+//! The server's metrics, as Prometheus reads them. Labels never come from requests.
 
 use std::time::Duration;
 
@@ -60,8 +60,8 @@ impl Metrics {
             rejected: register.add("rejected", "Requests that were refused, by reason"),
             request_seconds: register.seconds("request", "From a request to the end of its answer"),
             requests_running: register.add("requests_running", "Requests with a text that is being made"),
-            requests_waiting: register.add("requests_waiting", "Requests of which nothing has begun"),
-            cancelled: register.add("cancelled", "Requests whose client was gone before the end"),
+            requests_waiting: register.add("requests_waiting", "Requests that have not begun"),
+            cancelled: register.add("cancelled", "Requests whose client left before the end"),
             prompt_tokens: register.add("prompt_tokens", "Tokens of prompts"),
             cached_tokens: register.add("cached_tokens", "Tokens of prompts that were computed before"),
             generated_tokens: register.add("generated_tokens", "Tokens of texts"),
@@ -73,7 +73,7 @@ impl Metrics {
                 .add("kv_tokens", "Tokens that have room for keys and values, of texts being made"),
             kv_tokens_kept: register.add(
                 "kv_tokens_kept",
-                "Tokens whose keys and values are kept of texts that have ended, until the room is needed",
+                "Tokens of ended texts whose keys and values are kept until the room is needed",
             ),
             kv_tokens_limit: register.add("kv_tokens_limit", "Tokens that there is room for"),
             engine_steps: register.add("engine_steps", "Steps of the engine"),

@@ -1,4 +1,4 @@
-//! What the operator of a server sets.
+//! The options of a server.
 
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) const RESERVE: usize = 16;
 /// Files that are open beside the connections: those beyond the limit, the model's, the runtime's.
 const OTHER_FILES: usize = RESERVE + 48;
 
-/// What the operator of a server sets.
+/// The options of a server.
 ///
 /// ```
 /// use std::time::Duration;
@@ -247,7 +247,7 @@ impl ServerOptions {
         }
     }
 
-    /// A name of the model stands in a line of JSON and of a log; one of the server, in a header.
+    /// A name of the model is written into a line of JSON and of a log; one of the server, into a header.
     fn check_names(&self) -> Result<(), ServerError> {
         let is_name = |name: &str| !name.trim().is_empty() && !name.contains(char::is_control);
         let name = || "a name of at least one character that is visible, and none that controls".to_owned();
@@ -335,7 +335,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.ok_or_else(|| "expected a number of seconds from 0.001 to 86400".into())
 }
 
-/// Whether a header Host can have this name, in brackets where it is an address of IPv6.
+/// Whether a header Host can have this name, in brackets if it is an address of IPv6.
 fn is_host(name: &str) -> bool {
     match name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(address) => address.parse::<Ipv6Addr>().is_ok(),

@@ -40,14 +40,14 @@ impl Turns {
         Self { turn: Arc::new(Semaphore::new(1)), taken: AtomicUsize::new(0), most, longest }
     }
 
-    /// Takes so many places; `None` where there are not as many.
+    /// Takes so many places; `None` if there are not as many.
     pub(crate) fn places(&self, count: usize) -> Option<Places<'_>> {
         let taken = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= self.most);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
         Some(Places { taken: &self.taken, count })
     }
 
-    /// Waits for a turn, which work keeps that goes on when nobody waits for it any more.
+    /// Waits for a turn, which the work keeps until its end, even if its client has gone.
     pub(crate) async fn turn(&self) -> Result<Turn, ApiError> {
         match timeout(self.longest, Arc::clone(&self.turn).acquire_owned()).await {
             Ok(turn) => turn.map_err(ApiError::failed),

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         n_embd: 48,
         n_layer: 2,
         n_head: 3,
-        // Without dropout: learning by heart is what is wanted here.
+        // Without dropout: the model is to memorise the text.
         embd_pdrop: 0.0,
         attn_pdrop: 0.0,
         resid_pdrop: 0.0,

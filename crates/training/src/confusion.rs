@@ -1,7 +1,7 @@
 //! How often rows of each label were taken for which: accuracy, precision, recall and F1 of what a classifier says.
 //!
 //! Precision is the share of the rows said to have a label that have it; recall the share of the rows with the label that were
-//! said to have it; F1 their harmonic mean, `2 hits / (said + there)`, and 0 where there is nothing to divide by, as
+//! said to have it; F1 their harmonic mean, `2 hits / (said + there)`, and 0 if there is nothing to divide by, as
 //! scikit-learn takes it. Macro F1 is the mean over the labels.
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub struct Confusion {
     counts: Vec<Vec<u64>>,
 }
 
-/// What a classifier says of held-out rows. [`Confusion::report`] makes it.
+/// A classifier's quality on held-out rows. [`Confusion::report`] makes it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClassificationReport {
     /// Share of the rows whose label was said.
@@ -39,7 +39,7 @@ pub struct ClassificationReport {
     pub confusion: Confusion,
 }
 
-/// What a classifier says of the rows of one label. [`Confusion::report`] makes them.
+/// A classifier's quality on the rows of one label. [`Confusion::report`] makes them.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LabelReport {
     /// Its name.

@@ -1,4 +1,4 @@
-//! Why a training cannot start or go on: each message says what was found and what to do.
+//! Why a training cannot start or continue: each message says what was found and what to do.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use candle_gpt2_weights::{WeightsError, grouped};
 use serde_json::Value;
 use thiserror::Error;
 
-/// A training that cannot start or go on. [`Trainer::step`](crate::Trainer::step) and the others return it.
+/// A training that cannot start or continue. [`Trainer::step`](crate::Trainer::step) and the others return it.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TrainingError {
@@ -56,10 +56,10 @@ pub enum TrainingError {
     /// The job was interrupted.
     #[error(
         "interrupted{}",
-        .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to go on from", path.display()))
+        .state.as_ref().map_or(String::new(), |path| format!("; {} holds the state to resume from", path.display()))
     )]
     Interrupted {
-        /// Where the state is, where there is one.
+        /// Where the state is, if there is one.
         state: Option<PathBuf>,
     },
     /// The data gives fewer tokens than the configuration has.
@@ -172,13 +172,13 @@ impl TrainingError {
         matches!(self, Self::Interrupted { .. } | Self::Weights(WeightsError::Interrupted))
     }
 
-    /// Whether the call is wrong, as opposed to the job having failed.
+    /// Whether it is a usage error, as opposed to a failed job.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::OptionOutOfRange { .. } | Self::Call { .. } | Self::NoRoom { .. })
     }
 }
 
-/// How a saved training differs from the one that is to go on from it. Part of a [`TrainingError::OtherState`].
+/// How a saved training differs from the one that is to resume it. Part of a [`TrainingError::OtherState`].
 ///
 /// ```
 /// use candle_gpt2_training::StateDifference;

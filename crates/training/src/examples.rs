@@ -1,8 +1,8 @@
-//! What a training learns from: rows of tokens, and what is to be predicted at some of them.
+//! The examples of a training: rows of tokens, and the targets at some of them.
 //!
 //! Windows of text predict at every token the one that follows; answers do so at their own tokens only; rows with labels
 //! predict the label at the last token. A step learns from examples that follow each other in an endless order, so that a
-//! training can go on anywhere, and several processes can share a step.
+//! training can be resumed anywhere, and several processes can share a step.
 
 use candle_core::{Device, Result, Tensor};
 use candle_gpt2::{Gpt2Model, Pass};
@@ -14,7 +14,7 @@ pub trait Examples {
     /// What is to be predicted: ids of tokens, or numbers of labels.
     fn targets(&self) -> &[u32];
 
-    /// What each prediction counts in the loss, greater than 0; `None` where each counts once.
+    /// What each prediction counts in the loss, greater than 0; `None` if each counts once.
     fn weights(&self) -> Option<&[f32]> {
         None
     }
@@ -37,7 +37,7 @@ pub trait Examples {
     /// The hidden states that the targets are predicted from, in their order.
     ///
     /// # Shapes
-    /// `(…, C)`, as many as there are targets.
+    /// `(…, C)`, one for each target.
     ///
     /// # Errors
     /// When a token is outside the vocabulary, a row is longer than the context, or the device has no room.

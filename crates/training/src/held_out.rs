@@ -10,7 +10,7 @@ use crate::dictionary::{MOST_TOKENS, SHORTEST};
 use crate::windows::{Batch, Tokens};
 use crate::{Confusion, DictionaryMetrics, Examples, RowSet, Trainer, TrainingError};
 
-/// What is not trained on.
+/// Held-out data.
 ///
 /// ```
 /// use candle_core::Device;
@@ -98,7 +98,7 @@ impl HeldOut {
 }
 
 impl HeldOut {
-    /// Texts to measure a dictionary on, as many as it takes: of one text windows side by side, else those that there are.
+    /// Enough texts to measure a dictionary on: adjacent windows of one text, otherwise the texts that there are.
     fn texts(&self, context: usize) -> Vec<Vec<u32>> {
         let mut texts = Vec::new();
         match self {

@@ -3,7 +3,7 @@
 //! Source: "LoRA: Low-Rank Adaptation of Large Language Models" (arXiv:2106.09685, section 4.1), in the form of PEFT: `A`
 //! `(rank, in)` is drawn from `U(-1/sqrt(in), 1/sqrt(in))`, `B` `(out, rank)` is zero, and the files are PEFT's
 //! `adapter_config.json` and `adapter_model.safetensors`. The model is the same as ever; what it is loaded from differs: it
-//! gets weights with adapters beside them, which are added up only where a whole model is asked for.
+//! gets weights with adapters beside them, which are added up only if a whole model is asked for.
 
 use std::collections::HashMap;
 use std::fs;
@@ -65,11 +65,11 @@ impl LoraConfig {
         }
     }
 
-    /// The layer's name where this is the weight of a layer with an adapter: `h.0.attn.c_attn`.
+    /// The layer's name if this is the weight of a layer with an adapter: `h.0.attn.c_attn`.
     fn adapted<'a>(&self, parameter: &'a str) -> Option<&'a str> {
         let layer = parameter.strip_suffix(".weight")?;
         let (path, name) = layer.rsplit_once('.')?;
-        // A training has no encoder's states to attend to.
+        // A training has no encoder hidden states to attend to.
         if path.ends_with("crossattention") {
             return None;
         }
@@ -160,7 +160,7 @@ impl Lora {
         }
     }
 
-    /// One of the weights with its adapter beside it, where it has one.
+    /// One of the weights with its adapter beside it, if it has one.
     fn matrix(&self, name: &str, weight: &Tensor, adapters: &Parameters, lead: Lead) -> Result<Matrix> {
         let base = Matrix::Dense(weight.clone());
         let Some((name_a, name_b)) = self.config.adapted(name).map(adapter_names) else {
@@ -174,7 +174,7 @@ impl Lora {
         Ok(Matrix::Adapted(adapted.into()))
     }
 
-    /// Writes the adapters as PEFT has them into `folder`, which is made where it is missing.
+    /// Writes the adapters as PEFT has them into `folder`, which is made if it is missing.
     ///
     /// # Errors
     /// When a file cannot be written.

@@ -6,7 +6,7 @@ use candle_gpt2::{Gpt2Config, ParameterCounts};
 use crate::{ComputeDType, Hyperparameters};
 
 /// Bytes that a training takes at most, estimated: weights, gradients and both running means in f32; what the forward pass
-/// keeps for the backward pass, of each block its input alone where it `recomputes`; the logits that exist at once. Where the CPU's
+/// keeps for the backward pass, of each block its input alone if it `recomputes`; the logits that exist at once. Where the CPU's
 /// kernels do not compute, compositions keep the scores of one block's attention besides.
 ///
 /// ```

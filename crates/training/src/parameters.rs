@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::streams::Stream;
 
-/// What a model begins as, when it is trained from scratch.
+/// The initialization of a model that is trained from scratch.
 ///
 /// ```
 /// use candle_gpt2_training::Initialization;
@@ -123,7 +123,7 @@ impl Parameters {
         Ok(Self { named: named.collect::<Result<_>>()? })
     }
 
-    /// Those that are trained, and the others, which are fixed: where `train_blocks` counts blocks, all below the last ones, and
+    /// Those that are trained, and the others, which are fixed: if `train_blocks` counts blocks, all below the last ones, and
     /// the embeddings; what attends to an encoder, of which a training has no states, is never trained.
     pub fn split(self, config: &Gpt2Config, train_blocks: Option<usize>) -> (Self, HashMap<String, Tensor>) {
         let first = train_blocks.map_or(0, |count| config.n_layer.saturating_sub(count));
@@ -143,11 +143,11 @@ impl Parameters {
         (Self { named: trained }, fixed.collect())
     }
 
-    /// The parameters of a checkpoint. `progress` is told how many bytes were read since the last call, and asked
-    /// whether to go on.
+    /// The parameters of a checkpoint. `progress` receives the number of bytes read since the last call, and may
+    /// end it.
     ///
     /// # Errors
-    /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] where `progress`
+    /// When its tensors are not those of its configuration, or cannot be read; [`WeightsError::Interrupted`] if `progress`
     /// says so.
     pub fn from_checkpoint(
         checkpoint: &Checkpoint,

@@ -1,4 +1,4 @@
-//! Numbers that grow while a training goes on: tokens of a window, windows of a batch.
+//! Numbers that grow during a training: tokens of a window, windows of a batch.
 //!
 //! Short windows and small batches first save a good part of the computation: sequence length warmup (arXiv:2108.06084), and a smaller
 //! product of both brings induction heads earlier (arXiv:2511.16893).

@@ -13,7 +13,7 @@ use crate::{Data, Examples};
 pub struct Row {
     /// Ids, at least one.
     pub inputs: Arc<[u32]>,
-    /// What is predicted at the last tokens, one for each, at least one and at most as many as there are tokens: the ids that
+    /// The targets of the last tokens, one for each of them; at least one, and no more than there are tokens: the ids that
     /// follow, or a label.
     pub targets: Arc<[u32]>,
 }
@@ -47,7 +47,7 @@ pub struct RowSet {
 }
 
 impl Rows {
-    /// These rows; a prediction of the label `n` counts `label_weights[n]` times, where there are such.
+    /// These rows; a prediction of the label `n` counts `label_weights[n]` times, if there are such.
     pub fn new<'a>(rows: impl IntoIterator<Item = &'a Row>, label_weights: Option<&[f32]>) -> Self {
         let (mut inputs, mut targets, mut places) = (Vec::new(), Vec::new(), Vec::new());
         let mut tokens: u32 = 0;
@@ -84,7 +84,7 @@ impl Examples for Rows {
 }
 
 impl RowSet {
-    /// Rows under `seed`, at least one; a prediction of the label `n` counts `label_weights[n]` times, where there are such.
+    /// Rows under `seed`, at least one; a prediction of the label `n` counts `label_weights[n]` times, if there are such.
     pub fn new(rows: Vec<Row>, label_weights: Option<Vec<f32>>, seed: u64) -> Self {
         Self { rows, label_weights, seed, order: Mutex::default() }
     }

@@ -1,4 +1,4 @@
-//! Which rows of every batch a process computes, where several share a step.
+//! Which rows of every batch a process computes, if several share a step.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Everything a training needs to go on: weights, both running means and the numbers, in one safetensors file.
+//! Everything a training needs to be resumed: weights, both running means and the numbers, in one safetensors file.
 //!
 //! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
 //! state: they follow from the seed and the number of the step.
@@ -19,13 +19,13 @@ pub const FILE_NAME: &str = "training-state.safetensors";
 /// Key of the numbers in the file's metadata.
 const KEY: &str = "gpt2-training";
 
-/// What a saved state says besides its tensors.
+/// The progress in a saved state, besides its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// See [`model_of`].
     pub model: Value,
     pub numbers: Hyperparameters,
-    /// Tells the data and its tokenizer from others.
+    /// Identifies the data and its tokenizer.
     pub data_fingerprint: u64,
     pub steps_done: u64,
     pub best: Option<Best>,
@@ -89,7 +89,7 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
     Ok((tensors, [(KEY.to_owned(), text)].into()))
 }
 
-/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` where there is none. It must be a
+/// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` if there is none. It must be a
 /// state of the same training, on the data with this fingerprint.
 pub fn load(
     folder: &Path,

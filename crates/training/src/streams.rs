@@ -42,7 +42,7 @@ pub(crate) fn shuffle<T>(items: &mut [T], generator: &mut RandomStream) {
     }
 }
 
-/// An order of so many items that the generator decides, and that is computed where it is asked for instead of being kept: a
+/// An order of so many items that the generator decides, and that is computed when it is asked for instead of being kept: a
 /// Feistel network over the next power of four, which is walked until it comes back among the items (Black and Rogaway, 2002).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Permutation {

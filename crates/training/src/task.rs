@@ -1,4 +1,4 @@
-//! What a training teaches, and how data for it looks.
+//! The tasks of a training, and the format of their data.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
-/// What a training teaches.
+/// The task of a training.
 ///
 /// ```
 /// use candle_gpt2_training::Task;
@@ -18,14 +18,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {
-    /// To go on with texts: every token from those before it.
+    /// To continue texts: every token from those before it.
     #[default]
     Text,
-    /// To tell which label a text has: rows with `text` and `label`.
+    /// To predict the label of a text: rows with `text` and `label`.
     Classify,
     /// To answer: the tokens of `completion`, and the end, after those of `prompt`.
     Answer,
-    /// To write what a model has at a hook point as a sum of few directions: texts, or shards of activations.
+    /// To write a model's activations at a hook point as a sum of few directions: texts, or shards of activations.
     Dictionary,
 }
 
@@ -38,7 +38,7 @@ impl Task {
         ("dictionary", Self::Dictionary),
     ];
 
-    /// What the loss is measured in.
+    /// The unit of the loss.
     pub fn loss_unit(self) -> &'static str {
         match self {
             Self::Text | Self::Answer => "nats per token",
@@ -63,7 +63,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// What the rows of each label count in the loss.
+/// The weight of each label's rows in the loss.
 ///
 /// ```
 /// use candle_gpt2_training::ClassWeights;
@@ -89,7 +89,7 @@ enum Written {
     Given(BTreeMap<String, f64>),
 }
 
-/// What is expected where class weights are wrong.
+/// What is expected if class weights are wrong.
 const EXPECTED: &str = "`balanced`, or a number greater than 0 for each label";
 const BALANCED: &str = "balanced";
 

@@ -17,7 +17,7 @@ use crate::{
     AdamW, Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError,
 };
 
-/// What a step did. [`Trainer::step`] returns it.
+/// The report of a step. [`Trainer::step`] returns it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepReport {
     /// The step, counted from 1.
@@ -145,8 +145,8 @@ impl Trainer {
         Self { recomputes, ..self }
     }
 
-    /// The same training; what it computes ends with [`TrainingError::Interrupted`] once `interrupt` says so, which is asked in
-    /// each operation on the thread that computes, and should go on saying what it says once.
+    /// The same training; its computations end with [`TrainingError::Interrupted`] once `interrupt` returns true. It is called in
+    /// each operation, on the thread that computes, and should stay true.
     pub fn interrupted_by(self, interrupt: Interrupt) -> Self {
         Self { interrupt: Some(interrupt), ..self }
     }
@@ -295,7 +295,7 @@ impl Trainer {
         (self.numbers.examples_before(steps_done), count)
     }
 
-    /// Takes the memory of gradients that nobody else holds for those of the next step.
+    /// Reuses the memory of gradients without other owners for those of the next step.
     pub fn use_memory_of(&mut self, gradients: Vec<Tensor>) {
         self.gradients = gradients;
     }
@@ -447,7 +447,7 @@ impl Trainer {
         found.ok_or_else(|| candle_core::Error::Msg(format!("the model has no parameter `{name}`")))
     }
 
-    /// The model as it is now, for inference. It shares the weights, and changes with them where they are trained whole.
+    /// The model as it is now, for inference. It shares the weights, and changes with them if they are trained whole.
     ///
     /// # Errors
     /// When the device has no room.
@@ -464,7 +464,7 @@ impl Trainer {
         Gpt2LMHeadModel::load(&self.config, ByOutput(vb))
     }
 
-    /// The adapters' configuration and fixed weights, where adapters are trained.
+    /// The adapters' configuration and fixed weights, if adapters are trained.
     pub fn lora(&self) -> Option<&Lora> {
         match &self.weights {
             Weights::Trained { .. } | Weights::Explained(_) => None,
@@ -472,7 +472,7 @@ impl Trainer {
         }
     }
 
-    /// The dictionary, where one is trained.
+    /// The dictionary, if one is trained.
     pub(crate) fn learner(&self) -> Option<&Learner> {
         match &self.weights {
             Weights::Explained(learner) => Some(learner),

@@ -35,7 +35,7 @@ struct Part {
     token: u32,
     rank: u32,
     merged: u32,
-    /// In long words, the neighbours' places; no place of the word where there is none.
+    /// In long words, the neighbours' places; no place of the word if there is none.
     before: usize,
     after: usize,
 }
@@ -67,7 +67,7 @@ impl BytePairs {
         place
     }
 
-    /// Rank and token of a merge; [`NO_RANK`] where there is none.
+    /// Rank and token of a merge; [`NO_RANK`] if there is none.
     #[inline]
     fn merge(&self, first: u32, second: u32) -> (u32, u32) {
         let merge = &self.merges[self.place((first, second))];

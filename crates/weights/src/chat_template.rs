@@ -6,11 +6,11 @@ use crate::{Checkpoint, WeightsError};
 
 /// Largest file that is read: templates of other models have some ten kilobytes.
 const MAX_BYTES: u64 = 1 << 20;
-/// The template that counts where there are several.
+/// The template that counts if there are several.
 const DEFAULT: &str = "default";
 
 impl Checkpoint {
-    /// The Jinja template that makes a prompt of a conversation, where there is one beside the weights: as transformers reads it,
+    /// The Jinja template that makes a prompt of a conversation, if there is one beside the weights: as transformers reads it,
     /// from `chat_template.jinja` or else from `tokenizer_config.json`.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ pub struct Checkpoint {
     has_guessed_heads: bool,
 }
 
-/// What to know about a checkpoint besides its place. [`Checkpoint::open_with`] takes them.
+/// Options of opening a checkpoint. [`Checkpoint::open_with`] takes them.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
     /// The number of attention heads, for files that do not tell it: weights of the book's models without a configuration. For
@@ -82,8 +82,8 @@ pub struct OpenOptions {
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint folder, or a weights file; a configuration that the file does not hold itself stands beside
-    /// it. Tensors that do not fit the configuration are no error yet: see [`Checkpoint::check`] and
+    /// Opens a checkpoint folder, or a weights file; a configuration that the file does not hold itself is read from the file
+    /// next to it. Tensors that do not fit the configuration are no error yet: see [`Checkpoint::check`] and
     /// [`Checkpoint::verify`].
     ///
     /// # Errors
@@ -100,11 +100,11 @@ impl Checkpoint {
         Self::open_watched(path, options, &|_| ())
     }
 
-    /// As [`Checkpoint::open_with`]; `progress` is asked whether to go on while a head that may contradict the configuration is
-    /// compared with the embedding, which alone can take long. It is told of nothing.
+    /// As [`Checkpoint::open_with`]; `progress` may end it while a head that may contradict the configuration is compared with the
+    /// embedding, which alone can take long; it receives no numbers of bytes.
     ///
     /// # Errors
-    /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] where `progress` says so.
+    /// As [`Checkpoint::open_with`]; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn open_watched(
         path: &Path,
         options: &OpenOptions,
@@ -186,7 +186,7 @@ impl Checkpoint {
         self.beside.folder_of(&self.source.path)
     }
 
-    /// The tokenizer: from `path` where one is given, else from inside the file, else from the folder.
+    /// The tokenizer: from `path` if one is given, else from inside the file, else from the folder.
     ///
     /// # Errors
     /// When there is none, or it cannot be used.
@@ -198,7 +198,7 @@ impl Checkpoint {
         }
     }
 
-    /// The `generation_config.json` beside the weights, or that was given with them, where there is one: its path and its text.
+    /// The `generation_config.json` beside the weights, or that was given with them, if there is one: its path and its text.
     ///
     /// # Errors
     /// When it is there and cannot be read.
@@ -207,7 +207,7 @@ impl Checkpoint {
     }
 
     /// The rows of the vocabulary that are no tokens: those `tokenizer` has no token for. Without a tokenizer, those
-    /// after GPT-2's own tokens where the vocabulary has the size that nanoGPT pads to.
+    /// after GPT-2's own tokens if the vocabulary has the size that nanoGPT pads to.
     pub fn padding_token_ids(&self, tokenizer: Option<&Tokenizer>) -> Vec<u32> {
         /// GPT-2's 50,257 tokens, padded to a multiple of 64.
         const PADDED_VOCABULARY: usize = 50_304;
@@ -240,7 +240,7 @@ impl Checkpoint {
         self.naming.scheme
     }
 
-    /// What stands in front of the names in the file, such as `transformer.`.
+    /// The prefix of the names in the file, such as `transformer.`.
     pub fn prefix(&self) -> &str {
         &self.naming.prefix
     }
@@ -260,14 +260,14 @@ impl Checkpoint {
         &self.rules
     }
 
-    /// What a user should know where nothing told the number of heads and it was guessed: another number is another model,
+    /// The note for users if the number of heads is not recorded and was guessed: another number is another model,
     /// which no check can see. [`OpenOptions::n_head`] says it.
     pub fn guessed_heads_note(&self) -> Option<String> {
         let Gpt2Config { n_head, .. } = self.config;
         let note = || {
             format!(
-                "nothing tells the number of attention heads; {n_head} of {} values each are taken, as published GPT-2 models \
-                 have them, and the texts are wrong where the model was trained with others",
+                "the number of attention heads is not recorded; {n_head} of {} values each are assumed, as in published GPT-2 models: \
+                 results are wrong if the model was trained with another number",
                 self.config.head_dim()
             )
         };
@@ -356,7 +356,7 @@ impl Checkpoint {
     }
 }
 
-/// What stands on the model beside or in place of a head over the vocabulary, in words.
+/// The head besides or in place of one over the vocabulary, in words.
 fn head_rule(config: &Gpt2Config) -> Option<String> {
     let (class, labels) = (config.head.class_name(), config.num_labels());
     match config.head {
@@ -393,7 +393,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     rules.extend(head_rule(config));
     if !naming.buffers.is_empty() {
         rules.push(format!(
-            "{} causal masks of an old checkpoint are no parameters and ignored",
+            "{} causal masks of an old checkpoint are not parameters and are ignored",
             naming.buffers.len()
         ));
     }

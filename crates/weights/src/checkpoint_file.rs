@@ -65,7 +65,7 @@ impl CheckpointFile {
         self.len
     }
 
-    /// The bytes of the file, where they lie in memory.
+    /// The bytes of the file, if they lie in memory.
     fn in_memory(&self) -> Option<&[u8]> {
         match &self.content {
             #[cfg(feature = "mmap")]
@@ -117,7 +117,7 @@ impl CheckpointFile {
         self.read(0..self.len.min(count))
     }
 
-    /// What `parse` makes of the bytes from `start` on, whose end it finds itself: of all of them where they lie in memory, else
+    /// What `parse` makes of the bytes from `start` on, whose end it finds itself: of all of them if they lie in memory, else
     /// of more and more until it succeeds. It is given at most `limit`.
     pub(crate) fn parse<T, E>(
         &self,
@@ -139,7 +139,7 @@ impl CheckpointFile {
         }
     }
 
-    /// Lets go of the memory behind bytes that were lent, where they come from the file again if they are read again. Without
+    /// Releases the memory behind bytes that were lent, if a later read gets them from the file again. Without
     /// this a loading program would hold the file and the weights at once.
     pub(crate) fn forget(&self, range: Range<u64>) {
         #[cfg(feature = "mmap")]

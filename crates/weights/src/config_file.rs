@@ -12,7 +12,7 @@ use crate::stored::StoredTensor;
 
 /// Largest configuration that is read: real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Width of a head in every published GPT-2: what is assumed where nothing tells the number of heads.
+/// Width of a head in every published GPT-2: what is assumed if nothing tells the number of heads.
 const USUAL_HEAD_DIM: usize = 64;
 
 /// A configuration, and where it comes from.
@@ -52,12 +52,12 @@ pub(crate) fn read(
     let sizes = "there is no configuration: sizes are those of the tensors";
     let rule = match n_head {
         Some(n_head) => format!("{sizes}, and the {n_head} heads were named"),
-        None => format!("{sizes}, heads are taken as {USUAL_HEAD_DIM} wide"),
+        None => format!("{sizes}, heads are assumed {USUAL_HEAD_DIM} wide"),
     };
     Ok(FoundConfig { config, rule, has_guessed_heads: n_head.is_none() })
 }
 
-/// The text of `generation_config.json`, where there is such a file, and its path.
+/// The text of `generation_config.json`, if there is such a file, and its path.
 pub(crate) fn generation_config(
     files: &Files,
     folder: &Path,

@@ -14,9 +14,8 @@ use crate::replace::create_folder;
 use crate::write_tensors::{LazyTensor, serialize};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, replace_file};
 
-/// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, where there is a tokenizer, `tokenizer.json`.
-/// transformers loads it. `progress` is told how many bytes of the checkpoint were read since the last call, and asked whether
-/// to go on.
+/// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, if there is a tokenizer, `tokenizer.json`.
+/// transformers loads it. `progress` receives the bytes of the checkpoint read since the last call, and may end it.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};
@@ -35,7 +34,7 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, rep
 ///
 /// # Errors
 /// When the checkpoint is not sound in its structure, the type is not one of safetensors, `folder` exists, or it cannot
-/// be written; [`WeightsError::Interrupted`] where `progress` says so. Nothing is then left of it.
+/// be written; [`WeightsError::Interrupted`] if `progress` says so. Nothing is then left of it.
 pub fn write_hugging_face(
     checkpoint: &Checkpoint,
     tokenizer: Option<&Tokenizer>,

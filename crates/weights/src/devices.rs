@@ -9,7 +9,7 @@ impl WeightDType {
     /// How the CPU holds it.
     ///
     /// # Errors
-    /// [`WeightsError::NotOnCpu`] where it does not.
+    /// [`WeightsError::NotOnCpu`] if it does not.
     pub fn on_cpu(self) -> Result<WeightFormat, WeightsError> {
         self.format().ok_or(WeightsError::NotOnCpu { dtype: self })
     }
@@ -17,7 +17,7 @@ impl WeightDType {
     /// How a GPU holds it.
     ///
     /// # Errors
-    /// [`WeightsError::NotOnGpu`] where it does not.
+    /// [`WeightsError::NotOnGpu`] if it does not.
     pub fn on_gpu(self) -> Result<DType, WeightsError> {
         self.tensor_dtype().ok_or(WeightsError::NotOnGpu { dtype: self })
     }

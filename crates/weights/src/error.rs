@@ -270,20 +270,20 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// What a model with this head is for, said to who wants something else.
+/// What a model with this head is for, in errors of other uses.
 fn what_it_does(head: HeadKind) -> &'static str {
     match head {
         HeadKind::LanguageModel => {
             "a language model: it generates and scores texts, and has no labels; fine-tune it on labelled texts first"
         }
         HeadKind::SequenceClassification => {
-            "a classifier: it says which label a text has, and neither generates nor scores texts; ask it to classify"
+            "a classifier: it labels texts, and neither generates nor scores texts; ask it to classify"
         }
         HeadKind::TokenClassification => {
-            "a classifier: it says which label each token has, and neither generates nor scores texts; ask it to classify"
+            "a classifier: it labels tokens, and neither generates nor scores texts; ask it to classify"
         }
         HeadKind::DoubleHeads => {
-            "a language model that also says which of several texts is right, and has no labels; give it choices"
+            "a language model that also chooses among several texts, and has no labels; give it choices"
         }
     }
 }

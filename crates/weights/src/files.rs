@@ -1,5 +1,5 @@
 //! Where a checkpoint's files are: on a disk, or given. This is the one place that asks whether there is a file and reads it; a
-//! given file is named by a path in the folder that stands in for its own.
+//! given file is named by a path in an assumed folder.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -41,7 +41,7 @@ impl Files {
         }
     }
 
-    /// The one file that was given, where it is one alone.
+    /// The one file that was given, if it is one alone.
     pub(crate) fn only(&self) -> Option<&str> {
         match self {
             Self::Disk => None,

@@ -73,7 +73,7 @@ pub(crate) enum Contents {
 }
 
 impl GivenFiles {
-    /// No files yet. `name` stands in for their folder in messages; where it is the name of one of them, nothing does.
+    /// No files yet. Messages show `name` as their folder, unless it is the name of one of them.
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), files: Vec::new() }
     }
@@ -90,7 +90,7 @@ impl GivenFiles {
         self
     }
 
-    /// What stands in for their folder.
+    /// The folder that messages show; empty if its name is that of a file.
     pub(crate) fn folder(&self) -> &Path {
         if self.names().any(|name| name == self.name) { Path::new("") } else { Path::new(&self.name) }
     }
@@ -100,7 +100,7 @@ impl GivenFiles {
         self.files.iter().map(|(given, _)| last_part(given))
     }
 
-    /// The file whose name has the last part of `path`, where there is one.
+    /// The file whose name has the last part of `path`, if there is one.
     ///
     /// # Errors
     /// When several have it.

@@ -36,7 +36,7 @@ pub struct LoadOptions {
     /// as f32, GGUF's small integers too, whose fast products would round the activations; on a GPU
     /// [`Checkpoint::stored_dtype`].
     pub dtype: Option<WeightDType>,
-    /// The type of the keys and values in the model's caches. `None` is f32 on the CPU, and f16 where the weights are rounded
+    /// The type of the keys and values in the model's caches. `None` is f32 on the CPU, and f16 if the weights are rounded
     /// to f16 or fewer bits as they are loaded: that rounding is as coarse. On a GPU it is the type of the weights.
     pub kv_dtype: Option<KvDType>,
 }
@@ -101,12 +101,12 @@ impl Head for Gpt2DoubleHeads {
 }
 
 impl Checkpoint {
-    /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress` is told
-    /// how many bytes of the file were read since the last call, and asked before each tensor whether to go on.
+    /// Builds the model: on the CPU with its matrices packed for its fast products, on a GPU as tensors. `progress`
+    /// receives the number of bytes of the file read since the last call, and may end it before each tensor.
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has not the type of weights or no room;
-    /// [`WeightsError::Interrupted`] where `progress` says so.
+    /// [`WeightsError::Interrupted`] if `progress` says so.
     pub fn load(
         &self,
         options: &LoadOptions,
@@ -176,7 +176,7 @@ impl Checkpoint {
         Ok(PackParameters::new(&reader, format).memory())
     }
 
-    /// The type of keys and values on the CPU where none is asked for, see [`LoadOptions::kv_dtype`].
+    /// The type of keys and values on the CPU if none is asked for, see [`LoadOptions::kv_dtype`].
     pub fn kv_dtype_on_cpu(&self, dtype: Option<WeightDType>) -> KvDType {
         if self.is_rounded_to(dtype) { KvDType::F16 } else { KvDType::F32 }
     }

@@ -1,9 +1,9 @@
-//! Files that stand in the place of others: what a download or a clone leaves when it goes wrong.
+//! Files that are not what their names say: what a download or a clone leaves when it goes wrong.
 
 /// Bytes at the start of a file that are looked at to tell what it is.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// What the file is, where its first bytes show that it is not the `wanted` one. More than these bytes need not be given.
+/// What the file is, if its first bytes show that it is not the `wanted` one. No more than these bytes are needed.
 pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(start);

@@ -16,10 +16,10 @@ use crate::stored::StoredTensor;
 /// How one origin names the parameters.
 struct Scheme {
     name: &'static str,
-    /// Parameters outside the blocks. The first that is there decides the scheme, and what stands before it is the
-    /// prefix of all names.
+    /// Parameters outside the blocks. The first that is there decides the scheme, and the text before it is the prefix of
+    /// all names.
     outside: &'static [(&'static str, &'static str)],
-    /// What stands before and after the number of a block.
+    /// The text before and after the number of a block.
     block: (&'static str, char),
     /// Parameters of a block.
     inside: &'static [(&'static str, &'static str)],
@@ -27,7 +27,7 @@ struct Scheme {
     thirds: &'static [(&'static str, &'static str, usize)],
     /// What a block holds besides parameters: the causal mask and the value it was filled with.
     buffers: &'static [&'static str],
-    /// How linear weights are stored; `None` where the file must tell.
+    /// How linear weights are stored; `None` if the file must tell.
     orientation: Option<Orientation>,
 }
 
@@ -170,17 +170,17 @@ const LINEAR_WEIGHTS: [&str; 7] = [
     ".mlp.c_fc.weight",
     ".mlp.c_proj.weight",
 ];
-/// What stands before the model's names in a model with a head, and not before the head's.
+/// The prefix of the model's names in a model with a head, which the head's names lack.
 pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
 const HEAD: &str = "lm_head.weight";
 
-/// Whether a parameter is one of a head, which stands beside the model: [`MODEL_PREFIX`] is not before its name.
+/// Whether a parameter belongs to a head, which is outside the model: its name does not begin with [`MODEL_PREFIX`].
 pub(crate) fn is_of_head(name: &str) -> bool {
     name == HEAD || HeadKind::of_parameter(name).is_some()
 }
 
-/// The kind of head that the tensors of a file show, where nothing else tells it.
+/// The kind of head that the tensors of a file show, if nothing else tells it.
 pub(crate) fn head_shown_by(stored: &[StoredTensor]) -> HeadKind {
     let (_, prefix) = scheme_and_prefix(stored);
     let before_head = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(&prefix);
@@ -231,7 +231,7 @@ pub(crate) fn is_linear_weight(name: &str) -> bool {
 /// Where the values of a parameter come from. Numbers are indices of stored tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// One tensor, of which the first rows are the parameter where more are stored.
+    /// One tensor, of which the first rows are the parameter if more are stored.
     Whole(usize),
     /// Query, key and value, stored one by one.
     Thirds([usize; 3]),
@@ -244,7 +244,7 @@ pub(crate) enum Origin {
 pub(crate) struct Naming {
     /// Whose names the file uses.
     pub(crate) scheme: &'static str,
-    /// What stands in front of the names in the file.
+    /// The prefix of the names in the file.
     pub(crate) prefix: String,
     /// How linear weights are stored.
     pub(crate) orientation: Orientation,
@@ -419,11 +419,10 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && !has_leading_zero && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The scheme one of whose outer parameters is there, and what stands before it; the shortest where it is there under
-/// several prefixes.
+/// The scheme one of whose outer parameters is there, and its prefix; the shortest if it is there under several.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
-        // The head stands beside the model, so it says nothing about the others' prefix.
+        // The head is outside the model, so it says nothing about the others' prefix.
         for (anchor, _) in scheme.outside.iter().filter(|(anchor, _)| *anchor != HEAD) {
             let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor));
             let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with(['.', '/']));
@@ -465,7 +464,7 @@ fn orientation<'a>(weights: impl Iterator<Item = (&'a [usize], &'a [usize])>) ->
     }
 }
 
-/// The difference of a head whose rows are labels, where only their number is another one.
+/// The difference of a head whose rows are labels, if only their number is another one.
 fn labels_mismatch(config: &Gpt2Config, parameter: &Parameter, tensor: &StoredTensor) -> Option<Mismatch> {
     let (rows, columns) = tensor.shape.split_first()?;
     let (labels, width) = parameter.shape.split_first()?;

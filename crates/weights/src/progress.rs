@@ -1,11 +1,11 @@
-//! Who hears how far reading and writing are, and says whether to go on.
+//! Progress and interruption of reading and writing.
 
 use crate::WeightsError;
 
-/// Elements that are worked on between two looks for an interruption, and that are held at once where possible: 4 MiB in f32.
+/// Elements that are worked on between two checks for an interruption, and that are held at once if possible: 4 MiB in f32.
 pub(crate) const PIECE: usize = 1 << 20;
 
-/// Who hears how far a long job with a checkpoint's files is. A function of the number of bytes is one, for whom nothing ends
+/// Receives the progress of a long job with a checkpoint's files. A function of the number of bytes is one that never ends the job
 /// early.
 ///
 /// ```
@@ -22,11 +22,11 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// assert_eq!(total.into_inner(), 12);
 /// ```
 pub trait ReadProgress: Sync {
-    /// As many bytes more were read since the last call. Any thread may tell it.
+    /// `bytes` more were read since the last call. Any thread may call it.
     fn advance(&self, bytes: u64);
 
-    /// Whether the job is to end with [`WeightsError::Interrupted`]. It is asked on the thread that began the job, between two
-    /// tensors or two pieces of one, and what it says once it should go on saying.
+    /// Whether the job is to end with [`WeightsError::Interrupted`]. It is called on the thread that began the job, between two
+    /// tensors or two pieces of one; once true, it should stay true.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -38,7 +38,7 @@ impl<F: Fn(u64) + Sync> ReadProgress for F {
     }
 }
 
-/// An error where the job is to end.
+/// An error if the job is to end.
 pub(crate) fn check_interrupted(progress: &dyn ReadProgress) -> Result<(), WeightsError> {
     if progress.is_interrupted() { Err(WeightsError::Interrupted) } else { Ok(()) }
 }

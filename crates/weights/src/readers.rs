@@ -18,7 +18,7 @@ use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 /// Hands the parameters to the model, one at a time, straight from the file.
 pub(crate) struct ReadParameters<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
-    /// Is told how many bytes of the files were read, and asked whether to go on.
+    /// Receives the number of bytes of the files read, and may end the job.
     pub(crate) progress: &'a dyn ReadProgress,
 }
 
@@ -58,11 +58,11 @@ impl ReadParameters<'_> {
 }
 
 impl Checkpoint {
-    /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` where the checkpoint does not have it, or
-    /// holds it in a type that holds no weights. `progress` is told of its bytes, and asked whether to go on.
+    /// A parameter in f32 as the model takes it, matrices `(out, in)`; `None` if the checkpoint does not have it, or
+    /// holds it in a type that holds no weights. `progress` receives the number of its bytes, and may end it.
     ///
     /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn parameter(
         &self,
         name: &str,
@@ -141,15 +141,15 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 }
 
-/// Embedding and head, where an error of four bits costs more than in all blocks together.
+/// Embedding and head, if an error of four bits costs more than in all blocks together.
 const TABLES: [&str; 2] = ["wte.weight", "lm_head.weight"];
 
-/// Hands the parameters to the model with the matrices packed, straight from the bytes of the file where it holds them as
+/// Hands the parameters to the model with the matrices packed, straight from the bytes of the file if it holds them as
 /// plain values.
 #[derive(Clone)]
 pub(crate) struct PackParameters<'a> {
     reader: &'a ReadParameters<'a>,
-    /// The format of all matrices; that of each one's stored type where there is none.
+    /// The format of all matrices; that of each one's stored type if there is none.
     format: Option<WeightFormat>,
     path: String,
 }

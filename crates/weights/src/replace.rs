@@ -46,7 +46,7 @@ pub fn replace_file(
     partial.finish(|made| fs::rename(made, path))
 }
 
-/// Writes a file as a whole where there is none. `write` gets the path to write to.
+/// Writes a file as a whole if there is none. `write` gets the path to write to.
 ///
 /// ```
 /// use candle_gpt2_weights::create_file;
@@ -74,7 +74,7 @@ pub fn create_file(
     })
 }
 
-/// Writes a folder of files as a whole where there is nothing. `write` gets the folder to fill, which exists.
+/// Writes a folder of files as a whole if there is nothing. `write` gets the folder to fill, which exists.
 pub(crate) fn create_folder(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), Failure>,
@@ -226,7 +226,7 @@ fn sync_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes sure that the names in a folder are on the disk, where the system can. Windows opens folders only with a flag for
+/// Makes sure that the names in a folder are on the disk, if the system can. Windows opens folders only with a flag for
 /// backups, has no flush for them, and writes names to its journal by itself; network file systems may refuse it too.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     if !cfg!(unix) {

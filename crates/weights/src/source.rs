@@ -1,4 +1,4 @@
-//! What the readers of all formats hand on: tensors in files, and what the files say about the model.
+//! The result of the readers of all formats: tensors in files, and what the files say about the model.
 
 use std::path::PathBuf;
 
@@ -53,9 +53,9 @@ pub(crate) struct Source {
     pub(crate) path: PathBuf,
     pub(crate) files: Vec<CheckpointFile>,
     pub(crate) tensors: Vec<StoredTensor>,
-    /// The configuration, where the files themselves hold one.
+    /// The configuration, if the files themselves hold one.
     pub(crate) config: Option<Gpt2Config>,
-    /// The tokenizer, where the files themselves hold one.
+    /// The tokenizer, if the files themselves hold one.
     pub(crate) tokenizer: Option<Tokenizer>,
     /// Whether linear layers and norms have no biases: the model is then built with zeros.
     pub(crate) is_bias_free: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Source {
     /// Whether there may be rows after those of the vocabulary: llm.c pads the embedding, every other file says how many tokens it
     /// has.
     pub(crate) may_be_padded: bool,
-    /// What the reader decided, in words, for whoever inspects the checkpoint.
+    /// What the reader decided, in words, for `inspect`.
     pub(crate) rules: Vec<String>,
 }
 

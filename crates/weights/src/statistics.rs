@@ -1,4 +1,4 @@
-//! What the values of tensors look like, and how two checkpoints differ.
+//! Statistics of tensors, and how two checkpoints differ.
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::expected_parameters;
@@ -90,12 +90,12 @@ pub enum DifferenceKind {
     OnlyInSecond,
     /// The shapes differ, given `(out, in)`.
     Shape(Vec<usize>, Vec<usize>),
-    /// The largest absolute difference of two values; NaN where one of them is.
+    /// The largest absolute difference of two values; NaN if one of them is.
     Values(f64),
 }
 
 /// Compares two checkpoints parameter by parameter, whatever their formats, in the order of the model; parameters that
-/// are equal are left out. `progress` is told how many bytes of both were read, and asked whether to go on.
+/// are equal are left out. `progress` receives the number of bytes of both read, and may end it.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, differences};
@@ -109,7 +109,7 @@ pub enum DifferenceKind {
 /// ```
 ///
 /// # Errors
-/// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+/// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
 pub fn differences(
     first: &Checkpoint,
     second: &Checkpoint,
@@ -185,7 +185,7 @@ fn largest_difference_of_rows(
     Ok(largest)
 }
 
-/// The larger of two numbers; NaN where one of them is.
+/// The larger of two numbers; NaN if one of them is.
 fn larger(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
@@ -200,10 +200,10 @@ fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
 
 impl Checkpoint {
     /// Everything that is wrong with the checkpoint: tensors that do not fit, and values that are not finite.
-    /// `progress` is told how many bytes of the file were read since the last call, and asked whether to go on.
+    /// `progress` receives the number of bytes of the file read since the last call, and may end it.
     ///
     /// # Errors
-    /// When a tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    /// When a tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn verify(&self, progress: &dyn ReadProgress) -> Result<Vec<Problem>, WeightsError> {
         let mut problems: Vec<_> = self.naming.mismatches.iter().cloned().map(Problem::Mismatch).collect();
         for (index, stored) in self.parameter_tensors() {
@@ -217,11 +217,11 @@ impl Checkpoint {
         Ok(problems)
     }
 
-    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` where its type holds no
-    /// weights. `progress` is told of the tensor's bytes, and asked whether to go on.
+    /// The values of the tensor with index `index` in [`Checkpoint::tensors`], in numbers; `None` if its type holds no
+    /// weights. `progress` receives the number of the tensor's bytes, and may end it.
     ///
     /// # Errors
-    /// When the tensor cannot be read; [`WeightsError::Interrupted`] where `progress` says so.
+    /// When the tensor cannot be read; [`WeightsError::Interrupted`] if `progress` says so.
     pub fn statistics(
         &self,
         index: usize,

@@ -48,7 +48,7 @@ impl StoredDType {
         }
     }
 
-    /// Bytes of `elements` values, where the type holds weights and they fill whole blocks.
+    /// Bytes of `elements` values, if the type holds weights and they fill whole blocks.
     pub(crate) fn byte_count(self, elements: usize) -> Option<u64> {
         let elements = elements as u64;
         match self {
@@ -105,7 +105,7 @@ pub struct StoredTensor {
     pub(crate) file: usize,
     /// Where its bytes are in that file.
     pub(crate) bytes: Range<u64>,
-    /// Distance of neighbours along each axis, in elements, where they are not in row-major order.
+    /// Distance of neighbours along each axis, in elements, if they are not in row-major order.
     pub(crate) strides: Option<Vec<usize>>,
 }
 
@@ -120,7 +120,7 @@ impl StoredTensor {
         self.bytes.end - self.bytes.start
     }
 
-    /// Some of the rows as a tensor of its own; `None` where they do not lie one after the other, or a row does not fill whole
+    /// Some of the rows as a tensor of its own; `None` if they do not lie one after the other, or a row does not fill whole
     /// blocks.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Option<Self> {
         let row = self.dtype.byte_count(self.shape.get(1..)?.iter().product())?;
@@ -134,7 +134,7 @@ impl StoredTensor {
         Some(Self { shape, bytes, ..self.clone() })
     }
 
-    /// Gives `visit` the tensor in pieces of whole rows of about `piece` elements, one after the other; as a whole where it
+    /// Gives `visit` the tensor in pieces of whole rows of about `piece` elements, one after the other; as a whole if it
     /// cannot be cut.
     pub(crate) fn for_each_piece<E>(
         &self,
@@ -159,7 +159,7 @@ impl StoredTensor {
         })
     }
 
-    /// The bytes of memory that [`StoredTensor::stored`] takes: none where the file lies in memory.
+    /// The bytes of memory that [`StoredTensor::stored`] takes: none if the file lies in memory.
     pub(crate) fn copied_bytes(&self, files: &[CheckpointFile]) -> u64 {
         let is_copied = files.get(self.file).is_some_and(CheckpointFile::is_copied);
         if is_copied { self.stored_bytes() } else { 0 }

@@ -15,13 +15,13 @@ use crate::{WeightsError, formats};
 /// tensors every one is there under two names.
 const MAX_GROWTH: u64 = 4;
 
-/// What one file holds: safetensors, GGUF, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
+/// The contents of one file: safetensors, GGUF, or what `torch.save` wrote (`.pt`, `.pth`, `.bin`; zip archive or older).
 /// [`write_tensors`](crate::write_tensors) has an example of both.
 #[derive(Debug, Clone)]
 pub struct TensorFile {
     /// Tensors in f32 on the CPU, by name. Those in dictionaries inside others have all keys in their name, `outer.inner`.
     pub tensors: BTreeMap<String, Tensor>,
-    /// Texts, numbers and booleans that stand beside them, written as text and named in the same way.
+    /// The other texts, numbers and booleans of the file, written as text and named in the same way.
     pub entries: BTreeMap<String, String>,
     /// Tensors that were not read, because their type holds no weights: whole numbers and booleans.
     pub left_out: Vec<StoredTensor>,

@@ -1,7 +1,7 @@
 //! The tokens of much text: those that the tokenizer gives, in a fraction of its time.
 //!
-//! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found wherever they
-//! stand) is written out here; every other one is asked itself.
+//! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found everywhere)
+//! is implemented here; every other one is called itself.
 
 use memchr::memmem::Finder;
 use serde::Deserialize;
@@ -26,7 +26,7 @@ const MOST_ADDED: usize = 16;
 /// Encodes texts as a tokenizer does, without the special tokens that it may put around them. Threads share it, each with an
 /// [`EncoderSession`].
 ///
-/// The tokens are those of [`encode_piece`], but where a text has more than a million spaces in a row: there the engine of
+/// The tokens are those of [`encode_piece`], except after more than a million spaces in a row: there the engine of
 /// expressions that [`Tokenizer`] is built with gives up and leaves the rest in one word, while here, as in its Python
 /// package, spaces are spaces.
 ///
@@ -125,7 +125,7 @@ impl EncoderSession<'_> {
 }
 
 impl Own {
-    /// `None` where the tokenizer is another one, in anything that could matter.
+    /// `None` if the tokenizer is another one, in anything that could matter.
     fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let is_plain = tokenizer.get_normalizer().is_none()
             && tokenizer.get_truncation().is_none()
@@ -147,7 +147,7 @@ impl Own {
         Some(Self { words: Words::new()?, pairs: byte_pairs(model)?, added })
     }
 
-    /// Appends the tokens of a text. What stands between added tokens is cut into words by itself.
+    /// Appends the tokens of a text. The parts between added tokens are cut into words by themselves.
     fn encode(&self, text: &str, cache: &mut WordCache, tokens: &mut Vec<u32>) {
         let find = |added: &Added, from: usize| {
             added.finder.find(&text.as_bytes()[from..]).map(|found| from + found)
@@ -182,7 +182,7 @@ impl Own {
     }
 }
 
-/// Whether a token is found wherever its characters stand, and [`Words::cut`] never cuts through it or before it.
+/// Whether a token is found wherever its characters are, and [`Words::cut`] never cuts through it or before it.
 fn is_found_anywhere(token: &AddedToken) -> bool {
     let is_marked = token.single_word || token.lstrip || token.rstrip;
     let content = token.content.as_bytes();
@@ -196,7 +196,7 @@ struct Written {
     merges: Vec<(String, String)>,
 }
 
-/// The merges of a model, `None` where it does more than GPT-2's.
+/// The merges of a model, `None` if it does more than GPT-2's.
 fn byte_pairs(model: &BPE) -> Option<BytePairs> {
     let is_empty = |part: &Option<String>| part.as_deref().unwrap_or_default().is_empty();
     let is_plain = model.dropout.is_none_or(|dropout| dropout == 0.0)

@@ -8,7 +8,7 @@ use crate::source::Source;
 use crate::stored::StoredTensor;
 use crate::{Mismatch, ReadProgress, WeightsError};
 
-/// The head that contradicts the configuration, where there is one.
+/// The head that contradicts the configuration, if there is one.
 pub(crate) fn contradiction(
     source: &Source,
     naming: &Naming,

@@ -84,7 +84,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsErro
 }
 
 /// The token ids of a piece of a text, with nothing around it.
-/// As [`encode_with_places`] without the places, where a tokenizer puts nothing around a text.
+/// As [`encode_with_places`] without the places, if a tokenizer puts nothing around a text.
 ///
 /// # Errors
 /// When the tokenizer cannot encode it.
@@ -92,9 +92,9 @@ pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, Weigh
     encode_with(tokenizer, text, false)
 }
 
-/// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end not among them: as
-/// transformers tells them, without the space in front of a word where the tokenizer leaves it out. Tokens that stand for a part of
-/// a character have the whole of it, and those that are put around the text nothing, at 0.
+/// As [`encode`], with the characters of the text that each token stands for, counted from 0, the end excluded: transformers'
+/// offsets, without the space before a word if the tokenizer leaves it out. Tokens that stand for a part of a character have
+/// the whole of it, and those that are put around the text an empty range at 0.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode_with_places};
@@ -126,7 +126,7 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
 }
 
 /// The bytes of a token, which may be a part of a character: those that GPT-2's alphabet writes with its characters, or of a
-/// tokenizer with another alphabet those of the token as it is written. `None` where there is no such token.
+/// tokenizer with another alphabet those of the token as it is written. `None` if there is no such token.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode, token_bytes};
@@ -143,7 +143,7 @@ pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
     Some(bytes.filter(|_| !is_special).unwrap_or_else(|| written.into_bytes()))
 }
 
-/// The byte that a character of GPT-2's alphabet stands for: itself where it can be seen, and the others in their order from
+/// The byte that a character of GPT-2's alphabet stands for: itself if it can be seen, and the others in their order from
 /// U+0100 on. Source: `bytes_to_unicode` of OpenAI's `encoder.py`.
 pub(crate) fn byte_of(written: char) -> Option<u8> {
     let is_seen = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
@@ -154,7 +154,7 @@ pub(crate) fn byte_of(written: char) -> Option<u8> {
 }
 
 /// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
-/// the 256 bytes, then merges. It has fewer tokens where the texts hold no more pairs that occur twice.
+/// the 256 bytes, then merges. It has fewer tokens if the texts hold no more pairs that occur twice.
 ///
 /// ```
 /// use candle_gpt2_weights::{END_OF_TEXT, encode, train_tokenizer};
@@ -291,7 +291,7 @@ fn from_vocabulary_and_merges(
     Ok(tokenizer)
 }
 
-/// The text of token `id` where it is an ordinary one, no special token: a configuration that ends texts with it is
+/// The text of token `id` if it is an ordinary one, no special token: a configuration that ends texts with it is
 /// usually wrong.
 ///
 /// ```
@@ -336,7 +336,7 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
 fn pair(merge: &str) -> Result<(String, String), String> {
     match merge.split_once(' ') {
         Some((first, second)) if !second.contains(' ') => Ok((first.to_owned(), second.to_owned())),
-        _ => Err(format!("`{merge}` is no merge of two tokens")),
+        _ => Err(format!("`{merge}` is not a merge of two tokens")),
     }
 }
 

@@ -27,9 +27,9 @@ pub(crate) struct WordCache {
 /// A short word: a later one with the same place takes it.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// The bytes, and their number in the last one; 0 where there is no word.
+    /// The bytes, and their number in the last one; 0 if there is no word.
     word: u128,
-    /// How many, and the tokens; where they are more than [`INSIDE`], where they begin outside.
+    /// How many, and the tokens; if they are more than [`INSIDE`], where they begin outside.
     count: u32,
     tokens: [u32; INSIDE],
 }
@@ -83,7 +83,7 @@ impl WordCache {
                 kept[0] = place;
             }
         }
-        // At most as many as the word has bytes.
+        // At most one for each byte of the word.
         let Ok(count) = u32::try_from(found.len()) else { return };
         self.short[place_of(word)] = Slot { word, count, tokens: kept };
     }
@@ -100,7 +100,7 @@ impl WordCache {
         }
     }
 
-    /// Keeps the tokens of a word; where there is no room, all are forgotten first.
+    /// Keeps the tokens of a word; if there is no room, all are forgotten first.
     fn keep(&mut self, tokens: &[u32]) -> Range<usize> {
         if self.outside.len() + tokens.len() > OUTSIDE {
             *self = Self::new();

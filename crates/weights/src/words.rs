@@ -36,7 +36,7 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// The classes come from the tables of the library that the tokenizer's own expression is compiled with. `None` where it
+    /// The classes come from the tables of the library that the tokenizer's own expression is compiled with. `None` if it
     /// has no such tables.
     pub(crate) fn new() -> Option<Self> {
         let mut words = Self { ascii: [Class::Other; 128], all: vec![0; CHARACTERS / PER_BYTE] };
@@ -125,9 +125,9 @@ impl Words {
         end
     }
 
-    /// The first place from `from` on, in bytes that may be no text at all, where a text may be cut: whatever stands before and after, a word ends there
-    /// and no other reading of what follows is possible. That is before a space or a line break with an ASCII letter or digit after it,
-    /// or, for scripts without spaces, before punctuation outside ASCII that follows a letter or a number.
+    /// The first place from `from` on, in bytes that may be no text at all, where a text may be cut: whatever is before and after it, a
+    /// word ends there and no other reading of what follows is possible. That is before a space or a line break with an ASCII letter or
+    /// digit after it, or, for scripts without spaces, before punctuation outside ASCII that follows a letter or a number.
     pub(crate) fn cut(&self, bytes: &[u8], from: usize) -> Option<usize> {
         let is_cut = |place: usize| match bytes[place] {
             b' ' | b'\n' => bytes.get(place + 1).is_some_and(u8::is_ascii_alphanumeric),

@@ -23,8 +23,8 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType};
 const ALIGNMENT: usize = 32;
 
 /// Writes a GGUF file with the tokenizer inside. llama.cpp loads it. The position embedding, norms and biases stay in
-/// f32, as its own converter leaves them. `progress` is told how many bytes of the checkpoint were read since the last
-/// call, and asked whether to go on.
+/// f32, as its own converter leaves them. `progress` receives the number of bytes of the checkpoint read since the last
+/// call, and may end it.
 ///
 /// ```
 /// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, Tokenizer, WrittenDType, write_gguf};
@@ -43,7 +43,7 @@ const ALIGNMENT: usize = 32;
 ///
 /// # Errors
 /// When the checkpoint is not sound in its structure, llama.cpp's GPT-2 has not the arithmetic of its configuration, a
-/// width does not fill whole blocks, `file` exists, or it cannot be written; [`WeightsError::Interrupted`] where `progress` says
+/// width does not fill whole blocks, `file` exists, or it cannot be written; [`WeightsError::Interrupted`] if `progress` says
 /// so. Nothing is then left of it.
 pub fn write_gguf(
     checkpoint: &Checkpoint,
@@ -284,7 +284,7 @@ impl TokenLists {
         let model = &json["model"];
         let merges = model["merges"].as_array().filter(|_| model["type"] == "BPE");
         let merges =
-            merges.ok_or("its tokenizer is no byte-level BPE, and llama.cpp's GPT-2 has no other")?;
+            merges.ok_or("its tokenizer is not a byte-level BPE, and llama.cpp's GPT-2 has no other")?;
         let merge = |merge: &serde_json::Value| match merge.as_array().map(Vec::as_slice) {
             Some([first, second]) => Some(format!("{} {}", first.as_str()?, second.as_str()?)),
             _ => merge.as_str().map(str::to_owned),

@@ -1,4 +1,4 @@
-//! Writing tensors that are no checkpoint.
+//! Writing tensors that are not a checkpoint.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -289,7 +289,7 @@ pub(crate) fn serialize<R: Fn() -> Result<Vec<u8>, WeightsError>>(
 ) -> Result<(), WeightsError> {
     let failed = |error: io::Error| unwritable(path, &error);
     let failure = RefCell::new(None);
-    // The library makes files that nobody else may read; this one gets the rights of an ordinary file.
+    // The library makes files that only their owner may read; this one gets the rights of an ordinary file.
     let rights = File::create(path).and_then(|file| file.metadata()).map_err(failed)?.permissions();
     let views = tensors.into_iter().map(|(name, tensor)| (name, LazyView { tensor, failure: &failure }));
     let is_unsorted = metadata.len() > 1;

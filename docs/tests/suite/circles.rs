@@ -60,7 +60,7 @@ fn is_word(letter: char) -> bool {
     letter.is_alphanumeric() || letter == '_'
 }
 
-/// The code without comments, and without what stands in quotation marks.
+/// The code without comments, and without quoted strings.
 fn plain(code: &str) -> String {
     let (mut plain, mut rest) = (String::new(), code);
     while let Some(letter) = rest.chars().next() {

@@ -11,7 +11,7 @@ use candle_gpt2_generation::{OPTIONS, OptionRow};
 /// The lines of the stub between which the options are.
 const STUB: [&str; 2] = ["    # From the table of options.\n", "    # Options of this package.\n"];
 
-/// What stands around the names in the docstring of the package.
+/// The text around the names in the docstring of the package.
 const DOCSTRING: [&str; 2] = ["``GenerationConfig``:\n\n", "\n- of this package: "];
 
 /// The type that Python takes for one of Rust.

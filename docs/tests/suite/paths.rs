@@ -1,4 +1,4 @@
-//! Files of the repository that the book names in its sentences are there: what stands in backquotes and begins with the name of one
+//! Files of the repository that the book names in its sentences are there: words in backquotes that begin with the name of one
 //! of its folders. Links are followed by another test.
 
 use std::fs;

@@ -93,7 +93,7 @@ class ActivationCache:
         """Itself, with values whose batch axis of length 1 is gone."""
         if self.has_batch_dim:
             for name, value in self.cache_dict.items():
-                assert value.shape[0] == 1, f"{name} has a batch of {value.shape[0]}; the batch axis goes only if it is 1"
+                assert value.shape[0] == 1, f"{name} has a batch of {value.shape[0]}; the batch axis is removed only if it is 1"
             self.cache_dict = {name: value[0] for name, value in self.cache_dict.items()}
             self.has_batch_dim = False
         return self

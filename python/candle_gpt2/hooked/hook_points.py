@@ -82,7 +82,7 @@ class LensHandle:
 
 
 class HookPoint(Module):
-    """A place in a model. A hook is called as ``f(value, hook=hook_point)``; what it returns, unless None, goes on in its place."""
+    """A hook point. A hook is called as ``f(value, hook=hook_point)``; what it returns, unless None, replaces the value."""
 
     def __init__(self, kind: Kind | None = None) -> None:
         self.kind = kind or Kind(False)

@@ -72,7 +72,7 @@ class SAE(Module):
             return self.kind.out(self.dictionary.decode(numbers, like_x))
 
     def forward(self, value: Any) -> Any:
-        """What goes on in place of a value: values of heads side by side, (…, H, D), are one vector."""
+        """What replaces a value: values of heads side by side, (…, H, D), are one vector."""
         of = self.dictionary
         shape = value.shape
         x = self.hook_sae_input(value.reshape(*shape[:2], of.d_in))

@@ -34,7 +34,7 @@ class Tokenizer:
         config = model.config
         self.eos_token_id: int = config["eos_token_id"] if config.get("eos_token_id") is not None else config["bos_token_id"]
         self.bos_token_id: int = config["bos_token_id"] if config.get("bos_token_id") is not None else self.eos_token_id
-        # GPT-2 has no token for padding: the end of a text stands in, and a mask tells them apart.
+        # GPT-2 has no token for padding: the end-of-text token pads, and a mask tells them apart.
         self.pad_token_id = self.eos_token_id
         self.name_or_path = model.name
         self.vocab_size: int = config["vocab_size"]

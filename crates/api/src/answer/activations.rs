@@ -1,4 +1,4 @@
-//! What is told of the inside of the model: `activations` and `activations_info` of a text.
+//! Activations in answers: `activations` and `activations_info` of a text.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -60,7 +60,7 @@ impl Serialize for Entry<'_> {
 /// What the numbers are of.
 #[derive(Serialize)]
 struct Info {
-    /// Whether the text begins with the token that texts begin with.
+    /// Whether the text begins with the BOS token.
     bos: bool,
     /// What was done to the weights first: nothing.
     processing: &'static str,
@@ -81,7 +81,7 @@ impl Info {
     }
 }
 
-/// What is told of one prompt at `/v1/activations`.
+/// The answer of `/v1/activations` for one prompt.
 struct Told<'a> {
     index: usize,
     answer: &'a Answer,

@@ -1,4 +1,4 @@
-//! What is told of how probable a token is: its names and numbers.
+//! Log-probabilities of tokens in answers: their names and numbers.
 
 use candle_gpt2_generation::TokenLogprobs;
 
@@ -6,7 +6,7 @@ use super::text::{PromptAnswer, TextAnswer};
 use super::wants::Wants;
 use crate::pieces::{Pieces, name};
 
-/// What stands for the logarithm of zero, which JSON cannot write.
+/// Written for the logarithm of zero, which JSON cannot hold.
 const LOGPROB_OF_ZERO: f64 = -9999.0;
 
 /// A token with its log-probability and those of others in its place.
@@ -27,7 +27,7 @@ pub(super) struct Alternative {
     pub(super) logprob: f64,
 }
 
-/// Whether a token is told with its name, or as what it shows.
+/// Whether a token is written with its name, or as what it shows.
 #[derive(Clone, Copy)]
 enum Of {
     Prompt,

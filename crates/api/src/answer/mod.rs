@@ -1,4 +1,4 @@
-//! From what happens to texts to the response, whole or in pieces.
+//! Responses from the events of texts, whole or in pieces.
 
 mod activations;
 mod entries;
@@ -58,7 +58,7 @@ impl Answer {
     /// Takes what happened to a text of a prompt. In a stream, returns the JSON objects to send; else nothing.
     ///
     /// # Errors
-    /// When the request cannot go on.
+    /// When the request cannot continue.
     pub fn take(&mut self, prompt: usize, event: Event) -> Result<Vec<String>, ApiError> {
         let mut chunks = self.chunks(prompt, event)?;
         if let Some(first) = chunks.first_mut() {
@@ -98,14 +98,14 @@ impl Answer {
         }
     }
 
-    /// Why the request ends whose prompt cannot be continued, with the prompt's path where that is at fault.
+    /// Why the request ends whose prompt cannot be continued, with the prompt's path if that is at fault.
     pub fn refused(&self, prompt: usize, error: &GenerationError) -> ApiError {
         if let (GenerationError::NotFinite, true) = (error, self.wants.is_steered) {
             let message = "steering: the model's logits are not finite with it; use a smaller scale";
             return ApiError::invalid(message).with_param("steering");
         }
         let refusal = ApiError::from(error);
-        // The message names the grammar's kind; of the inside nothing is told.
+        // The message names the grammar's kind, and nothing internal.
         let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
         match self.prompts.get(prompt).filter(|_| is_of_prompt) {
             Some(prompt) => refusal.with_param(&prompt.path),
@@ -146,7 +146,7 @@ impl Answer {
         Reply { json: self.into_response(), warnings }
     }
 
-    /// The texts of a prompt that are told, by their sequence.
+    /// The reported texts of a prompt, by their sequence.
     fn told_texts(&self, state: &PromptAnswer) -> Vec<usize> {
         let Wants { n, best_of, is_copied, .. } = self.wants;
         if is_copied {

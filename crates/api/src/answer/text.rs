@@ -8,21 +8,21 @@ use crate::ApiError;
 use crate::pieces::{CharCounter, Pieces};
 use crate::seen::{Inspected, Seen};
 
-/// A prompt, with what is told of it.
+/// A prompt, with what the answer reports about it.
 #[derive(Debug)]
 pub(crate) struct PromptAnswer {
     pub(super) ids: Vec<u32>,
-    /// Where the part begins that is told: the token that an empty prompt starts from is not.
+    /// First reported token: the token that an empty prompt starts from is not reported.
     pub(super) told_from: usize,
     /// Where the request has it.
     pub(super) path: String,
     pub(super) text: String,
-    /// The place of each token that is told, in characters.
+    /// The offset of each reported token, in characters.
     pub(super) offsets: Vec<usize>,
     /// Characters of the text.
     pub(super) chars: usize,
     pub(super) cached_tokens: usize,
-    /// What is told of how probable each of its tokens is.
+    /// The reported log-probabilities of its tokens.
     pub(super) scores: Vec<Option<TokenLogprobs>>,
     pub(super) has_begun: bool,
     pub(super) texts: Vec<TextAnswer>,
@@ -53,13 +53,13 @@ impl PromptAnswer {
         self
     }
 
-    /// The tokens that are told.
+    /// The reported tokens.
     pub(super) fn told(&self) -> &[u32] {
         self.ids.get(self.told_from..).unwrap_or_default()
     }
 }
 
-/// Why a text ended, as it is told.
+/// Why a text ended, as answers report it.
 #[derive(Debug, Clone)]
 pub(super) struct Finish {
     /// `stop` or `length`.
@@ -77,7 +77,7 @@ pub(crate) struct TextAnswer {
     /// Its characters.
     chars: usize,
     pub(super) ids: Vec<u32>,
-    /// One for each token, where they are told.
+    /// One for each token, if they are reported.
     pub(super) logprobs: Vec<TokenLogprobs>,
     logprob_sum: f64,
     /// The place of each token, in characters.
@@ -87,7 +87,7 @@ pub(crate) struct TextAnswer {
     pub(super) sent: Sent,
     /// What looks inside while it is made.
     inspected: Option<Inspected>,
-    /// What was seen inside, once it has ended, where that is shown.
+    /// What was seen inside, once it has ended, if that is shown.
     pub(super) seen: Option<Seen>,
 }
 
@@ -158,7 +158,7 @@ impl TextAnswer {
         wants.stops.iter().find(|stop| stop.as_bytes() == name).map_or(Value::Null, |stop| json!(stop))
     }
 
-    /// The stop string that ended the text: what its tokens write goes on with it.
+    /// The stop string that ended the text: its tokens contain it right after the text.
     fn stop_string(&self, wants: &Wants, pieces: &Pieces) -> Option<String> {
         let written = pieces.shown_text(&self.ids);
         let rest = written.get(self.text.len()..)?;

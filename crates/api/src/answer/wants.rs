@@ -1,4 +1,4 @@
-//! What a response is to hold.
+//! The contents that a response is to have.
 
 use crate::seen::ShownSites;
 
@@ -14,14 +14,14 @@ pub(crate) enum Shape {
     Activations,
 }
 
-/// What is told of every response.
+/// What every response reports.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) id: String,
     /// In seconds since 1970.
     pub(crate) created: u64,
     pub(crate) model: String,
-    /// What the texts are drawn with, where they are.
+    /// The seed of sampling, if texts are sampled.
     pub(crate) seed: Option<i64>,
 }
 
@@ -32,11 +32,11 @@ pub(crate) struct Wants {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) echo: bool,
-    /// Whether log-probabilities are told.
+    /// Whether log-probabilities are reported.
     pub(crate) logprobs: bool,
-    /// Texts that are told of each prompt.
+    /// Reported texts of each prompt.
     pub(crate) n: usize,
-    /// Texts of each prompt, of which the most probable are told.
+    /// Texts of each prompt, of which the most probable are reported.
     pub(crate) best_of: usize,
     /// Whether the texts of a prompt are all the same: one is made, and told as often as was asked for.
     pub(crate) is_copied: bool,

@@ -27,7 +27,7 @@ pub(super) struct Response<'a> {
 pub(super) struct Usage {
     pub(super) prompt_tokens: usize,
     pub(super) completion_tokens: usize,
-    /// Where they are told.
+    /// Present if they are reported.
     pub(super) cached_tokens: Option<usize>,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Choice<'a> {
     pub(super) wants: &'a Wants,
     pub(super) pieces: &'a Pieces,
     pub(super) prompt: &'a PromptAnswer,
-    /// Whether it tells the prompt too.
+    /// Whether it repeats the prompt too.
     pub(super) echo: bool,
     /// Whether nothing of it was sent before.
     pub(super) is_first: bool,
@@ -173,7 +173,7 @@ impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
     }
 }
 
-/// The tokens that were expected, and the one that came; null where nothing was before it.
+/// The tokens that were expected, and the one that came; null if nothing was before it.
 struct TopLogprobs<'a>(&'a Entry);
 
 impl Serialize for TopLogprobs<'_> {

@@ -1,4 +1,4 @@
-//! What messages say of a value: where it stands, what was expected, what was found.
+//! What messages say about a value: where it is, what was expected, what was found.
 
 use std::fmt::Display;
 

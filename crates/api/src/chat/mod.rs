@@ -22,13 +22,13 @@ use crate::{ApiError, ServedModel, Warnings};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
 const MAX_MESSAGES: usize = 2048;
-/// Longest name of a role, or of who speaks, in bytes.
+/// Longest name of a role, or of a speaker, in bytes.
 const MAX_ROLE_BYTES: usize = 64;
 
 fields! {
     /// The fields of `/v1/chat/completions` that completions do not have.
     ChatFields {
-        /// The conversation, at least one message, of which the model's chat template makes a prompt.
+        /// The conversation, at least one message; the model's chat template makes a prompt of it.
         @required messages: Option<List<Message, MAX_MESSAGES>>,
         /// Most new tokens; without it, to the end of the context.
         max_tokens | max_completion_tokens | n_predict: Option<Count<0, MAX_TOKENS>>,
@@ -88,7 +88,7 @@ fields! {
     MessageFields {
         /// The speaker's role, such as `user`.
         @required role: Option<Text<MAX_ROLE_BYTES>>,
-        /// The text, or parts of which each is one.
+        /// The text, or its parts.
         content: Option<TextOrList<String, Part, MAX_MESSAGES>>,
         /// The name of the speaker.
         name: Option<Text<MAX_ROLE_BYTES>>,

@@ -98,7 +98,7 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         (
             "stream_options",
             json!({ "include_usage": true }),
-            "stream_options: expected nothing where stream is false, found {\"include_usage\":true}",
+            "stream_options: expected nothing unless stream is true, found {\"include_usage\":true}",
             "stream_options",
         ),
         (

@@ -78,7 +78,7 @@ impl<E: Element> Format for Floats<E> {
     }
 }
 
-/// The first sixteen values, filled up with zeros where there are fewer, as memory holds them.
+/// The first sixteen values, filled up with zeros if there are fewer, as memory holds them.
 #[inline(always)]
 fn rounded<S: Simd, E: Element>(simd: S, values: &[f32]) -> [E; LANES] {
     let mut sixteen = [E::default(); LANES];

@@ -14,7 +14,7 @@ pub(crate) trait Format: 'static {
     type Unit: ZeroBits + Default + Send + Sync;
     /// What products take of a query: an input, or a group of them.
     type Query: Copy + Default + Send + Sync;
-    /// Inputs of an element of a query, which is as many as a line of a panel of keys holds of each key.
+    /// Inputs of an element of a query: the number that a line of a panel of keys holds of each key.
     const KEY_INPUTS: usize;
     /// Units of such a line.
     const KEY_LINE: usize;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::simd::LANES;
 
-/// Room of one row in a memory of keys and values: `capacity` tokens from token `start` on, head by head.
+/// Room of one row in a KV cache: `capacity` tokens from token `start` on, head by head.
 ///
 /// So rows of one memory need not lie side by side or have the same room, and in a tensor rows that do are `(B, H, S, D)`.
 ///

@@ -143,7 +143,7 @@ impl fmt::Debug for KvMemory {
 }
 
 impl KvMemory {
-    /// Memory for `tokens` tokens, and for what is missing to whole panels of 16; `None` where there is no room for it.
+    /// Memory for `tokens` tokens, and for what is missing to whole panels of 16; `None` if there is no room for it.
     pub fn new(format: KvFormat, sizes: KvSizes, tokens: usize) -> Option<Self> {
         let tokens = tokens.checked_next_multiple_of(LANES)?;
         Held::new(format, sizes, tokens).map(|held| Self { sizes, tokens, held })
@@ -265,7 +265,7 @@ struct Room {
 }
 
 impl Room {
-    /// `None` where the numbers are too large.
+    /// `None` if the numbers are too large.
     #[inline(always)]
     fn of<F: Format>(sizes: KvSizes) -> Option<Self> {
         let KvSizes { heads, key_dim, value_dim } = sizes;
@@ -416,7 +416,7 @@ impl ChangeUnits for Write<'_> {
     }
 }
 
-/// Gives the memory of each head to `write`, on all threads where that is worth it.
+/// Gives the memory of each head to `write`, on all threads if that is worth it.
 fn each_head<T: Send>(
     memory: &mut [T],
     heads: usize,

@@ -14,7 +14,7 @@ use crate::simd::Sums;
 use crate::simd::{Job, LANES, Simd, TileJob, tile_height};
 
 /// Keys of a part: few enough that scores, and keys and values of 48 queries after each other, stay in the nearer caches, and
-/// that one head gives work to several threads where the context is long.
+/// that one head gives work to several threads if the context is long.
 pub(super) const PART_KEYS: usize = 256;
 /// Queries of a tile that is a walk through memory: it fetches what comes next.
 const FETCHED_ROWS: usize = 2;
@@ -35,7 +35,7 @@ pub(super) const fn result_len(value_dim: usize) -> usize {
     value_dim + 2
 }
 
-/// Some queries, as many as fit into a tile, and a part of the keys.
+/// The queries of one tile, and a part of the keys.
 pub(super) struct OnPart<'a, F: Format> {
     pub(super) head: HeldHead<'a, F>,
     /// The queries one after the other, as products take them.
@@ -160,7 +160,7 @@ impl<F: Format> Scores<'_, '_, F> {
         let query_len = queries.len() / visible.len();
         let mut rows: [&[F::Query]; ROWS] = [&[]; ROWS];
         for row in 0..ROWS {
-            // The last query stands in for those after it.
+            // Rows after the last query repeat it.
             rows[row] = &queries[row.min(visible.len() - 1) * query_len..][..query_len];
         }
         let first_panel = part * (PART_KEYS / LANES) + panel;

@@ -260,7 +260,7 @@ fn formats_round_as_they_say() {
     }
 }
 
-/// A text that is copied goes on as the one that it is a copy of: within a memory, to another one, to another format.
+/// A copy of a text continues as the original does: within a memory, to another one, to another format.
 #[test]
 fn copies_hold_the_same_tokens() {
     let (heads, tokens, dim) = (2, 40, 20);

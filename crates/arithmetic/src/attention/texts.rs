@@ -8,7 +8,7 @@ use super::slot_attention;
 use crate::training::Attention;
 
 /// Attention of all heads of some texts without dropout, with the same bits as [`slot_attention`] over a cache in f32, in which
-/// they may have come token by token. `None` where there is no memory for their keys and values.
+/// they may have come token by token. `None` if there is no memory for their keys and values.
 ///
 /// Queries that have no keys in common with those before them begin a text of their own, as one that is alone.
 ///

@@ -52,7 +52,7 @@ impl Region {
         let before = address.align_offset(LARGE_PAGE);
         let unmap = |from: usize, bytes: usize| {
             if bytes > 0 {
-                // SAFETY: a part of what was just mapped, which nobody uses.
+                // SAFETY: an unused part of what was just mapped.
                 unsafe { libc::munmap(address.add(from).as_ptr().cast(), bytes) };
             }
         };
@@ -110,10 +110,10 @@ impl<T: Copy> Piece<MaybeUninit<T>> {
             return None;
         }
         let taken = bytes.checked_next_multiple_of(page())?;
-        // After a fork the lock may be held by a thread that is not there, so nobody waits for it.
+        // After a fork the lock may be held by a thread that does not exist here, so it is never waited for.
         let (region, from) = match CURRENT.try_lock() {
             Ok(mut current) => {
-                // Nobody else has it: no piece is left.
+                // This is its only owner: no piece is left.
                 if let Some((region, used)) = &mut *current
                     && Arc::strong_count(region) == 1
                 {

@@ -35,7 +35,7 @@ pub(crate) trait Block: Copy + Send + Sync + 'static {
     /// The weight of one input and output, both counted within the block.
     fn value(&self, input: usize, output: usize) -> f32;
 
-    /// Expands blocks for many rows, where they have to be.
+    /// Expands blocks for many rows, if they have to be.
     #[inline(always)]
     fn expand<S: Simd>(_: S, _: &[Self], _: &mut [Self::ForManyRows]) {}
 

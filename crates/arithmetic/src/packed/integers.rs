@@ -43,7 +43,7 @@ pub(crate) trait Quants: Copy + Send + Sync + 'static {
     /// The integer of one input and output.
     fn value(&self, input: usize, output: usize) -> f32;
 
-    /// Expands the integers to bytes, where they are not.
+    /// Expands the integers to bytes, if they are not.
     fn expand<S: Simd>(&self, simd: S, to: &mut ByteLines);
 
     /// The bytes: its own, or what [`Quants::expand`] made.
@@ -324,7 +324,7 @@ fn rounded_scales<S: Simd>(simd: S, scales: S::Vector) -> ([u16; LANES], S::Vect
     (bits, rounded, simd.load(&inverses))
 }
 
-/// A block of integers in 16 bits, which those of all formats are expanded to for many rows where no instruction multiplies bytes.
+/// A block of integers in 16 bits, which those of all formats are expanded to for many rows if no instruction multiplies bytes.
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
 pub(crate) type WordBlock = [WordGroup; GROUPS];
 

@@ -160,7 +160,7 @@ impl PackedMatrix {
         self.panels.with(Bytes)
     }
 
-    /// The weights of the given outputs, `(rows, in)` one after the other: an embedding lookup where the matrix is a tied
+    /// The weights of the given outputs, `(rows, in)` one after the other: an embedding lookup if the matrix is a tied
     /// head.
     ///
     /// # Panics

@@ -15,11 +15,11 @@ use crate::threads::{Parts, for_each_part};
 
 /// Panels that are packed together: reading an input-major matrix in wider strips reads whole cache lines and pages.
 const STRIP_PANELS: usize = 4;
-/// Bytes of an output-major matrix that are read before its reader hears of it: little beside any model, and enough to
+/// Bytes of an output-major matrix that are read between two reports of progress: few compared with any model, and enough to
 /// keep all threads at work.
 const STEP_BYTES: usize = 2 << 20;
 
-/// The type of little-endian values in a file. [`PackedMatrix::from_bytes`] is told it with the bytes.
+/// The type of little-endian values in a file. [`PackedMatrix::from_bytes`] takes it with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredFloat {
     /// 32-bit floating point.
@@ -39,7 +39,7 @@ impl StoredFloat {
     }
 }
 
-/// Which axis of a stored matrix comes first. [`PackedMatrix::from_bytes`] is told it with the bytes.
+/// Which axis of a stored matrix comes first. [`PackedMatrix::from_bytes`] takes it with the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoredOrder {
     /// `(out, in)`, as PyTorch's `nn.Linear` and embeddings have it.
@@ -88,8 +88,8 @@ pub struct PackError {
 }
 
 impl PackedMatrix {
-    /// Packs a matrix from its bytes, on all threads. `read` is told which of the bytes are not needed any more, so that
-    /// a mapped file need not stay in memory beside the packed weights.
+    /// Packs a matrix from its bytes, on all threads. `read` is called with the range of bytes that are no longer needed, so that
+    /// a mapped file need not stay in memory next to the packed weights.
     ///
     /// ```
     /// use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
@@ -167,7 +167,7 @@ struct Values<'a, T, F> {
 trait ReadBlocks: Sync {
     /// Reads the given outputs of the given inputs, each as first and count.
     fn read(&self, outputs: (usize, usize), inputs: (usize, usize), to: &mut Expanded);
-    /// Bytes of an output, where its inputs lie side by side.
+    /// Bytes of an output, if its inputs lie side by side.
     fn bytes_of_output(&self) -> Option<usize>;
 }
 
@@ -185,7 +185,7 @@ fn pack(
 struct Packing<'a> {
     values: &'a dyn ReadBlocks,
     shape: (usize, usize),
-    /// Told the outputs that were packed, all of them at once where they do not lie one after the other.
+    /// Told the outputs that were packed, all of them at once if they do not lie one after the other.
     read: &'a dyn Fn(Range<usize>),
 }
 

@@ -1,6 +1,6 @@
 //! `y = x Wᵀ` for packed weights, with what follows a product while it is still in registers: bias, GELU, a sum.
 //!
-//! The rows of activations are laid out once, in tiles of as many as fill the registers. A part of the output is some of the rows
+//! The rows of activations are laid out once, in tiles that fill the registers. A part of the output is some of the rows
 //! and a few panels, over which one tile after the other passes: the first finds them in memory, the others in the caches, as
 //! all panels find the rows. Weights that have to be expanded are so once for many rows. Every sum is added in the same order,
 //! whatever the tile: the products of a slice of the depth first, slice by slice. So a row has the same bits alone and in any
@@ -30,7 +30,7 @@ const FEW_TILES: usize = 4;
 const LOW_TILE: usize = 4;
 /// Rows of a tile that is always a walk through memory: without a condition, fetches lie between the products and cost nothing.
 const WALK_ROWS: usize = 2;
-/// Rows from which on weights are expanded before they are multiplied, where that is not done on the way.
+/// Rows from which on weights are expanded before they are multiplied, if that is not done on the way.
 const EXPANDED_ROWS: usize = 20;
 
 impl PackedMatrix {

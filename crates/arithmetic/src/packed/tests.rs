@@ -190,7 +190,7 @@ fn a_row_has_the_same_bits_alone_and_in_company() {
                 };
                 let alone: Vec<u32> = (0..MOST_ROWS).flat_map(|row| bits(row, 1)).collect();
                 for rows in 2..=MOST_ROWS {
-                    // Also from another row on, so that each row stands in other places of the tiles.
+                    // Also from another row on, so that each row is at other places of the tiles.
                     for first in [0, MOST_ROWS - rows] {
                         let expected = &alone[first * out_features..(first + rows) * out_features];
                         assert_eq!(

@@ -141,7 +141,7 @@ pub(crate) trait Simd: Vectors<Real = f32> {
         }
         sums
     }
-    /// Largest magnitude in either vector, NaN where one lane is.
+    /// Largest magnitude in either vector, NaN if one lane is.
     fn largest_magnitude(self, a: Self::Vector, b: Self::Vector) -> f32;
 }
 

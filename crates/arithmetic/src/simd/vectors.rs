@@ -11,7 +11,7 @@ pub(crate) const LANES: usize = 16;
 /// Panels of the widest tile of any instruction set.
 pub(crate) const MAX_TILE_PANELS: usize = 4;
 
-/// Inputs that share a scale, where weights and activations are integers.
+/// Inputs that share a scale, if weights and activations are integers.
 pub(crate) const GROUP: usize = 32;
 /// Inputs in a line of bytes.
 pub(crate) const BYTE_INPUTS: usize = 4;
@@ -39,7 +39,7 @@ pub(crate) struct WordGroup {
 #[repr(align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// Four integers from -127 to 127: in bytes each, or in 16 bits where bytes cannot be multiplied.
+/// Four integers from -127 to 127: in bytes each, or in 16 bits if bytes cannot be multiplied.
 #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
 pub(crate) type Four = i32;
 #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
@@ -83,12 +83,12 @@ pub(crate) struct ByteGroup {
     pub(crate) quants: [Four; BYTE_LINES],
     /// What a sum of products with weights that have 128 added starts from: -128 times the sum of the integers.
     pub(crate) start: i32,
-    /// What an integer is multiplied by; NaN where a number is not finite.
+    /// What an integer is multiplied by; NaN if a number is not finite.
     pub(crate) scale: f32,
 }
 
 impl ByteGroup {
-    /// What a sum starts from where `offset`, a power of two, has been added to the weights.
+    /// What a sum starts from if `offset`, a power of two, has been added to the weights.
     #[inline(always)]
     pub(crate) fn start(&self, offset: u8) -> i32 {
         self.start / i32::from(128 / offset)
@@ -102,7 +102,7 @@ impl Default for ByteGroup {
     }
 }
 
-/// A number to compute with: f32, or f64 where gradients are checked. [`Float`](crate::Float) computes with it.
+/// A number to compute with: f32, or f64 if gradients are checked. [`Float`](crate::Float) computes with it.
 pub trait Number:
     Copy
     + Default
@@ -206,7 +206,7 @@ pub(crate) enum Lanes {
 
 /// Vectors of sixteen numbers and what the kernels do with them.
 ///
-/// `min` and `max` return their second operand where either is NaN, as x86 does; the kernels put the value that has to
+/// `min` and `max` return their second operand if either is NaN, as x86 does; the kernels put the value that has to
 /// survive there.
 pub(crate) trait Vectors: Copy {
     /// Type of a lane.
@@ -216,7 +216,7 @@ pub(crate) trait Vectors: Copy {
     /// Rows and panels of the highest tile.
     const TILE_ROWS: usize;
     const TILE_PANELS: usize;
-    /// Rows from which on the sums of a tile are added in two passes, for half of the lanes each: where all do not fit into the
+    /// Rows from which on the sums of a tile are added in two passes, for half of the lanes each, if all do not fit into the
     /// registers.
     const ROWS_IN_HALVES: usize = usize::MAX;
 
@@ -227,14 +227,14 @@ pub(crate) trait Vectors: Copy {
     fn sub(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn mul(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
     fn div(self, a: Self::Vector, b: Self::Vector) -> Self::Vector;
-    /// `a · b + c`, rounded once where the processor can.
+    /// `a · b + c`, rounded once if the processor can.
     fn mul_add(self, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector;
     /// The same in some of the lanes, and `c` in the others.
     #[inline(always)]
     fn mul_add_in(self, _: Lanes, a: Self::Vector, b: Self::Vector, c: Self::Vector) -> Self::Vector {
         self.mul_add(a, b, c)
     }
-    /// A count, which the compiler does not know where the loops that it would unroll need more registers than there are.
+    /// A count, hidden from the compiler if the loops that it would unroll need more registers than there are.
     #[inline(always)]
     fn unknown(self, count: usize) -> usize {
         count
@@ -244,7 +244,7 @@ pub(crate) trait Vectors: Copy {
     fn root(self, a: Self::Vector) -> Self::Vector;
     /// The exponential function.
     fn exp(self, a: Self::Vector) -> Self::Vector;
-    /// Sum of the lanes; in halves where lanes are f32.
+    /// Sum of the lanes; in halves if lanes are f32.
     fn sum(self, a: Self::Vector) -> Self::Real;
     /// Largest lane.
     fn largest(self, a: Self::Vector) -> Self::Real;

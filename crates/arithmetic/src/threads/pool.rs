@@ -47,8 +47,8 @@ static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 /// Forks between the process that started the first pool and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets how many threads compute, the calling one among them. Without it they are as many as the process may use, the limits
-/// of its container included.
+/// Sets the number of threads that compute, the calling one included. By default it is the number that the process may use,
+/// within the limits of its container.
 ///
 /// Returns whether the number could be set: it is fixed when the first computation starts.
 ///
@@ -161,7 +161,7 @@ struct Task {
 unsafe impl Send for Task {}
 
 impl Pool {
-    /// The pool at `place`, or a new one with so many threads besides the caller's where there is none or it is another process's.
+    /// The pool at `place`, or a new one with so many threads besides the caller's if there is none or it is another process's.
     fn of_this_process(place: &AtomicPtr<Self>, threads: usize) -> &'static Self {
         let found = place.load(Ordering::Acquire);
         // SAFETY: it is null or points to a pool, and those live as long as the program.
@@ -181,7 +181,7 @@ impl Pool {
                 pool
             }
             Err(faster) => {
-                // SAFETY: nobody else has seen this one.
+                // SAFETY: no other thread has seen this one.
                 drop(unsafe { Box::from_raw(new) });
                 // SAFETY: it points to the pool of another thread of this process, which is never freed.
                 unsafe { &*faster }
@@ -235,7 +235,7 @@ impl Pool {
         place.count.store(count, Ordering::Relaxed);
         slot.tasks[index] = Some(task);
         self.generation.0.fetch_add(1, Ordering::Release);
-        // As many as there is work for, beside the caller.
+        // No more than there is work for, besides the caller.
         for _ in 0..slot.sleeping.min(count.saturating_sub(1)) {
             self.published.notify_one();
         }
@@ -269,7 +269,7 @@ impl Pool {
                 }
                 place.active.fetch_sub(1, Ordering::Release);
                 if !self.is_of_this_process() {
-                    // The work forked, and this is the only thread of the new process: nobody will ever give it more.
+                    // The work forked, and this is the only thread of the new process: no more work will ever come.
                     return;
                 }
             }
@@ -328,7 +328,7 @@ impl Place {
         count * share / self.shares.len()..count * (share + 1) / self.shares.len()
     }
 
-    /// Whether there seem to be indices that nobody has taken.
+    /// Whether there seem to be indices that no thread has taken.
     fn has_work(&self) -> bool {
         let count = self.count.load(Ordering::Acquire);
         let is_left =
@@ -553,7 +553,7 @@ mod tests {
         }
     }
 
-    /// Held where a thread panics: telling it takes locks, which a fork by another test would copy.
+    /// Held while a thread panics: reporting it takes locks, which a fork by another test would copy.
     static PANICS: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -652,7 +652,7 @@ mod tests {
         let pool = Pool::start(2);
         let forked = std::sync::OnceLock::new();
         let parent = std::process::id();
-        // The caller's index alone forks; the child goes on with the region, and must not wait for threads that it does not have.
+        // Only the caller's index forks; the child continues the region, and must not wait for threads that it does not have.
         let caller = std::thread::current().id();
         let region = catch_unwind(AssertUnwindSafe(|| {
             pool.run(40, &|_| {

@@ -16,13 +16,13 @@ use crate::threads::{Part, Parts, computed_in_parts, computed_together};
 /// Queries in a block: a multiple of every tile's rows.
 const QUERY_BLOCK: usize = 48;
 
-/// Values that are added to the scores, `(B, H, T, S)`: those of a query lie side by side, as many as there are keys.
+/// Values that are added to the scores, `(B, H, T, S)`: those of a query are contiguous, one for each key.
 /// Part of an [`Attention`].
 #[derive(Debug, Clone, Copy)]
 pub struct AddedScores<'a, T> {
     /// From the first value on.
     pub values: &'a [T],
-    /// From a text, a head and a query to the next; 0 where all have the same.
+    /// From a text, a head and a query to the next; 0 if all have the same.
     pub strides: [usize; 3],
 }
 
@@ -90,7 +90,7 @@ impl<'a, T: Number> Attention<'a, T> {
         [(head_dim, queries), (head_dim, keys), (value_dim, keys)]
     }
 
-    /// The number of values of the output, where all sizes fit.
+    /// The number of values of the output, if all sizes fit.
     fn output_len(&self, qkv: &[&[T]]) -> usize {
         let Self { texts, queries, keys, heads, value_dim, scale, visible, added, .. } = *self;
         for (place, (width, tokens)) in places(qkv.len()).into_iter().zip(self.sizes()) {
@@ -137,7 +137,7 @@ impl<'a, T: Number> Attention<'a, T> {
 }
 
 impl Attention<'_, f32> {
-    /// Queries, keys and values of all heads, where all sizes fit.
+    /// Queries, keys and values of all heads, if all sizes fit.
     ///
     /// # Panics
     /// When they do not.
@@ -196,7 +196,7 @@ pub(super) fn backward<T: Real>(qkv: &[&[T]], gradient: &[T], attention: Attenti
     })
 }
 
-/// The queries, keys or values of a head: the next token's stand `stride` further on.
+/// The queries, keys or values of a head: the next token's are `stride` further on.
 #[derive(Debug, Clone, Copy)]
 struct Rows<'a, T> {
     values: &'a [T],
@@ -381,7 +381,7 @@ impl<T: Number> Work<T> for Forward<'_, '_, T> {
 
 struct Backward<'a, 'b, T> {
     head: Head<'a, T>,
-    /// Starts at the head's first value; the next token's stand `output_stride` further on.
+    /// Starts at the head's first value; the next token's are `output_stride` further on.
     output_gradient: &'a [T],
     output_stride: usize,
     /// Those of the arrays, zero: for each token a row of queries, keys or values, or one of each.

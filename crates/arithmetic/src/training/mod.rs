@@ -32,7 +32,7 @@ mod sealed {
 /// Declares [`Float`] with functions that are compiled in this crate for f32 and f64, and nowhere again.
 macro_rules! floats {
     ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $(-> $output:ty)? = $path:path;)+) => {
-        /// A number that training computes with: f32, or f64 where gradients are checked against finite differences.
+        /// A number that training computes with: f32, or f64 if gradients are checked against finite differences.
         ///
         /// Matrices are in row-major order. All functions use all threads.
         ///
@@ -73,7 +73,7 @@ floats! {
         bias: Option<&[Self]>,
     ) -> Vec<Self> = product::product;
 
-    /// Writes `left · right` over the output where that is fresh, and adds it to the output otherwise.
+    /// Writes `left · right` over the output if that is fresh, and adds it to the output otherwise.
     ///
     /// # Panics
     /// When the sizes do not fit.
@@ -226,7 +226,7 @@ floats! {
         targets: &[u32],
     ) -> f64 = head_loss::head_loss;
 
-    /// The same, with the gradient of `hidden`. That of `weight` is written over `weight_gradient`, where there is one.
+    /// The same, with the gradient of `hidden`. That of `weight` is written over `weight_gradient`, if there is one.
     ///
     /// # Panics
     /// As [`Float::head_loss`].

@@ -29,7 +29,7 @@ pub struct MatrixView<'a, T> {
     values: &'a [T],
     rows: usize,
     columns: usize,
-    /// The element `(row, column)` stands at `row · row_stride + column · column_stride`; one of them is 1.
+    /// The element `(row, column)` is at `row · row_stride + column · column_stride`; one of them is 1.
     row_stride: usize,
     column_stride: usize,
 }
@@ -98,7 +98,7 @@ impl<'a, T> MatrixView<'a, T> {
 
 impl<T: Number> MatrixView<'_, T> {
     /// Lays out the rows of a tile of `height`, filled up with zeros, for `depth.1` columns from `depth.0` on: row after row
-    /// where the matrix has rows, else column after column.
+    /// if the matrix has rows, else column after column.
     #[inline(always)]
     fn lay_out_rows(&self, first_row: usize, height: usize, depth: (usize, usize), tile: &mut [T]) {
         let count = height.min(self.rows - first_row);
@@ -274,7 +274,7 @@ impl<T> Work<T> for TileSize {
     }
 }
 
-/// Parts of whole tiles that stay in the second cache, and several for each thread where the output allows.
+/// Parts of whole tiles that stay in the second cache, and several for each thread if the output allows.
 fn parts(rows: usize, (row_len, width): (usize, usize), (tile_rows, tile_columns): (usize, usize)) -> Parts {
     let tiles = rows.div_ceil(tile_rows);
     let down = tiles.div_ceil(PART_ROWS / tile_rows);
@@ -387,7 +387,7 @@ struct Given<'a, T> {
     epilogue: Option<Epilogue<'a, T>>,
 }
 
-/// The products of some rows with some panels, as many as the part has.
+/// The products of a part's rows with a part's panels.
 struct MultiplyPart<'a, 'b, T> {
     given: Given<'a, T>,
     /// The part's first row in the left operand.

@@ -79,7 +79,7 @@ pub(crate) fn several_thread_counts(option: clap::Arg) -> clap::Arg {
     option
         .value_delimiter(',')
         .value_name("N,…")
-        .help("Number of threads [default: as many as this process may use]; several are measured one after the other")
+        .help("Number of threads [default: all that this process may use]; several are measured one after the other")
 }
 
 /// Lengths of the prompts that are read.
@@ -101,7 +101,7 @@ const BATCHES: [usize; 2] = [8, 32];
 /// Steps of a GPU that are not counted.
 const WARM_UP_STEPS: usize = 6;
 
-/// What `--json` prints. Speeds are tokens per second; they are absent where the context is too short for them.
+/// What `--json` prints. Speeds are tokens per second; they are absent if the context is too short for them.
 #[derive(Serialize)]
 struct Report {
     device: String,
@@ -115,17 +115,17 @@ struct Report {
     records_steps: Option<bool>,
     threads: usize,
     load_s: f64,
-    /// What of the weights is in large pages; absent where the system does not say.
+    /// What of the weights is in large pages; absent if the system does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     large_pages_mib: Option<f64>,
-    /// The most memory this process held for one text; absent where the system does not say.
+    /// The most memory this process held for one text; absent if the system does not say.
     peak_rss_mib: Option<f64>,
     prefill: BTreeMap<usize, f64>,
     decode: Option<f64>,
     /// How often threads meet in a step of `decode`; absent on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     regions_per_token: Option<f64>,
-    /// How often the system gives memory in a step of `decode`; absent where it does not say.
+    /// How often the system gives memory in a step of `decode`; absent if it does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_faults_per_token: Option<f64>,
     decode_at_896: Option<f64>,
@@ -268,7 +268,7 @@ impl Bench<'_> {
         Ok(tokens as f64 / elapsed_s[PREFILL_RUNS / 2])
     }
 
-    /// Greedy tokens per second of some texts at once, after a prompt and without the time for it; `None` where they do not
+    /// Greedy tokens per second of some texts at once, after a prompt and without the time for it; `None` if they do not
     /// fit.
     fn decode(&mut self, (prompt_tokens, new_tokens): (usize, usize), texts: usize) -> Result<Option<f64>> {
         if prompt_tokens + new_tokens > self.model.config().n_positions {
@@ -333,7 +333,7 @@ impl Bench<'_> {
         Ok(medians.map(|(tokens, seconds)| (tokens, seconds / one)).collect())
     }
 
-    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. A GPU keeps it, and goes on without waiting.
+    /// The most probable token after each text, `(B, 1)`, for `ids` `(B, T)`. It stays on a GPU, which continues without waiting.
     fn next_tokens(&self, ids: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
         let logits =
             self.model.forward_with(ids, LogitsFor::LastToken, Some(cache), &mut Pass::inference())?;

@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
         && arguments.file.prompts_file.is_none()
         && opened.config().head == HeadKind::DoubleHeads
     {
-        let message = "this model says which of several texts is right; give each with --choice";
+        let message = "this model chooses among several texts; give each with --choice";
         return Err(UsageError(message.into()).into());
     }
     if let Some(path) = &arguments.file.prompts_file {

@@ -20,7 +20,7 @@ pub(super) struct Continued {
     pub(super) time_to_first_token_s: Option<f64>,
 }
 
-/// Continues one prompt; prints the text as it comes where it is one and is to be printed, several one below the other.
+/// Continues one prompt; prints the text as it comes if it is one and is to be printed, several one below the other.
 pub(super) fn continue_prompt(
     loaded: &LoadedModel,
     config: &GenerationConfig,

@@ -45,8 +45,7 @@ impl GenerationArguments {
         Ok(options.check()?)
     }
 
-    /// The configuration of a request: that of the checkpoint, changed by the arguments and checked. What is worth knowing of it
-    /// is noted.
+    /// The configuration of a request: that of the checkpoint, changed by the arguments and checked. Notes on it are printed.
     pub(super) fn config(&self, opened: &Opened) -> Result<GenerationConfig> {
         let defaults = opened.defaults()?;
         let options = self.options();

@@ -9,7 +9,7 @@ use candle_gpt2_generation::{GenerationConfig, LogitsProcessor};
 use clap::Args;
 use serde_json::Value;
 
-/// What all texts must conform to; nothing where the program is built without the feature `grammar`.
+/// What all texts must conform to; nothing if the program is built without the feature `grammar`.
 #[derive(Debug, Args)]
 pub(crate) struct GrammarArguments {
     /// Generate JSON that conforms to the JSON schema in FILE; the completion ends where the JSON does
@@ -60,7 +60,7 @@ impl GrammarArguments {
         Ok(Some(compiled.map_err(|error| refuse(error.to_string()))?))
     }
 
-    /// What must be the same when a run goes on.
+    /// What must be the same when a run is resumed.
     pub(super) fn settings(&self) -> Result<Option<Value>> {
         use candle_gpt2_grammar::Grammar;
         use serde_json::json;

@@ -160,7 +160,7 @@ fn print(report: &Inspection) -> Result<()> {
     Ok(())
 }
 
-/// A heading with an empty line before it, where something follows.
+/// A heading with an empty line before it, if something follows.
 fn heading(text: &str, entries: usize) -> Result<()> {
     if entries == 0 {
         return Ok(());

@@ -74,7 +74,7 @@ impl FileArguments {
     }
 }
 
-/// What must be the same when a run goes on: what the model is, and `more`, an object.
+/// What must be the same when a run is resumed: the model, and `more`, an object.
 pub(super) fn settings(model: &ModelArguments, device: &Device, more: Value) -> Value {
     let model = &model.options;
     let mut settings = json!({

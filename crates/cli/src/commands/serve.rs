@@ -25,7 +25,7 @@ use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// A key, where the command line and a file are not the place for it.
+/// A key, if the command line and a file are not the place for it.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
 
 #[derive(Debug, Args)]
@@ -136,7 +136,7 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
         false => opened.load_classifier(&Terminal)?.into(),
     };
     let server = listening.start(model)?;
-    // A server goes on when nobody reads where it is.
+    // A server runs even if its address cannot be printed.
     _ = output::write_line(&server.address());
     output::print_status("Ctrl-C ends the server");
     server.run()?;

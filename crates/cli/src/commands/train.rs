@@ -197,7 +197,7 @@ fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
     ))
 }
 
-/// Writes what a classifier says of held-out rows: a line for each label, and the table of confusion where a terminal has room.
+/// Writes what a classifier says of held-out rows: a line for each label, and the table of confusion if a terminal has room.
 fn write_classification(report: &ClassificationReport) -> Result<()> {
     /// Most labels in a table.
     const COLUMNS: usize = 12;

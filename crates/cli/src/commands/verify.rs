@@ -94,7 +94,7 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
     }
     if let Some(difference) = report.batch_difference {
         output::write_line(&format!(
-            "beside another text against alone: largest difference of logits {difference:.1e}"
+            "in a batch against alone: largest difference of logits {difference:.1e}"
         ))?;
     }
     if let Some(difference) = report.against_difference {

@@ -1,6 +1,6 @@
 //! One bash for all blocks of a page: folders, variables and jobs in the background go on from block to block.
 //!
-//! It begins in an empty folder, with `gpt2` on the path, without a terminal and without a network. A cache of the hub holds the
+//! It begins in an empty folder, with `gpt2` on the path, without a terminal and without a network. A cache of the Hub holds the
 //! published models' names, and in their place the small model that the program has inside.
 
 use std::env;

@@ -126,7 +126,7 @@ fn wrong_calls_are_refused() {
     let refused = |name: &str, arguments: &[&str], told: &str| {
         assert_refused(&classify(name, arguments), USAGE, told);
     };
-    refused("sequence", &["a", "--choice", "b"], "chooses among no texts");
+    refused("sequence", &["a", "--choice", "b"], "does not choose among several");
     refused("double", &["a"], "give each with --choice");
     refused("sequence", &["--ids", "1,300"], "300");
     refused("sequence", &["a", "--keep-last", "0"], "--keep-last: expected at least 1, found 0");

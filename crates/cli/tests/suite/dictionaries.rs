@@ -38,7 +38,7 @@ fn prompts_become_shards_and_shards_a_dictionary() {
     );
     let before = entries(&shards);
     assert!(before.len() > 3 && before[0] == "activations.json", "{before:?}");
-    assert_refused(&cache(&["--shard-size", "200"]), USAGE, "add --resume to go on with what is in it");
+    assert_refused(&cache(&["--shard-size", "200"]), USAGE, "add --resume to continue what is in it");
     let report = cache(&["--shard-size", "200", "--resume", "--json"]).json();
     assert_eq!(
         (&report["computed_tokens"], &report["sequences"]),

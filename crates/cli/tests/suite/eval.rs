@@ -238,7 +238,7 @@ fn a_run_is_compared_with_the_items_of_another() {
 #[test]
 fn wrong_calls_are_told() {
     let folder = Folder::new();
-    let no_file = "measures any text in UTF-8, which no one file of the hub is: give it with --data";
+    let no_file = "measures any text in UTF-8, which is not one file on the Hub: give it with --data";
     folder.write("latin.txt", b"caf\xe9");
     for (code, arguments, expected) in [
         (USAGE, &[][..], "<PROTOCOL>"),

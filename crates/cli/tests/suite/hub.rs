@@ -1,4 +1,4 @@
-//! Models of the hub, end to end: the program's real client against a server on this machine that speaks the hub's
+//! Models of the Hub, end to end: the program's real client against a server on this machine that speaks the Hub's
 //! protocol (model and dataset information, files by revision, ranges, redirects to another address).
 
 use std::collections::HashMap;
@@ -177,7 +177,7 @@ impl Server {
             let length = body.len();
             return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{body}");
         }
-        // Weights are elsewhere: the hub redirects, and the first answer carries what is known of the file.
+        // Weights are elsewhere: the Hub redirects, and the first answer carries what is known of the file.
         let (name, is_elsewhere) =
             match (path.strip_prefix("/someone/tiny/resolve/main/"), path.strip_prefix("/elsewhere/")) {
                 (Some(name), _) => (name, false),
@@ -213,7 +213,7 @@ impl Server {
     }
 }
 
-/// What the hub says of the dataset.
+/// What the Hub says of the dataset.
 fn dataset(path: &str) -> Option<String> {
     let information = |file: &str| {
         let siblings = [json!({ "rfilename": "README.md" }), json!({ "rfilename": file })];
@@ -284,7 +284,7 @@ fn a_file_of_a_dataset_is_downloaded_once_and_then_comes_from_the_cache() {
         "someone/texts has no file data/queen.txt; it has README.md, data/king.txt",
     );
     fails("someone/other/data.txt", &["--offline"], "holds someone/texts");
-    fails("someone/other/data.txt", &[], "someone/other: there is no such dataset or revision on the hub");
+    fails("someone/other/data.txt", &[], "someone/other: there is no such dataset or revision on the Hub");
     fails("data.txt", &[], "data.txt: ");
 }
 
@@ -337,9 +337,9 @@ fn the_hubs_refusals_say_what_to_do() {
         "someone/unknown",
         &[],
         &[],
-        "there is no such model on the hub, and no such local path",
+        "there is no such model on the Hub, and no such local path",
     );
-    hub.assert_fails("someone/tiny@v9", &[], &[], "there is no such model or revision on the hub");
+    hub.assert_fails("someone/tiny@v9", &[], &[], "there is no such model or revision on the Hub");
     hub.assert_fails("no-such-folder", &[], &[], "no such file or folder");
 }
 

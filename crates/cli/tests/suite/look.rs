@@ -362,11 +362,11 @@ fn wrong_calls_end_with_code_2_and_say_what_to_do() {
     for (arguments, told) in [
         (
             &["attention", "The big dog", "--heads", "abc"][..],
-            "`abc` is no head; write LAYER.HEAD, such as 9.6",
+            "`abc` is not a head; write LAYER.HEAD, such as 9.6",
         ),
         (&["attention", "The big dog", "--heads", "0.1", "--layers", "0"], "cannot be used with"),
         (&["attention", "The big dog", "--layers", "9-12"], "--layers: 9-12 is not among 0 to 5"),
-        (&["attention", "--ids", "1,x"], "`x` is no token id"),
+        (&["attention", "--ids", "1,x"], "`x` is not a token id"),
         (&["attention", "The big dog", "--columns", "3"], "--columns"),
         (&["lens", "The big dog", "--show", "rank"], "--watch TEXT"),
         (

@@ -263,7 +263,7 @@ fn wrong_arguments_end_with_code_2() {
     refuse(&["x", "--max-new-tokens", "-1"], "--max-new-tokens");
     refuse(&["x", "--seed", "a"], "--seed");
     refuse(&["x", "--ids", "1"], "cannot be used with");
-    refuse(&["--ids", "1,,2"], "is no token id");
+    refuse(&["--ids", "1,,2"], "is not a token id");
     refuse(&["--ids", "5,300"], "token id 300 (number 2 of the prompt) is beyond the vocabulary of 300");
     refuse(&["--ids", &["7"; 49].join(",")], "the prompt has 49 tokens, the model's context 48");
     refuse(&["x", "--device", "tpu"], "expected auto, cpu, cuda, cuda:N or metal");
@@ -524,7 +524,7 @@ fn heads_can_be_named() {
     let score = ["score", "--ids", "1,2,3", "--json", "--model", path(&book)];
     let guessed = run(&score);
     assert!(
-        guessed.stderr.contains("note: nothing tells the number of attention heads; 1 of 64"),
+        guessed.stderr.contains("note: the number of attention heads is not recorded; 1 of 64"),
         "{}",
         guessed.stderr
     );

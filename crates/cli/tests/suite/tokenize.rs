@@ -74,7 +74,7 @@ fn texts_become_files_that_a_training_reads() {
     assert_refused(
         &told,
         USAGE,
-        "the folder is not empty; add --resume to go on with what is in it, or choose another name",
+        "the folder is not empty; add --resume to continue what is in it, or choose another name",
     );
     let bytes = fs::read(tokens.join("train_000000.bin")).unwrap();
     fs::write(tokens.join("train_000000.bin"), &bytes[..bytes.len() - 2]).unwrap();

@@ -263,7 +263,7 @@ fn an_interrupt_saves_the_last_step() {
         }
         Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
         let output = child.wait_with_output().unwrap();
-        assert_refused(&output, INTERRUPTED, &format!("{STATE} holds the state to go on from (--resume)"));
+        assert_refused(&output, INTERRUPTED, &format!("{STATE} holds the state to resume from (--resume)"));
         assert!(bench.steps_in_log("stopped") >= wanted, "nothing is forgotten");
     }
     printed(&bench.train(start, "text.txt", "stopped", &resumed));
@@ -291,7 +291,7 @@ fn wrong_calls_are_refused_before_any_work() {
         (USAGE, new, "text.txt", "out", "--train-blocks 1", "--train-blocks is for checkpoints"),
         (USAGE, further, "text.txt", "out", "--class-weights balanced", "--class-weights is of the task"),
         (USAGE, further, "text.txt", "out", "--lora-rank 1 --lora-alpha -1", "--lora-alpha: expected"),
-        (USAGE, new, "text.txt", "file", "", "it is no folder"),
+        (USAGE, new, "text.txt", "file", "", "it is not a folder"),
         (FAILURE, new, "nothing.txt", "out", "", "nothing.txt"),
         (FAILURE, new, "latin.txt", "out", "", "not valid UTF-8 at byte 3"),
     ] {

@@ -1,4 +1,4 @@
-//! What the cache of the hub holds: `models--owner--name` with its `snapshots` and, where the system has links, its `blobs`.
+//! The contents of the Hub's cache: `models--owner--name` with its `snapshots` and, if the system has links, its `blobs`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub(super) const MODELS: &str = "models--";
 /// Part of [`CachedModels`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CachedModel {
-    /// Its name on the hub, `owner/name`.
+    /// Its name on the Hub, `owner/name`.
     pub name: String,
     /// Bytes that it takes on the disk, all of its revisions together.
     pub bytes: u64,
@@ -49,7 +49,7 @@ pub struct CachedModels {
 }
 
 impl CachedModels {
-    /// What the cache of these options holds; nothing where there is no such folder.
+    /// The contents of the cache of these options; empty if there is no such folder.
     pub fn of(options: &HubOptions) -> Self {
         let mut models = Self::default();
         for folder in folders_in(&options.cache) {

@@ -1,7 +1,7 @@
-//! The client of the hub.
+//! The Hub's client.
 //!
 //! hf-hub 0.5 (64 crates, under a minute to build) and not 1.0 (301 crates, five minutes): both read and write the same
-//! cache, and what the older one lacks (`HF_HUB_CACHE`, `HF_HUB_OFFLINE`, a check of sizes) stands here.
+//! cache, and what the older one lacks (`HF_HUB_CACHE`, `HF_HUB_OFFLINE`, a check of sizes) is here.
 
 use std::fs;
 use std::io;
@@ -23,7 +23,7 @@ use super::name::{HubName, Kind};
 use super::options::{HubOptions, Network};
 use crate::{Reporter, Unit};
 
-/// Small files that are taken along where the repository has them.
+/// Small files that are taken along if the repository has them.
 const SMALL_FILES: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -34,9 +34,9 @@ const SMALL_FILES: [&str; 8] = [
     "added_tokens.json",
     "special_tokens_map.json",
 ];
-/// How long somebody who wants no more waits at most.
+/// How long an interruption takes at most.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Attempts to go on with an interrupted download.
+/// Attempts to resume an interrupted download.
 const RETRIES: usize = 2;
 
 /// Downloads what is missing of a model and returns the folder of the snapshot.
@@ -60,7 +60,7 @@ pub(super) fn fetch(
     Ok(folder)
 }
 
-/// Downloads a file of a dataset where it is missing and returns the folder of the snapshot.
+/// Downloads a file of a dataset if it is missing and returns the folder of the snapshot.
 pub(super) fn fetch_file(
     dataset: &HubName,
     file: &str,
@@ -94,11 +94,11 @@ fn some_files(info: &RepoInfo) -> String {
     }
 }
 
-/// What the hub says of a repository, and who asked.
+/// What the Hub says of a repository, and who asked.
 type Answer = (Arc<ApiRepo>, RepoInfo);
 
-/// Asks the hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
-/// needed. Answers with the folder of the snapshot, and with what the hub says unless the cached files are the answer.
+/// Asks the Hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
+/// needed. Answers with the folder of the snapshot, and with what the Hub says unless the cached files are the answer.
 fn ask(
     name: &HubName,
     options: &HubOptions,
@@ -166,7 +166,7 @@ fn wanted<'a>(names: &[&'a str], model: &HubName) -> Result<Vec<&'a str>, HubErr
     Ok(names.iter().copied().filter(is_wanted).collect())
 }
 
-/// Downloads a file. What came of it stays in the cache if the download ends early, and the next one goes on there.
+/// Downloads a file. A download that ends early stays in the cache, and the next one resumes it.
 fn download(
     api: &Arc<ApiRepo>,
     file: &str,
@@ -192,8 +192,8 @@ fn download(
     check_size(&path, expected, &of_model(file, model))
 }
 
-/// Waits for the network on a thread of its own, where a silent connection keeps nobody who wants no more. That thread ends with
-/// the next bytes that come.
+/// Waits for the network on a thread of its own, so that a silent connection does not delay an interruption. That thread ends
+/// with the next bytes that come.
 fn apart<T: Send + 'static>(
     model: &str,
     reporter: &dyn Reporter,
@@ -204,7 +204,7 @@ fn apart<T: Send + 'static>(
     let other = |cause: String| HubError::Other { model: model.to_owned(), cause };
     let run = move || {
         let done = work(Download(tell.clone()));
-        // Nobody may wait for it any more.
+        // The receiver may be gone.
         let _ = tell.send(Event::Done(done));
     };
     thread::Builder::new().name("hub".into()).spawn(run).map_err(|error| other(error.to_string()))?;
@@ -214,7 +214,7 @@ fn apart<T: Send + 'static>(
             Ok(Event::Step(step)) => hear(step),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(other("the hub's client came to no end".to_owned()));
+                return Err(other("the Hub's client did not finish".to_owned()));
             }
         }
         if reporter.is_interrupted() {
@@ -237,7 +237,7 @@ enum Step {
     Bytes(u64),
 }
 
-/// Checks that a file has the size that the hub announced, and removes it where not.
+/// Checks that a file has the size that the Hub announced, and removes it if not.
 fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     let failed = |error: io::Error| HubError::Other { model: model.to_owned(), cause: error.to_string() };
     let found = fs::metadata(path).map_err(failed)?.len();
@@ -257,14 +257,14 @@ fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
     Err(HubError::WrongSize { model: model.to_owned(), expected, found })
 }
 
-/// Tells whoever waits of a download, and ends it where nobody does.
+/// Reports the steps of a download to the waiting thread, and ends it if none waits.
 struct Download<T>(Sender<Event<T>>);
 
 impl<T: Send + 'static> Download<T> {
     fn tell(&self, step: Step) {
         if self.0.send(Event::Step(step)).is_err() {
             // The client has no other way out; no panic is reported.
-            resume_unwind(Box::new("nobody waits for this download"));
+            resume_unwind(Box::new("no thread waits for this download"));
         }
     }
 }
@@ -337,7 +337,7 @@ fn brief(error: &ApiError) -> String {
     cause(error).to_string().trim_start_matches("request error: ").to_owned()
 }
 
-/// What the hub's answer means.
+/// What the Hub's answer means.
 fn explain(error: &ApiError, name: &HubName, file: &str) -> HubError {
     let model = of_model(file, name);
     let status = match cause(error) {

@@ -1,8 +1,8 @@
-//! Why a model or a file of data of the hub cannot be had.
+//! Why a model or a data file on the Hub is not available.
 
 use thiserror::Error;
 
-/// A model or a file of data of the hub that cannot be had: each message says what was found and what to do.
+/// A model or a data file on the Hub that is not available: each message says what was found and what to do.
 ///
 /// ```
 /// use candle_gpt2_engine::{EngineError, HubError, ModelOptions, Silent};
@@ -30,10 +30,10 @@ pub enum HubError {
         /// What the cache holds, in words.
         cache: String,
     },
-    /// The hub cannot be reached, and the model is not in the cache.
+    /// The Hub cannot be reached, and the model is not in the cache.
     #[error("{endpoint} cannot be reached ({cause}), and {model} is not in the cache; {cache}")]
     Unreachable {
-        /// Address of the hub.
+        /// The Hub's address.
         endpoint: String,
         /// Why.
         cause: String,
@@ -42,7 +42,7 @@ pub enum HubError {
         /// What the cache holds, in words.
         cache: String,
     },
-    /// The repository is no checkpoint.
+    /// The repository is not a checkpoint.
     #[error("{model} has no config.json, so it is not a transformers checkpoint; choose another model")]
     NoConfig {
         /// The model.
@@ -68,27 +68,27 @@ pub enum HubError {
          token with HF_TOKEN"
     )]
     Refused {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// There is no such model.
-    #[error("{model}: there is no such model on the hub, and no such local path; check the name")]
+    #[error("{model}: there is no such model on the Hub, and no such local path; check the name")]
     NoSuchModel {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// There is no such model, or it has no such revision.
-    #[error("{model}: there is no such model or revision on the hub; check both names")]
+    #[error("{model}: there is no such model or revision on the Hub; check both names")]
     NoSuchRevision {
-        /// The model with its revision, and the file where it was one.
+        /// The model with its revision, and the file if it was one.
         model: String,
     },
     /// There is no such dataset, or it has no such revision.
     #[error(
-        "{dataset}: there is no such dataset or revision on the hub, and the name is no local path; check the names"
+        "{dataset}: there is no such dataset or revision on the Hub, and the name is no local path; check the names"
     )]
     NoSuchDataset {
-        /// The dataset with its revision, and the file where it was one.
+        /// The dataset with its revision, and the file if it was one.
         dataset: String,
     },
     /// A dataset has no such file.
@@ -101,10 +101,10 @@ pub enum HubError {
         /// Its files, in words.
         files: String,
     },
-    /// The hub answers with an error of its own.
-    #[error("{model}: the hub answers with status {status}; try again later")]
+    /// The Hub answers with an error of its own.
+    #[error("{model}: the Hub answers with status {status}; try again later")]
     Status {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
         /// HTTP's number of the error.
         status: u16,
@@ -112,13 +112,13 @@ pub enum HubError {
     /// There is no room on the disk.
     #[error("{model}: the disk is full; free some space and run the command again")]
     DiskFull {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
     /// The connection broke off.
     #[error("{model}: the download was interrupted ({cause}); run the command again to resume it")]
     Interrupted {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
         /// Why.
         cause: String,
@@ -127,10 +127,10 @@ pub enum HubError {
     /// the cache.
     #[error("{model}: the download was stopped; run the command again to resume it")]
     Stopped {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
     },
-    /// A file has another size than the hub announced.
+    /// A file has another size than the Hub announced.
     #[error("{model}: expected {expected} bytes, downloaded {found}; run the command again")]
     WrongSize {
         /// The model, with the file.
@@ -143,7 +143,7 @@ pub enum HubError {
     /// Anything else.
     #[error("{model}: {cause}")]
     Other {
-        /// The model, with the file where it was one.
+        /// The model, with the file if it was one.
         model: String,
         /// What the client says.
         cause: String,

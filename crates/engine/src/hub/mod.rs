@@ -15,7 +15,7 @@ pub use options::{HubOptions, Network};
 
 use crate::{EngineError, Reporter};
 
-/// The local path of a model: its name where that exists or can only be a path, else the hub's files in the cache.
+/// The local path of a model: its name if that exists or can only be a path, else the Hub's files in the cache.
 pub(crate) fn local_path(
     model: &Path,
     options: &HubOptions,
@@ -41,11 +41,11 @@ pub struct DatasetFile {
     pub revision: Option<String>,
 }
 
-/// The local path of data: their name where that exists or can only be a path, else a file of a dataset on the Hub,
+/// The local path of data: their name if that exists or can only be a path, else a file of a dataset on the Hub,
 /// `owner/name[@revision]/path`, in the cache.
 ///
 /// # Errors
-/// When the hub has no such file, or it cannot be had.
+/// When the Hub has no such file, or it is not available.
 ///
 /// ```
 /// use candle_gpt2_engine::{HubOptions, Silent, dataset_file};
@@ -79,7 +79,7 @@ fn is_local(path: &Path) -> bool {
     path.exists() || Path::new(&index).exists()
 }
 
-/// Whether a path ends as files of weights do, and no model of the hub.
+/// Whether a path ends as weights files do, and as no name on the Hub does.
 fn is_file_name(path: &Path) -> bool {
     const EXTENSIONS: [&str; 8] = ["safetensors", "gguf", "bin", "pt", "pth", "ckpt", "json", "index"];
     path.extension().and_then(|extension| extension.to_str()).is_some_and(|end| EXTENSIONS.contains(&end))

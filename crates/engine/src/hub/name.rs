@@ -1,6 +1,6 @@
 //! Names of models on the Hub.
 
-/// Names that stand for a repository of the hub.
+/// Short names of repositories on the Hub.
 const SHORT_NAMES: [(&str, &str); 5] = [
     ("gpt2", "openai-community/gpt2"),
     ("gpt2-medium", "openai-community/gpt2-medium"),
@@ -9,14 +9,14 @@ const SHORT_NAMES: [(&str, &str); 5] = [
     ("distilgpt2", "distilbert/distilgpt2"),
 ];
 
-/// What a repository of the hub holds.
+/// What a repository on the Hub holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Model,
     Dataset,
 }
 
-/// A repository of the hub at a revision.
+/// A repository on the Hub at a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HubName {
     pub(super) kind: Kind,
@@ -45,7 +45,7 @@ impl HubName {
     }
 
     /// Reads `owner/name[@revision]/path` of a file in a dataset; `None` for what can only be a local path. A revision is one part
-    /// between slashes, or three where it is one of the hub's own, such as `refs/convert/parquet` and `refs/pr/1`.
+    /// between slashes, or three if it is one of the Hub's own, such as `refs/convert/parquet` and `refs/pr/1`.
     pub(super) fn of_dataset_file(text: &str) -> Option<(Self, &str)> {
         let slash_after = |from: usize| text.get(from..)?.find('/').map(|at| from + at);
         let name = slash_after(0)? + 1;

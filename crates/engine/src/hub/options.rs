@@ -17,7 +17,7 @@ pub enum Network {
     Offline,
 }
 
-/// Where models on the Hub come from. By default there is no network and no cache, so none is found: a face says more, most
+/// Where models on the Hub come from. By default there is no network and no cache, so none is found: front ends set both, most
 /// simply by [`HubOptions::from_environment`].
 ///
 /// ```
@@ -30,7 +30,7 @@ pub enum Network {
 pub struct HubOptions {
     /// Whether the network may be used.
     pub network: Network,
-    /// Address of the hub.
+    /// The Hub's address.
     pub endpoint: String,
     /// Folder of the cache, as Python's library lays it out.
     pub cache: PathBuf,
@@ -50,7 +50,7 @@ impl Default for HubOptions {
 }
 
 impl HubOptions {
-    /// What the environment says, in the variables that Python's library reads, and the one place of this crate that reads
+    /// The settings of the environment, in the variables that Python's library reads, and the one place of this crate that reads
     /// it: `HF_HUB_OFFLINE`; `HF_ENDPOINT`; for the cache `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, or `hub` in `HF_HOME`, or
     /// the usual place in the home folder; for the token `HF_TOKEN`, the file `HF_TOKEN_PATH`, or what
     /// `huggingface-cli login` left.

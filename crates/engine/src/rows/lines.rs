@@ -24,7 +24,7 @@ use crate::{EngineError, Question, Vocabulary};
 #[derive(Debug, Clone)]
 pub struct RowFile {
     bytes: Vec<u8>,
-    /// The number of each line, from 1, and where it stands.
+    /// The number of each line, from 1, and where it is.
     lines: Vec<(usize, Range<usize>)>,
     is_json: bool,
 }
@@ -59,7 +59,7 @@ impl RowFile {
         self.lines.is_empty()
     }
 
-    /// What the file holds, as it was given.
+    /// The bytes of the file, as they were given.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -98,7 +98,7 @@ pub(super) struct Line<T> {
     pub(super) tokens: Result<T, String>,
 }
 
-/// What a line gives: a prompt or token ids, and other keys.
+/// The row of a line: a prompt or token ids, and other keys.
 ///
 /// Given by a [`RowFile`], and shown to the function that [`RowsJob::run`](crate::RowsJob::run) makes tokens with.
 #[derive(Debug, Default, Serialize)]

@@ -60,9 +60,9 @@ pub struct RowsJob<'a> {
     pub settings: &'a Value,
     /// What the job does, for a reader: `generating`.
     pub what: &'a str,
-    /// What is written of a row's error.
+    /// The text that is written for a row's error.
     pub told: &'a dyn Fn(EngineError) -> String,
-    /// Hears how many rows are written.
+    /// Receives the number of rows written.
     pub reporter: &'a dyn Reporter,
 }
 
@@ -74,7 +74,7 @@ pub enum RowsOutput<'a> {
     File {
         /// The file.
         path: &'a Path,
-        /// Whether to go on after the lines that an interrupted job wrote.
+        /// Whether to continue after the lines that an interrupted job wrote.
         resume: bool,
     },
 }
@@ -126,7 +126,7 @@ impl RowsJob<'_> {
         bar.advance(written as u64);
         let mut rows =
             Rows { lines, told, written, next: written, pending: BTreeMap::new(), output, failed, bar };
-        // Rows that cannot be read, after the last one that can, are written by nobody else.
+        // Rows that cannot be read, after the last one that can, are written here alone.
         let done = work(&mut rows).and_then(|()| Ok(rows.write_ready()?));
         let Rows { lines, written, output, failed, bar, .. } = rows;
         drop(bar);

@@ -1,4 +1,4 @@
-//! What is computed of rows: texts that continue them, their labels, their scores.
+//! The work on rows: texts that continue them, their labels, their scores.
 
 use std::slice;
 
@@ -164,7 +164,7 @@ pub struct ScoredText {
     pub alternatives: Vec<Vec<TokenLogprob>>,
 }
 
-/// A token that may stand at a place.
+/// A candidate token at a position.
 ///
 /// Part of a [`ScoredText`] that a [`RowsJob`](crate::RowsJob) writes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -179,7 +179,7 @@ pub struct TokenLogprob {
 
 impl ScoredText {
     /// The score of a text, with the `top` most probable tokens at each place. A text that is longer than the context is scored in
-    /// windows that begin every `stride` tokens, by default every half of it. `on_tokens` hears of tokens that are scored.
+    /// windows that begin every `stride` tokens, by default every half of it. `on_tokens` is called with the number of tokens scored.
     ///
     /// # Errors
     /// When the text has too few tokens, or one outside the vocabulary, `stride` is out of range, or the logits are not numbers.

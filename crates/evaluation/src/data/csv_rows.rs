@@ -32,7 +32,7 @@ pub(super) fn rows<'a>(
     }))
 }
 
-/// Counts lines up to places further and further back; the reader's own count is one behind where lines end in two bytes.
+/// Counts lines up to places further and further back; the reader's own count is one behind if lines end in two bytes.
 struct Lines<'a> {
     bytes: &'a [u8],
     counted: usize,

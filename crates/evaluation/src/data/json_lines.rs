@@ -21,15 +21,12 @@ fn fields(line: &[u8]) -> Result<serde_json::Map<String, Value>, String> {
     })?;
     match serde_json::from_str(text) {
         Ok(Value::Object(fields)) => Ok(fields),
-        Ok(other) => Err(format!("expected an object of JSON, found {}", shown(&other))),
+        Ok(other) => Err(format!("expected a JSON object, found {}", shown(&other))),
         Err(error) => {
             // Its own position counts lines from the one it was given.
             let message = error.to_string();
             let message = message.split(" at line ").next().unwrap_or_default();
-            Err(format!(
-                "expected an object of JSON, found what is no JSON: {message} at column {}",
-                error.column()
-            ))
+            Err(format!("expected a JSON object, found invalid JSON: {message} at column {}", error.column()))
         }
     }
 }

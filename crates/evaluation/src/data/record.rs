@@ -44,7 +44,7 @@ impl Record {
         self.file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Its name, where it has one: a text or a number.
+    /// Its name, if it has one: a text or a number.
     pub fn id(&self) -> Option<String> {
         ID_FIELDS.iter().find_map(|field| match self.fields.get(*field)? {
             Value::String(text) => Some(text.clone()),

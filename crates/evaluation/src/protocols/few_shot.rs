@@ -29,7 +29,7 @@ pub(super) struct Pool {
     pub(super) excludes: bool,
 }
 
-/// The examples of a run, question by question: each draw goes on from the one before.
+/// The examples of a run, question by question: each draw continues the random numbers of the one before.
 pub(super) struct Examples {
     pool: Pool,
     count: usize,

@@ -1,4 +1,4 @@
-//! HellaSwag: which of four endings goes on from a text.
+//! HellaSwag: which of four endings continues a text.
 
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ const ENDINGS: usize = 4;
 /// Cleaned texts; by sum, and by characters.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "hellaswag:lm-eval",
-    about: "which ending goes on from a cleaned text; by sum and by characters",
+    about: "which ending continues a cleaned text; by sum and by characters",
     source: "lm-evaluation-harness 0.4.13, task hellaswag",
     dataset: DATASET,
     published: &[
@@ -43,7 +43,7 @@ pub(super) const LM_EVAL: Protocol = Protocol {
 /// Texts as they are; by sum, and by tokens.
 pub(super) const LLM_C: Protocol = Protocol {
     name: "hellaswag:llm.c",
-    about: "which ending goes on from the text as it is; by sum and by tokens",
+    about: "which ending continues the text as it is; by sum and by tokens",
     source: "karpathy/llm.c, dev/data/hellaswag.py",
     dataset: DATASET,
     published: &[
@@ -67,7 +67,7 @@ pub(super) const LLM_C: Protocol = Protocol {
 /// Texts cleaned as lm-evaluation-harness does; the mean of the tokens behind those that all four begin with.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "hellaswag:llama.cpp",
-    about: "which ending goes on from a cleaned text; by tokens, from the first in which the endings differ",
+    about: "which ending continues a cleaned text; by tokens, from the first in which the endings differ",
     source: "llama.cpp, tools/perplexity/perplexity.cpp, hellaswag_score; all items in their order",
     dataset: DATASET,
     prepare: |data, setting| {

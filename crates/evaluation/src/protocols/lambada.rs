@@ -18,7 +18,7 @@ use crate::{
 const DATASET: Dataset = Dataset {
     name: "LAMBADA, test, OpenAI's variant",
     hub: Some("EleutherAI/lambada_openai/data/lambada_test.jsonl"),
-    // The hub's file, and llm-foundry's with the same passages in two fields.
+    // The Hub's file, and llm-foundry's with the same passages in two fields.
     sha256: &[
         "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
         "411bfbe5b9054346b6a19299c0242670adbefb9162efd958593cbc0290b8c9dc",
@@ -140,12 +140,12 @@ fn passage(record: &Record) -> Result<String, DataError> {
     }
 }
 
-/// The field that the last word stands in.
+/// The field that contains the last word.
 fn last_field(record: &Record) -> &'static str {
     if record.has("continuation") && !record.has("text") { "continuation" } else { "text" }
 }
 
-/// What stands before the last word, and the word.
+/// The text before the last word, and the word.
 fn parts(text: &str) -> (&str, &str) {
     text.rsplit_once(' ').unwrap_or(("", text))
 }

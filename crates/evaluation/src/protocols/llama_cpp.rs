@@ -6,12 +6,12 @@ use super::shared::wrong_setting;
 use crate::long_text::encode_long;
 use crate::{EvaluationError, Setting};
 
-/// Length of the windows where nobody says otherwise.
+/// Default length of the windows.
 const DEFAULT_WINDOW: usize = 512;
 /// Fewest tokens of which the second half has one that is scored.
 pub(crate) const SHORTEST_WINDOW: usize = 3;
 
-/// The length of the windows, with a note where it can be neither the caller's nor the tool's.
+/// The length of the windows, with a note if it can be neither the caller's nor the tool's.
 pub(crate) fn window_length(setting: &Setting<'_>) -> Result<(usize, Option<String>), EvaluationError> {
     let n_positions = setting.vocabulary.config().n_positions;
     let length = setting.context.unwrap_or(DEFAULT_WINDOW.min(n_positions));

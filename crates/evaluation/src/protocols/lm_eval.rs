@@ -17,11 +17,11 @@ use crate::{
 
 /// A question with its choices, one of them right.
 pub(super) struct Question {
-    /// What stands before the choice.
+    /// The text before the choice.
     pub(super) context: String,
     /// What may follow it, without the space between them.
     pub(super) choices: Vec<String>,
-    /// Where each of them stands in the data.
+    /// The field of the data that holds each of them.
     pub(super) fields: Vec<String>,
     /// Index of the right one.
     pub(super) gold: usize,
@@ -29,7 +29,7 @@ pub(super) struct Question {
 
 /// A text before, one behind whose tokens are scored, and the text whose length the score is divided by.
 pub(super) struct Pair<'a> {
-    /// Where it stands in the data.
+    /// The field of the data that holds it.
     pub(super) field: &'a str,
     pub(super) context: &'a str,
     pub(super) continuation: &'a str,
@@ -56,7 +56,7 @@ pub(super) fn prepare_questions(
     })
 }
 
-/// Where the entries of a list stand.
+/// The paths of a list's entries.
 pub(super) fn places(list: &str, count: usize) -> Vec<String> {
     (0..count).map(|index| format!("{list}[{index}]")).collect()
 }
@@ -135,7 +135,7 @@ fn encode_context(vocabulary: &Vocabulary, context: &str) -> Result<Vec<u32>, Ev
     }
 }
 
-/// The tokens of what follows a context: as many as the whole has more than the context by itself.
+/// The tokens of what follows a context: those of the whole after the number that the context has by itself.
 fn encode_continuation(
     vocabulary: &Vocabulary,
     context: &str,
@@ -148,12 +148,12 @@ fn encode_continuation(
     Ok(whole.split_off(known))
 }
 
-/// The token that stands before texts that nothing stands before.
+/// The token that is put before texts that have no context.
 pub(super) fn prefix_token(vocabulary: &Vocabulary) -> Result<u32, EvaluationError> {
     let config = vocabulary.config();
     let token = config.start_token().or_else(|| config.end_tokens().first().copied());
     token.ok_or_else(|| {
-        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to stand before texts";
+        let expected = "`bos_token_id` or `eos_token_id` in its vocabulary, to put before texts";
         wrong_setting("the model's configuration", expected, "neither")
     })
 }

@@ -110,7 +110,7 @@ fn piqa(record: &Record) -> Result<Question, DataError> {
     Ok(Question { context: format!("Question: {}\nAnswer:", record.text("goal")?), choices, fields, gold })
 }
 
-/// The hub's fields, or those of the published files, whose `question` holds the choices too.
+/// The Hub's fields, or those of the published files, whose `question` holds the choices too.
 fn arc(record: &Record) -> Result<Question, DataError> {
     let upstream = record.has_fields("question").then(|| record.fields("question")).transpose()?;
     let question = match &upstream {
@@ -142,7 +142,7 @@ fn answers(record: &Record, holder: &Record, context: String) -> Result<Question
         let texts: Vec<String> = lists.texts("text")?.into_iter().map(str::to_owned).collect();
         let labels = lists.labels("label")?;
         if texts.len() != labels.len() {
-            let what = format!("expected {} labels, as many as texts, found {}", texts.len(), labels.len());
+            let what = format!("expected {} labels, one for each text, found {}", texts.len(), labels.len());
             return Err(lists.field_error("label", &what));
         }
         (texts, labels)

@@ -1,4 +1,4 @@
-//! What protocols share: the fields that a row may leave out, items of records, figures to stand beside, errors.
+//! What protocols share: the fields that a row may leave out, items of records, published figures, errors.
 
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
@@ -29,7 +29,7 @@ const PAPER: &str = "Radford et al. 2019, table 3";
 /// The protocol of the paper's figures.
 const NOT_PUBLISHED: &str = "not published";
 
-/// A figure of the protocol that it stands beside.
+/// A published figure of the protocol that lists it.
 pub(super) const fn published(
     model: Size,
     metric: &'static str,
@@ -103,7 +103,7 @@ pub(super) fn scored(index: usize, record: &Record, choices: Vec<Choice>, gold: 
 }
 
 /// Tokens of which those from `first` on are scored, for protocols that read an item whole and stop at one that is too long; `field`
-/// is where the scored ones stand in the data.
+/// of the data holds the scored ones.
 pub(super) fn whole(
     vocabulary: &Vocabulary,
     record: &Record,
@@ -114,7 +114,7 @@ pub(super) fn whole(
     let n_positions = vocabulary.config().n_positions;
     if ids.len() > n_positions {
         let what = format!(
-            "with what stands before it expected at most {n_positions} tokens, the model's context, found {}; this protocol \
+            "expected at most {n_positions} tokens with what precedes it, the model's context, found {}; this protocol \
              reads an item whole",
             ids.len()
         );

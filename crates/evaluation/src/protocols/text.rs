@@ -21,7 +21,7 @@ pub(super) const BITS: Protocol = Protocol {
     source: "this program: every window begins with the token that begins texts, and every token is scored once",
     parameter: Some(Parameter {
         default: None,
-        about: "tokens from the beginning of a window to that of the next; half the model's context where it is not given",
+        about: "tokens from the beginning of a window to that of the next; by default half the model's context",
     }),
     prepare,
     measure,
@@ -85,10 +85,10 @@ fn measure(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
     figures.into_iter().flatten().collect()
 }
 
-/// What is worth knowing where entries are read as a text.
+/// The note on a file of entries that is read as a text.
 pub(crate) fn as_it_stands(data: &Data) -> Option<String> {
     data.has_records()
-        .then(|| "a file of entries is read as it stands, with the names of its fields".to_owned())
+        .then(|| "a file of entries is read as plain text, with the names of its fields".to_owned())
 }
 
 /// A window of a text, and the places of the text's tokens that are scored in it.

@@ -1,7 +1,7 @@
-//! WikiText-2, the test articles: one text, four ways to cut it into windows, and as many units that its perplexity is per. The
-//! paper's figures are per word of the text before any change, so that they stand beside such figures only.
+//! WikiText-2, the test articles: one text, four ways to cut it into windows, and four units that its perplexity is per. The
+//! paper's figures are per word of the original text, so that they compare with such figures only.
 //!
-//! The text is `wiki.test.raw`, or the hub's rows, which are its lines; a row of white space is empty on the hub.
+//! The text is `wiki.test.raw`, or the Hub's rows, which are its lines; a row of white space is empty on the Hub.
 
 use std::borrow::Cow;
 
@@ -118,7 +118,7 @@ pub(super) const MEGATRON: Protocol = Protocol {
 /// The text in windows side by side, of which the second half is scored; per token.
 pub(super) const LLAMA_CPP: Protocol = Protocol {
     name: "wikitext:llama.cpp",
-    about: "the text in windows of --context tokens (512) side by side, whose second half is scored: perplexity per token",
+    about: "adjacent windows of --context tokens (512), whose second half is scored: perplexity per token",
     source: "llama.cpp, tools/perplexity/perplexity.cpp, perplexity",
     dataset: ROWS,
     prepare: prepare_llama_cpp,
@@ -140,7 +140,7 @@ fn prepare_pages(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluat
 /// The pages of the text, each with the line that it begins in: a line that is a heading of the first order begins one.
 ///
 /// # Source
-/// `wikitext_document_level.py` on the hub, EleutherAI/wikitext_document_level.
+/// `wikitext_document_level.py` on the Hub, EleutherAI/wikitext_document_level.
 fn pages(data: &Data) -> Result<Records<'static>, EvaluationError> {
     let text = raw_text(data)?;
     let mut pages: Vec<(usize, Vec<&str>)> = vec![(1, Vec::new())];
@@ -226,7 +226,7 @@ fn prepare_hf(data: &Data, setting: &Setting<'_>) -> Result<Prepared, Evaluation
         let begin = index * stride;
         let end = end_of(index);
         let new = index.checked_sub(1).map_or(0, end_of);
-        // Nothing stands before a window's first token, so that it is not scored even where it is a new one.
+        // A window's first token has no context, so that it is not scored even if it is a new one.
         let scored = new.max(begin + 1)..end;
         let sequence = || Sequence { ids: ids[begin..end].to_vec(), first: scored.start - begin };
         (new < end)
@@ -287,7 +287,7 @@ fn measure_megatron(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         false => Metric::perplexity(name, &nats),
     };
     let perplexity = capped("perplexity", nats);
-    // Both lack the first, which nothing stands before.
+    // Both lack the first, which has no context.
     let [tokens, words] = [totals.tokens, totals.words].map(|count| count.saturating_sub(1) as f64);
     if words == 0.0 {
         return vec![perplexity];
@@ -335,7 +335,7 @@ fn some_windows(
     Ok(Prepared { items, totals, ..Prepared::default() })
 }
 
-/// The text of the file, or of the rows that the hub has of it.
+/// The text of the file, or of the rows that the Hub has of it.
 fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     if !data.has_records() {
         return Ok(Cow::Borrowed(data.text()?));
@@ -345,7 +345,7 @@ fn raw_text(data: &Data) -> Result<Cow<'_, str>, EvaluationError> {
     Ok(Cow::Owned(lines.concat()))
 }
 
-/// The rows of the hub: lines with their ends, and nothing for a line of white space.
+/// The Hub's rows: lines with their ends, and nothing for a line of white space.
 fn rows(data: &Data) -> Result<Vec<String>, EvaluationError> {
     if data.has_records() {
         return rows_of_records(data);

@@ -1,4 +1,4 @@
-//! Winogrande: which of two names stands in the gap of a sentence, by the probability of what follows the gap.
+//! Winogrande: which of two names fills the gap of a sentence, by the probability of what follows the gap.
 //!
 //! # Source
 //! lm-evaluation-harness 0.4.13, `tasks/winogrande/preprocess_winogrande.py`.
@@ -16,7 +16,7 @@ const COLUMNS: &[&str] = &["index", "sentence", "option1", "option2", "answer"];
 /// Both names, the same continuation.
 pub(super) const LM_EVAL: Protocol = Protocol {
     name: "winogrande:lm-eval",
-    about: "which of two names stands in a gap, by what follows it",
+    about: "which of two names fills a gap, by what follows it",
     source: "lm-evaluation-harness 0.4.13, task winogrande",
     dataset: Dataset {
         name: "Winogrande, validation",

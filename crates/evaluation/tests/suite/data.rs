@@ -33,13 +33,13 @@ fn what_is_no_object_is_named_and_ends_the_entries() {
     let cases: [(&[u8], &str); 6] = [
         (
             b"{\"text\": 1",
-            "items.jsonl: line 2: expected an object of JSON, found what is no JSON: EOF while parsing an object at column 10",
+            "items.jsonl: line 2: expected a JSON object, found invalid JSON: EOF while parsing an object at column 10",
         ),
-        (b"[1, \"x\"]", "items.jsonl: line 2: expected an object of JSON, found [1,\"x\"]"),
-        (b"null", "items.jsonl: line 2: expected an object of JSON, found null"),
+        (b"[1, \"x\"]", "items.jsonl: line 2: expected a JSON object, found [1,\"x\"]"),
+        (b"null", "items.jsonl: line 2: expected a JSON object, found null"),
         (
             b"{} {}",
-            "items.jsonl: line 2: expected an object of JSON, found what is no JSON: trailing characters at column 4",
+            "items.jsonl: line 2: expected a JSON object, found invalid JSON: trailing characters at column 4",
         ),
         (
             b"{\"text\": \"\xff\"}",
@@ -47,7 +47,7 @@ fn what_is_no_object_is_named_and_ends_the_entries() {
         ),
         (
             b"{\"text\": \"\\ud800\"}",
-            "items.jsonl: line 2: expected an object of JSON, found what is no JSON: unexpected end of hex escape at column 17",
+            "items.jsonl: line 2: expected a JSON object, found invalid JSON: unexpected end of hex escape at column 17",
         ),
     ];
     for (line, expected) in cases {
@@ -210,7 +210,7 @@ fn files_of_a_folder_follow_each_other() {
     write("aa.jsonl", "[]");
     let damaged = texts(&Data::read(folder.path()).unwrap());
     assert_eq!(damaged.len(), 3);
-    assert!(damaged[2].ends_with("aa.jsonl: line 1: expected an object of JSON, found []"), "{damaged:?}");
+    assert!(damaged[2].ends_with("aa.jsonl: line 1: expected a JSON object, found []"), "{damaged:?}");
 }
 
 #[test]
@@ -252,7 +252,7 @@ mod parquet {
 
     use super::{data, texts};
 
-    /// Two rows of a text, a number and a list of texts, as the hub has them.
+    /// Two rows of a text, a number and a list of texts, as the Hub has them.
     fn file() -> Vec<u8> {
         let schema = "message rows { optional binary text (UTF8); optional int64 label; \
                       optional group choices (LIST) { repeated group list { optional binary element (UTF8); } } }";

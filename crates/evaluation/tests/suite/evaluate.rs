@@ -223,7 +223,7 @@ fn a_log_of_other_weights_or_other_data_is_not_gone_on_with() {
     let mut others = whole[..2].to_vec();
     others[1].choices[0].logprob -= 0.01;
     let error = ask(others).unwrap_err().to_string();
-    assert!(error.starts_with("item 1 of the log: the model says something else to it now"), "{error}");
+    assert!(error.starts_with("item 1 of the log: the model now gives another result"), "{error}");
     // Other tokens in the same places are asked about by another name.
     assert_eq!(of(8).items[0].asked(), of(8).items[1].asked());
     assert_ne!(of(8).items[0].asked(), of(9).items[0].asked());

@@ -117,7 +117,7 @@ fn wrong_calls_are_told() {
     );
     refused(
         EvaluationOptions { resume: true, ..lambada() },
-        "`resume`: it goes on with the items of an interrupted run; name them with `items`",
+        "`resume`: it continues the items of an interrupted run; name them with `items`",
     );
     refused(
         EvaluationOptions { data: vec!["a".into(), "b".into()], ..lambada() },
@@ -125,15 +125,15 @@ fn wrong_calls_are_told() {
     );
     refused(
         EvaluationOptions { against: Some("log".into()), ..options(&["kl"]) },
-        "`against`: it is for items, and kl has two models side by side already",
+        "`against`: it is for items, and kl compares two models already",
     );
     refused(
         EvaluationOptions { base: Some("gpt2".into()), ..lambada() },
-        "`base` is for two models side by side; ask for kl",
+        "`base` is for comparing two models; use kl",
     );
     refused(
         EvaluationOptions { base_dtype: Some(WeightDType::Q8), ..lambada() },
-        "`base_dtype` is for two models side by side; ask for kl",
+        "`base_dtype` is for comparing two models; use kl",
     );
     let error = options(&["lambada:lm-evil"]).check().unwrap_err();
     assert!(matches!(error, EvaluationError::UnknownProtocol { .. }), "{error}");
@@ -142,7 +142,8 @@ fn wrong_calls_are_told() {
     let (options, model) = (model_options(), loaded(&model_options()));
     let facts = ModelFacts::of_loaded(&options, &model);
     let error = plan.prepare(&facts, None, &Silent).err().unwrap();
-    let told = "`text:bits` measures any text in UTF-8, which no one file of the hub is: give it with `data`";
+    let told =
+        "`text:bits` measures any text in UTF-8, which is not one file on the Hub: give it with `data`";
     assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
 }
 
@@ -307,7 +308,7 @@ fn wrong_examples_and_task_files_are_told() {
     let wikitext = EvaluationOptions { num_fewshot: Some(1), ..options(&["wikitext:lm-eval"]) };
     let told = wikitext.check().unwrap_err();
     assert!(
-        told.is_usage() && told.to_string().contains("no questions that examples could stand before"),
+        told.is_usage() && told.to_string().contains("no questions that examples could precede"),
         "{told}"
     );
     let unused = EvaluationOptions { fewshot_data: vec!["a".into()], ..options(&["piqa:lm-eval"]) };

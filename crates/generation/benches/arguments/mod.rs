@@ -4,7 +4,7 @@ use std::error::Error;
 
 use candle_gpt2_kernels::{limits, set_thread_count};
 
-/// Sets what `--threads N` and `--instructions SET` say; the other arguments are names of what is to be measured, all where there
+/// Sets what `--threads N` and `--instructions SET` say; the other arguments are names of what is to be measured, all if there
 /// is none.
 pub(crate) fn names() -> Result<Vec<String>, Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);

@@ -135,7 +135,7 @@ impl GenerationConfig {
         }
         match self.search_mode() {
             SearchMode::Beams if self.do_sample => {
-                conflict("beam search does not draw; set `do_sample` to false")
+                conflict("beam search does not sample; set `do_sample` to false")
             }
             SearchMode::Beams if self.penalty_alpha > 0.0 => conflict(
                 "`penalty_alpha` is of contrastive search, `num_beams` of beam search; set one of both",
@@ -153,7 +153,7 @@ impl GenerationConfig {
                 conflict("contrastive search chooses among `top_k` tokens; set `top_k` to at least 2")
             }
             SearchMode::TokenByToken if self.penalty_alpha > 0.0 => {
-                conflict("contrastive search does not draw; set `do_sample` to false")
+                conflict("contrastive search does not sample; set `do_sample` to false")
             }
             SearchMode::Contrastive | SearchMode::TokenByToken
                 if groups > 1 || self.diversity_penalty > 0.0 =>

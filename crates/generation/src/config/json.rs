@@ -46,7 +46,7 @@ impl GenerationConfig {
 }
 
 impl GenerationOptions {
-    /// What a `generation_config.json` sets. Keys that do not change the completion are ignored.
+    /// The options that a `generation_config.json` sets. Keys that do not change the completion are ignored.
     ///
     /// # Errors
     /// As [`GenerationConfig::with_json`].

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// Smallest temperature: below it, logits divided by it could leave the range of f32. The draw is greedy long before.
+/// Smallest temperature: below it, logits divided by it could leave the range of f32. Sampling is greedy long before.
 /// [`GenerationConfig::check`](crate::GenerationConfig::check) refuses less.
 pub const MIN_TEMPERATURE: f64 = 1e-6;
 
@@ -54,7 +54,7 @@ pub enum WhenFull {
     #[default]
     Stop,
     /// The window slides: its first `head` tokens and the last half of the context are computed again at new
-    /// positions (GPT-2's positions are absolute, so the cache cannot move), and generation goes on.
+    /// positions (GPT-2's positions are absolute, so the cache cannot move), and generation continues.
     Slide {
         /// Tokens kept at the beginning.
         head: usize,

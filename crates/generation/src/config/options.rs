@@ -65,7 +65,7 @@ impl GenerationOptions {
         })
     }
 
-    /// What a user should know about these options, nothing of which is an error.
+    /// Notes on these options; none is an error.
     pub fn notes(&self) -> Vec<String> {
         if !self.is_greedy() {
             return Vec::new();

@@ -1,7 +1,7 @@
 //! Every option of generation, once: its name, type, default and range, what it does, and its flag at a command line.
 //!
 //! A row makes a field of [`GenerationConfig`], which is what a generator reads, a field of [`GenerationOptions`], which is what a
-//! request sets, and an entry of [`OPTIONS`], from which stubs and tables are written. Whoever adds an option adds a row, and the
+//! request sets, and an entry of [`OPTIONS`], from which stubs and tables are written. A new option needs a row here, and the
 //! logits processor that does it.
 //!
 //! Source of names and defaults: `src/transformers/generation/configuration_utils.py`; of ranges: the checks in its
@@ -180,7 +180,7 @@ macro_rules! options {
             )+
         }
     )+) => {
-        /// What to generate, how the next token is chosen, and when to stop.
+        /// The configuration of generation: how the next token is chosen, and when to stop.
         ///
         /// ```
         /// use candle_gpt2_generation::{GenerationConfig, SearchMode};
@@ -239,7 +239,7 @@ macro_rules! options {
             }
         }
 
-        /// What a request sets; an option that it does not set keeps the model's default. Fields mean what they mean in
+        /// The options that a request sets; others keep the model's defaults. Fields mean what they mean in
         /// [`GenerationConfig`], except that a `temperature` of 0 asks for the most probable tokens, see [`samples_at`](crate::samples_at).
         ///
         /// ```

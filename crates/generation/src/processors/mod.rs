@@ -2,7 +2,7 @@
 //!
 //! Arithmetic and order are those of transformers (`src/transformers/generation/logits_process.py`, and
 //! `_get_logits_processor` in `utils.py`), with probabilities and entropies in f64. Presence and frequency penalty,
-//! which transformers lacks, stand after the repetition penalty and count generated tokens only, as OpenAI's API
+//! which transformers lacks, come after the repetition penalty and count generated tokens only, as OpenAI's API
 //! defines them.
 
 mod narrow;
@@ -25,7 +25,7 @@ use penalties::{
 pub use rules::{AllowedTokens, Constraint, LogitsFunction};
 use rules::{keep_allowed, keep_conforming};
 
-/// A change of the logits of one row.
+/// A logits processor: it changes the logits of one row.
 ///
 /// ```
 /// use candle_gpt2_generation::{History, LogitsProcessor};
@@ -59,9 +59,9 @@ pub enum LogitsProcessor {
         /// The ends of texts.
         eos_token_id: Vec<u32>,
     },
-    /// Keeps the tokens that the function names; where they were all removed before, it wins, and they become equal.
+    /// Keeps the tokens that the function names; if they were all removed before, it wins, and they become equal.
     AllowedTokens(AllowedTokens),
-    /// Keeps the tokens that the constraint allows; where they were all removed before, it wins, and they become equal.
+    /// Keeps the tokens that the constraint allows; if they were all removed before, it wins, and they become equal.
     Constraint(Arc<dyn Constraint>),
     /// What the function makes of them.
     Function(LogitsFunction),
@@ -183,7 +183,7 @@ impl LogitsProcessor {
     }
 
     /// Adds the processor to those of a configuration, where transformers has the function for allowed tokens: in front of
-    /// a forced token, suppressed tokens and what narrows a draw.
+    /// a forced token, suppressed tokens and what narrows sampling.
     pub fn add_to(self, processors: &mut Vec<Self>) {
         let comes_before = |processor: &Self| {
             matches!(

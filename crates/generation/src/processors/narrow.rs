@@ -1,4 +1,4 @@
-//! What narrows a draw to the tokens that are probable enough.
+//! What narrows sampling to the tokens that are probable enough.
 
 use std::cmp::Ordering;
 

@@ -69,7 +69,7 @@ impl fmt::Debug for LogitsFunction {
     }
 }
 
-/// What the text after a prompt must conform to, such as a grammar. What it says depends on the tokens that it is given alone:
+/// A constraint on the text after a prompt, such as a grammar. Its answers depend only on the tokens that it is given:
 /// texts of one request ask the same constraint, on several threads and in any order.
 ///
 /// ```
@@ -101,7 +101,7 @@ pub trait Constraint: Send + Sync + fmt::Debug {
     /// may come where the text may end.
     ///
     /// # Errors
-    /// When the text cannot be followed, as where it does not conform.
+    /// When the text cannot be followed, as when it does not conform.
     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError>;
 
     /// Whether nothing may come next but the end.

@@ -1,4 +1,4 @@
-//! How texts begin: where there is room, from what was computed for others, and with the tokens of their prompts.
+//! How texts begin: if there is room, from what was computed for others, and with the tokens of their prompts.
 
 use std::ops::Deref;
 
@@ -18,7 +18,7 @@ use crate::prefixes::{Beginning, PromptScores, Sharers, Source, Wanted};
 use crate::{GenerationError, Sampler, TextStream};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
-    /// As many tokens of prompts as a step computes, of which `computed` are; texts begin where there is room.
+    /// As many tokens of prompts as a step computes, of which `computed` are; texts begin if there is room.
     pub(super) fn prefill(&mut self, computed: usize) -> Result<(), GenerationError> {
         let mut budget = self.options.chunk_tokens.saturating_sub(computed);
         while budget > 0 && (!self.prefilling.is_empty() || self.admit()?) {
@@ -42,7 +42,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     }
 
     /// What follows when some tokens of a prompt are computed, whose hidden states these are, `(1, count, C)`. The logits after the last
-    /// one are computed where they are wanted and not given.
+    /// one are computed if they are wanted and not given.
     pub(super) fn go_on(
         &mut self,
         mut prefill: Prefill<T>,
@@ -84,7 +84,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.begin(text, cache, logits)
     }
 
-    /// Begins the next text that waits, where there is room; says whether it did.
+    /// Begins the next text that waits, if there is room; says whether it did.
     pub(super) fn admit(&mut self) -> Result<bool, GenerationError> {
         let Some(waiting) = self.waiting.front() else { return Ok(false) };
         if self.running() >= self.options.max_texts {
@@ -177,7 +177,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         running.chain(kept).filter(|beginning| beginning.tokens > 0).max_by_key(|beginning| beginning.tokens)
     }
 
-    /// Room for a text. What is kept of others gives way where that makes room, the beginning that the text goes on from last.
+    /// Room for a text. Kept prefixes are dropped if that makes room, the beginning that the text continues last.
     fn room_for(&mut self, capacity: usize, beginning: &mut Option<Beginning>) -> Option<Gpt2Cache> {
         let used = self.kv_tokens_in_use();
         if used + KvSlot::room_of(capacity) > self.pool.tokens() {
@@ -280,13 +280,13 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.leave(text, cache)
     }
 
-    /// Whether the next text that waits continues the same prompt, and may go on from what was computed for this one.
+    /// Whether the next waiting text continues the same prompt, and may reuse what was computed for this one.
     pub(super) fn is_shared(&self, text: &Text<T>) -> bool {
         let next = self.waiting.front().filter(|_| !text.is_observed());
         next.is_some_and(|next| next.request.id == text.request.id)
     }
 
-    /// Gives a text the token that it goes on with by these logits, and a place among the running ones.
+    /// Gives a text its next token by these logits, and a place among the running ones.
     pub(super) fn begin(
         &mut self,
         text: Text<T>,

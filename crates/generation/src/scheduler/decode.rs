@@ -27,7 +27,7 @@ struct Computed {
     count: usize,
     /// `(1, count, C)`.
     hidden: Tensor,
-    /// What comes after the last token, where that is wanted.
+    /// What comes after the last token, if that is wanted.
     logits: Option<Vec<f32>>,
 }
 
@@ -60,7 +60,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let mut logits: Vec<Vec<Vec<f32>>> = lengths.iter().map(of_row).collect();
         let chosen = sample(&mut self.running, &drafts, logits.iter_mut().map(Vec::as_mut_slice));
         for (row, (chosen, draft)) in chosen.iter().zip(&drafts).enumerate() {
-            // The cache keeps what the text goes on from.
+            // The cache keeps what the text continues.
             let held = self.cache.lengths()[row] - lengths[row] + chosen.tokens.len();
             self.cache.truncate(row, held)?;
             self.running[row].count_draft(draft, &chosen.tokens)?;
@@ -135,7 +135,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok((rows, Computed { request, count, hidden: hidden.narrow(TOKEN_DIM, tokens, count)?, logits }))
     }
 
-    /// What each running text probably goes on with.
+    /// The probable next tokens of each running text.
     pub(super) fn drafts(&mut self) -> Result<Vec<Vec<u32>>, GenerationError> {
         let mut drafts = vec![Vec::new(); self.running.len()];
         let texts = self.running.len();
@@ -259,7 +259,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Ends a request that cannot go on; what its texts have so far was said.
+    /// Ends a request that cannot continue; its tokens so far were reported already.
     pub(super) fn fail(&mut self, request: RequestId, error: GenerationError) {
         let said = mem::take(&mut self.ready);
         self.cancel(request);

@@ -19,7 +19,7 @@ pub enum StopReason {
     Context,
     /// The time is over.
     MaxTime,
-    /// Whoever asked for the text ended it.
+    /// The caller ended the text.
     Interrupted,
 }
 
@@ -38,18 +38,18 @@ impl StopReason {
     }
 }
 
-/// What a step did. [`Scheduler::step`](crate::Scheduler::step) returns it.
+/// The result of a step. [`Scheduler::step`](crate::Scheduler::step) returns it.
 #[derive(Debug)]
-#[must_use = "events are told once"]
+#[must_use = "events are returned once"]
 pub struct Step {
-    /// What happened, in order; where the step failed, until then.
+    /// What happened, in order; if the step failed, until then.
     pub events: Vec<Event>,
     /// Why the device failed. All requests have then ended.
     pub failure: Option<GenerationError>,
 }
 
 impl Step {
-    /// The events, for whom they are worth nothing where the step failed.
+    /// The events, for callers that discard those of a failed step.
     ///
     /// # Errors
     /// When the device failed.
@@ -58,7 +58,7 @@ impl Step {
     }
 }
 
-/// What happened in a step. [`Scheduler::step`](crate::Scheduler::step) tells them.
+/// An event of a step. [`Scheduler::step`](crate::Scheduler::step) returns them.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -68,7 +68,7 @@ pub enum Event {
         request: RequestId,
         /// Tokens of the prompt that had been computed for another request.
         cached_tokens: usize,
-        /// How probable its tokens are, where that was asked for; `None` for the first one, which has nothing before it.
+        /// How probable its tokens are, if that was asked for; `None` for the first one, which has nothing before it.
         prompt: Vec<Option<TokenLogprobs>>,
     },
     /// A text has one more token.
@@ -81,9 +81,9 @@ pub enum Event {
         id: u32,
         /// The text that it completes; empty without a tokenizer.
         text: String,
-        /// How probable it is, where that was asked for.
+        /// How probable it is, if that was asked for.
         logprobs: Option<TokenLogprobs>,
-        /// Why the text ends with it; `None` while it goes on.
+        /// Why the text ends with it; `None` while it continues.
         stop_reason: Option<StopReason>,
         /// What was drafted for the text so far.
         drafts: Drafts,
@@ -102,7 +102,7 @@ pub enum Event {
         /// Its texts.
         texts: Vec<Found>,
     },
-    /// A request cannot go on; all its texts have ended.
+    /// A request cannot continue; all its texts have ended.
     Failed {
         /// The request.
         request: RequestId,

@@ -78,7 +78,7 @@ pub struct Scheduler<T = Arc<Tokenizer>> {
     waiting: VecDeque<Waiting>,
     /// Requests whose texts are searched for.
     searches: VecDeque<Search>,
-    /// Texts whose tokens are being computed; the first one goes on.
+    /// Texts whose prompts are being computed; the first one continues.
     prefilling: VecDeque<Prefill<T>>,
     /// Texts that gain a token in each step. Text `i` is row `i` of the cache.
     running: Vec<Text<T>>,
@@ -169,7 +169,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Says what reading one more token costs, as a share of a pass over one token of one text: how long drafts are depends on it,
+    /// Sets the cost of reading one more token, as a share of a pass over one token of one text: how long drafts are depends on it,
     /// and no text does; from 0.4 on only a text that runs alone gets drafts. By default it is estimated from the size of the model.
     pub fn set_token_cost(&mut self, token_cost: f64) {
         self.token_cost = token_cost.max(0.0);
@@ -207,7 +207,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         let id = RequestId(self.requests);
         if mode != SearchMode::TokenByToken {
             if logprobs.or(prompt_logprobs).is_some() {
-                let what = "how probable tokens are is told of texts that are made token by token, not of beam and contrastive search";
+                let what = "log-probabilities are available for texts that are generated token by token, not for beam and contrastive search";
                 return Err(GenerationError::Conflict { what: what.into() });
             }
             config.fit_prompt(&prompt, model)?;
@@ -228,8 +228,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         if max_new_tokens == 0 && prompt_logprobs.is_none() && observers.is_empty() {
             self.ready.extend(texts.map(|sequence| Event::Empty { request: id, sequence }));
         } else {
-            // On a GPU the rows of a step lie side by side, and what is kept would stand between them. What an observer may
-            // have changed is nobody else's.
+            // On a GPU the rows of a step are adjacent, and kept prefixes would lie between them. What an observer may have
+            // changed must not reach other texts.
             let reuse = reuse.filter(|_| self.slot_tokens.is_none() && observers.is_empty());
             let sharers = reuse.map_or(Sharers::Sequences(id.0), Sharers::Reuse);
             let request = Arc::new(Accepted {
@@ -312,7 +312,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         self.step_with(&|| ControlFlow::Continue(()))
     }
 
-    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then told.
+    /// The same; `progress` is called after each token of a search, and may end it: the best so far is then returned.
     pub fn step_with(&mut self, progress: &dyn Fn() -> ControlFlow<()>) -> Step {
         let failure = rounded_to_nearest(|| {
             let mut step = || {
@@ -352,7 +352,7 @@ mod tests {
 
     /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
     #[test]
-    fn texts_lie_side_by_side_in_every_step_whoever_leaves() {
+    fn texts_lie_side_by_side_in_every_step_whichever_leaves() {
         const SLOT: usize = 16;
         let sizes = Gpt2Config {
             vocab_size: 11,

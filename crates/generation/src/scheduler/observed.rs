@@ -40,7 +40,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Ends a request whose own pass has failed: its observer may be to blame, and nobody else was in it.
+    /// Ends a request whose own pass has failed: its observer may be to blame, and no other request was in it.
     pub(super) fn fail_observed(
         &mut self,
         request: RequestId,

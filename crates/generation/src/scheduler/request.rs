@@ -1,4 +1,4 @@
-//! What is asked of a scheduler.
+//! Requests to a scheduler.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub struct SchedulerOptions {
 }
 
 impl SchedulerOptions {
-    /// For these requests and no others, `batch_size` texts at a time; each prompt is computed as a whole, since nobody else waits.
+    /// For these requests and no others, `batch_size` texts at a time; each prompt is computed as a whole, since no other caller waits.
     ///
     /// # Errors
     /// As [`Request::kv_tokens`].
@@ -57,21 +57,21 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How it is continued, token by token.
     pub config: Arc<GenerationConfig>,
-    /// Changes of the logits besides those of the configuration; for their place see [`LogitsProcessor::add_to`].
+    /// Logits processors besides those of the configuration; for their order see [`LogitsProcessor::add_to`].
     pub processors: Vec<LogitsProcessor>,
-    /// Its first text draws from this stream of the configuration's seed, the others from those after it.
+    /// Its first text is sampled from this stream of the configuration's seed, the others from those after it.
     pub stream: u64,
     /// How probable each new token is, with so many alternatives: by the model's logits and the configuration's biases, before
     /// anything else changes them.
     pub logprobs: Option<usize>,
     /// How probable each token of the prompt is, with so many alternatives.
     pub prompt_logprobs: Option<usize>,
-    /// Requests of the same number may go on from what was computed for one another, where their prompts begin alike; on a CPU,
-    /// where that changes no bit. `None` is for oneself.
+    /// Requests of the same number may reuse what was computed for one another if their prompts begin alike; on a CPU only, if that
+    /// changes no bit. `None` shares nothing.
     pub reuse: Option<u64>,
-    /// What sees, and may change, the passes of each of its texts; none, or one for each. An observed text has passes of its own, in
-    /// which no other text is: of what is computed for others no bit changes. It goes on from nothing that was computed for another
-    /// text and leaves nothing to others, and no drafts are made for it.
+    /// What sees, and may change, the passes of each of its texts; none, or one for each. An observed text has passes of its own,
+    /// without other texts: no bit of what is computed for others changes. It reuses nothing that was computed for another text and
+    /// leaves nothing to others, and no drafts are made for it.
     pub observers: Vec<TextObserver>,
 }
 

@@ -89,7 +89,7 @@ impl<T> Text<T> {
 }
 
 impl<T: Deref<Target = Tokenizer>> Text<T> {
-    /// Counts what was drafted and, of that, what the text goes on with, before it does.
+    /// Counts the drafted tokens and those of them that continue the text, before they are added.
     pub(super) fn count_draft(
         &mut self,
         draft: &[u32],

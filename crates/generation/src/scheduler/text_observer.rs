@@ -7,8 +7,8 @@ use candle_gpt2::Observer;
 
 use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 
-/// The observer of one text of a [`Request`](crate::Request): it sees every pass that the text has, and nothing of other texts. Whoever
-/// made it keeps a handle, and finds there what it saw.
+/// The observer of one text of a [`Request`](crate::Request): it sees every pass of that text, and nothing of other texts. Its
+/// maker keeps a handle, and finds there what it saw.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -48,7 +48,7 @@ use crate::{GenerationConfig, GenerationError, SearchMode, WhenFull};
 pub struct TextObserver(Arc<Mutex<dyn Observer + Send>>);
 
 impl TextObserver {
-    /// An observer that is shared with whoever keeps a clone.
+    /// An observer that is shared with the owners of its clones.
     pub fn new(observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
         Self(observer)
     }
@@ -80,7 +80,7 @@ pub(super) fn check_observers(
         );
     }
     if matches!(config.when_full, WhenFull::Slide { .. }) {
-        return conflict("an observed text ends where the context is full: it cannot slide on");
+        return conflict("an observed text ends when the context is full: it cannot slide");
     }
     if found != texts {
         let expected = format!("one for each of the request's texts, {texts}, or none");

@@ -309,7 +309,7 @@ fn requests_whose_texts_cannot_be_observed_are_refused() {
         ),
         (
             GenerationConfig { when_full: WhenFull::Slide { head: 0 }, ..config },
-            "an observed text ends where the context is full",
+            "an observed text ends when the context is full",
         ),
     ] {
         let told = refused(&mut scheduler, config);

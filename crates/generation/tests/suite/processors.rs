@@ -478,13 +478,13 @@ fn options_out_of_their_range_are_refused_by_name() {
 #[test]
 fn options_that_contradict_each_other_are_refused() {
     for (options, told) in [
-        (json!({"num_beams": 2, "do_sample": true}), "does not draw"),
+        (json!({"num_beams": 2, "do_sample": true}), "does not sample"),
         (json!({"num_beams": 2, "penalty_alpha": 0.5}), "one of both"),
         (json!({"num_beams": 4, "num_beam_groups": 3, "diversity_penalty": 1.0}), "does not divide"),
         (json!({"num_beams": 4, "num_beam_groups": 2}), "diversity_penalty"),
         (json!({"num_beams": 2, "num_return_sequences": 3}), "more than `num_beams`"),
         (json!({"penalty_alpha": 0.5, "top_k": 1}), "top_k"),
-        (json!({"penalty_alpha": 0.5, "do_sample": true}), "does not draw"),
+        (json!({"penalty_alpha": 0.5, "do_sample": true}), "does not sample"),
         (json!({"num_beam_groups": 2}), "beam search"),
         (json!({"diversity_penalty": 1.0}), "beam search"),
         (json!({"num_return_sequences": 2}), "the same"),

@@ -454,7 +454,7 @@ fn what_can_never_be_made_is_refused_at_once() {
         (Request::new(vec![], config.clone()), "the prompt has no tokens"),
         (Request::new(vec![300], config.clone()), "token id 300"),
         (Request::new(prompt(49, 1), config.clone()), "the prompt has 49 tokens"),
-        (Request { logprobs: Some(2), ..beams }, "how probable tokens are"),
+        (Request { logprobs: Some(2), ..beams }, "log-probabilities are available"),
     ] {
         let error = scheduler.submit(request).unwrap_err();
         assert!(error.is_usage() && error.to_string().starts_with(what), "{error}");

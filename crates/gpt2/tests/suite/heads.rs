@@ -214,7 +214,7 @@ fn choices_alone_are_those_beside_the_logits() -> Result<()> {
 fn a_head_is_built_from_its_own_configuration_alone() -> Result<()> {
     let case = Case::open("token", dtype(), &device())?;
     let refused = Gpt2ForSequenceClassification::load(&case.config, case.source()).expect_err("another head");
-    let expected = "the configuration is that of a GPT2ForTokenClassification, which is no GPT2ForSequenceClassification";
+    let expected = "expected the configuration of a GPT2ForSequenceClassification, found that of a GPT2ForTokenClassification";
     assert!(refused.to_string().contains(expected), "{refused}");
     for name in HEADS {
         let case = Case::open(name, DType::F32, &Device::Cpu)?;

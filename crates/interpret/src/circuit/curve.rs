@@ -60,7 +60,7 @@ impl FaithfulnessCurve {
         self.area(|point| point.faithfulness)
     }
 
-    /// The area between the curve and 1 (circuit-model distance): 0 where every circuit does what the model does.
+    /// The area between the curve and 1 (circuit-model distance): 0 if every circuit does what the model does.
     pub fn cmd(&self) -> f32 {
         self.area(|point| (1.0 - point.faithfulness).abs())
     }
@@ -84,7 +84,7 @@ impl CircuitTask<'_> {
         check_range((values[0], values[1]))
     }
 
-    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them. `done` is told how many pairs are done.
+    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them. `done` is called with the number of pairs done.
     ///
     /// # Errors
     /// As [`Circuit::selected`] and [`CircuitTask::values`]; and when all edges and none have the same value.

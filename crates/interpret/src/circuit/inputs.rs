@@ -133,7 +133,7 @@ fn at(indicator: Option<&Tensor>, values: &Tensor) -> Result<Tensor> {
 pub(super) struct Partial<'a> {
     pub(super) model: &'a Gpt2LMHeadModel,
     pub(super) circuit: &'a Circuit,
-    /// Of each span 1 at its positions, `(T, 1)`; `None` where it is all of them.
+    /// Of each span 1 at its positions, `(T, 1)`; `None` if it is all of them.
     pub(super) indicators: &'a [Option<Tensor>],
     /// What the sources write in the corrupted run, `(sources, B, T, C)`.
     pub(super) corrupted: &'a Tensor,
@@ -155,7 +155,7 @@ impl<'a> Partial<'a> {
         Self { model, circuit, indicators, corrupted, differences, seen: 0, waiting }
     }
 
-    /// What some destinations read, `(rows, B, T, C)`; `None` where it is what the model has there.
+    /// What some destinations read, `(rows, B, T, C)`; `None` if it is what the model has there.
     fn inputs(&self, residual: &Tensor, rows: &[Row]) -> Result<Option<Tensor>> {
         let count = rows.first().map_or(0, |row| row.edges.len());
         let differences = Tensor::cat(&self.differences, 0)?.narrow(0, 0, count)?;

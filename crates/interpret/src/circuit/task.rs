@@ -28,11 +28,11 @@ pub struct PromptPair {
     pub correct: Vec<u32>,
     /// Those that they are compared with.
     pub incorrect: Vec<u32>,
-    /// The span that each token belongs to, counted from 0; empty where edges are not told apart by position.
+    /// The span that each token belongs to, counted from 0; empty if edges are not told apart by position.
     pub spans: Vec<usize>,
 }
 
-/// What a prediction after the last token is measured by. [`CircuitTask::new`] takes it.
+/// The metric of a prediction after the last token. [`CircuitTask::new`] takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CircuitMetric {
     /// The mean logit of the right answers less that of the others.
@@ -177,14 +177,14 @@ impl<'a> CircuitTask<'a> {
         EdgeGraph::of(self.model.config())
     }
 
-    /// Spans that edges are told apart by; 1 without any.
+    /// Spans that distinguish edges; 1 without any.
     pub fn span_count(&self) -> usize {
         self.span_count
     }
 
     /// What the metric of the corrupted run has more for each edge than that of the clean one, to first order: an edge that helps has a
     /// negative score of a difference, and a positive one of a divergence. The mean over all pairs, in the order of [`Circuit::new`].
-    /// `done` is told how many pairs are done.
+    /// `done` is called with the number of pairs done.
     ///
     /// # Errors
     /// When there are no steps, or the method cannot score by the metric, and those of the model.
@@ -222,7 +222,8 @@ impl<'a> CircuitTask<'a> {
         Ok(sums.into_iter().map(|sum| rounded(sum / count)).collect())
     }
 
-    /// The mean of the metric over all pairs if only the edges of a circuit are as in the clean run. `done` is told how many pairs are done.
+    /// The mean of the metric over all pairs if only the edges of a circuit are as in the clean run. `done` is called with the number of
+    /// pairs done.
     ///
     /// # Errors
     /// When a circuit is of another model or has other spans, and those of the model.
@@ -269,7 +270,7 @@ impl<'a> CircuitTask<'a> {
             )));
         }
         if self.span_count > 1 {
-            return Err(InterpretError::Mismatch("ACDC does not tell edges apart by position".into()));
+            return Err(InterpretError::Mismatch("ACDC does not distinguish edges by position".into()));
         }
         let prepare = |places: &Vec<usize>| self.prepared(places, &mut Chain(Vec::new()));
         let prepared = self.batches.iter().map(prepare).collect::<Result<Vec<_>>>()?;

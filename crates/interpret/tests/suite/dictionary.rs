@@ -420,7 +420,7 @@ fn configurations_of_every_version_are_read() {
 fn what_is_not_supported_is_refused_by_name() {
     for [changes, expected] in table(
         r#"
-{"hook_name": null} | `hook_name`: expected the place of the model
+{"hook_name": null} | `hook_name`: expected the model's hook point
 {"hook_name": 8} | `hook_name`: expected a text; found 8
 {"hook_name": "blocks.8.hok_resid_pre"} | did you mean `blocks.8.hook_resid_pre`?
 {"d_in": null} | `d_in` or `act_size`: expected a whole number from 1; found nothing
@@ -438,7 +438,7 @@ fn what_is_not_supported_is_refused_by_name() {
 {"apply_b_dec_to_input": "no"} | `apply_b_dec_to_input`: expected true or false; found "no"
 {"hook_head_index": 3} | dictionaries of a single head are not supported; found 3
 {"hook_name_out": "blocks.8.hook_mlp_out"} | only transcoders (`architecture`) have an output at another place
-{"architecture": "transcoder"} | `hook_name_out`: expected the place of the model that the transcoder explains
+{"architecture": "transcoder"} | `hook_name_out`: expected the model's hook point that the transcoder explains
 {"architecture": "transcoder", "hook_name_out": "blocks.8.mlp"} | unknown hook point `blocks.8.mlp`
 {"architecture": "transcoder", "hook_name_out": "blocks.8.hook_mlp_out", "d_out": 0} | `d_out`: expected a whole number from 1
 {"architecture": "skip_transcoder", "hook_name_out": "mlp_out8", "apply_b_dec_to_input": true} | `apply_b_dec_to_input`: expected false

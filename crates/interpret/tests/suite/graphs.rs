@@ -458,7 +458,7 @@ fn what_cannot_be_a_graph_is_refused() {
 
     let replacement = ReplacementModel::new(&run, &usual, &options).unwrap();
     let message = replacement.edges(&[replacement.features()]).unwrap_err().to_string();
-    assert!(message.contains("is no feature and no logit"), "{message}");
+    assert!(message.contains("is neither a feature nor a logit"), "{message}");
 }
 
 #[test]

@@ -443,7 +443,7 @@ fn a_folder_that_holds_something_is_not_overwritten() {
     let job = job(folder.path(), "out", options.clone());
     run(&job).unwrap();
     let told = run(&job).unwrap_err().to_string();
-    assert!(told.contains("add `resume` to go on with what is in it"), "{told}");
+    assert!(told.contains("add `resume` to continue what is in it"), "{told}");
     let resumed = TrainOptions { resume: true, steps: 2, ..options };
     let told = run(&TrainJob { options: resumed, ..job }).unwrap_err().to_string();
     assert!(told.contains("other options: steps is 1 there and 2 here"), "{told}");

@@ -285,8 +285,7 @@ fn what_does_not_belong_together_is_not_gone_on_with() {
         told(options),
         (
             true,
-            "the folder is not empty; add `resume` to go on with what is in it, or choose another name"
-                .into()
+            "the folder is not empty; add `resume` to continue what is in it, or choose another name".into()
         )
     );
     let (is_usage, said) = told(TokenizeOptions { dtype: Some(TokenWidth::U32), ..resumed.clone() });
@@ -458,7 +457,7 @@ fn damaged_shards_are_named() {
         ),
         (
             &|folder| change_json(folder, &|json| json["training"]["shards"][1]["file"] = json!("../x.bin")),
-            "tokens.json: not the list of a folder of tokens: `../x.bin` is no name of a file",
+            "tokens.json: not the list of a folder of tokens: `../x.bin` is not the name of a file",
         ),
         (
             &|folder| fs::write(folder.join("tokens.json"), "{\"complete\": tr").unwrap(),
@@ -508,7 +507,7 @@ fn files_of_others_are_checked_as_far_as_can_be() {
     assert_eq!(opened(&header(&[20_240_801, 7, 3], &wide(&[5, 6, 7]))).unwrap(), [5, 6, 7]);
     for (bytes, expected) in [
         (narrow(&[5, 6, 40_000]), "token 2 (counted from 0) has the id 40000, and the vocabulary has"),
-        (narrow(&[5, 6])[..3].to_vec(), "3 bytes are no whole number of 16-bit tokens: it was cut short"),
+        (narrow(&[5, 6])[..3].to_vec(), "3 bytes are not a whole number of 16-bit tokens: it was cut short"),
         (
             wide(&[5, 6, 7].repeat(6)),
             "every second of its 16-bit numbers is 0, as if its tokens were of 32 bits",
@@ -593,10 +592,10 @@ fn a_training_on_token_files_is_the_training_on_their_texts() {
     assert_eq!(vocabulary(&fresh.out), vocabulary(work.checkpoint.path()));
     fs::remove_file(folder.join("tokenizer.json")).unwrap();
     let told = TrainJob { out: work.path("none"), ..fresh }.run(&silent, &mut |_| {}).unwrap_err();
-    assert!(
-        told.is_usage() && told.to_string().contains("no tokenizer.json stands beside the tokens"),
-        "{told}"
-    );
+    assert!(told.is_usage() && told.to_string().contains("no tokenizer.json next to the tokens"), "{told}");
     let mixed = job(vec![work.path("text.txt"), folder], "mixed").run(&silent, &mut |_| {}).unwrap_err();
-    assert!(mixed.is_usage() && mixed.to_string().contains("a folder of tokens stands alone"), "{mixed}");
+    assert!(
+        mixed.is_usage() && mixed.to_string().contains("a folder of tokens cannot be combined"),
+        "{mixed}"
+    );
 }

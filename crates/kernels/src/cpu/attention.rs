@@ -9,7 +9,7 @@ use crate::error::KernelError;
 pub(crate) struct HeadsTensor(Tensor);
 
 impl HeadsTensor {
-    /// The tensor, or a copy of it where the values of a token are apart.
+    /// The tensor, or a copy of it if the values of a token are apart.
     ///
     /// # Errors
     /// When it is of another type or on another device.

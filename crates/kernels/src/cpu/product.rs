@@ -20,7 +20,7 @@ pub(crate) fn expanded(weight: &PackedMatrix) -> Result<Tensor> {
     Tensor::from_vec(weight.rows(&outputs), (weight.out_features(), weight.in_features()), &Device::Cpu)
 }
 
-/// A product with packed weights, its bias and, where asked for, the tanh form of GELU; with a second input, a residual that
+/// A product with packed weights, its bias and, if asked for, the tanh form of GELU; with a second input, a residual that
 /// is added. Inputs are contiguous.
 pub(crate) struct PackedProduct {
     pub(crate) weight: Arc<PackedMatrix>,

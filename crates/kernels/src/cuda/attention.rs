@@ -1,6 +1,6 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! One query, a step of decoding, is one kernel, whose blocks share the keys where they are many and heads few. Many are two matrix products, for which GPUs have units of their own, and a
+//! One query, a step of decoding, is one kernel, whose blocks share the keys if they are many and heads few. Many are two matrix products, for which GPUs have units of their own, and a
 //! kernel for mask and softmax between them. Queries, keys and values are read where they lie, whatever their strides.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
@@ -100,7 +100,7 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
 }
 
 /// The grid of a kernel for one query of each head and batch row, that has up to `keys` keys. One block for each of them would
-/// leave most of a large GPU idle, so where they are few, several share the keys of a query. How many keys there are, the kernel
+/// leave most of a large GPU idle, so if they are few, several share the keys of a query. How many keys there are, the kernel
 /// may read from memory: a recording is made with the most of them, and its blocks share those of each step.
 fn query_grid(device: &CudaDevice, batch: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
     // Blocks leave their parts in memory that all launches share, so these must follow each other. A device that
@@ -111,7 +111,7 @@ fn query_grid(device: &CudaDevice, batch: usize, heads: usize, keys: usize) -> R
     Ok((counted(heads)?, counted(batch)?, counted(blocks)?))
 }
 
-/// Numbers of keys or places for each query or row, as the kernels take them: a list, or the first one where all rows have the
+/// Numbers of keys or places for each query or row, as the kernels take them: a list, or the first one if all rows have the
 /// same and each next query of a row one more.
 struct Numbers {
     list: Option<CudaSlice<u32>>,

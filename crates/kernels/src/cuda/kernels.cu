@@ -1,8 +1,8 @@
 // Inference on NVIDIA GPUs: what would take several launches of candle's kernels, in one. The files beside this one launch
 // them.
 //
-// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. What comes from a matrix product
-// and goes on is f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
+// Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Results of a matrix product that
+// are used further are f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr unsigned WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffff;
-// Numbers that stand in `signatures.rs` too.
+// `signatures.rs` has the same numbers.
 /// Threads of a block that attends with one query, and of how many warps they are.
 constexpr unsigned ATTENTION_THREADS = 512, ATTENTION_WARPS = ATTENTION_THREADS / WARP;
 /// Keys that such a block reads at once, and those of a warp, so that it waits for memory once and not for each.

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 pub(super) const KERNELS: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 /// Under this name candle keeps them on the device.
 pub(super) const MODULE: &str = "gpt2";
-/// Blocks of an elementwise kernel, whose threads go on after them.
+/// Most blocks of an elementwise kernel, whose threads loop over the rest.
 pub(super) const MAX_BLOCKS: usize = 1 << 15;
 
 /// The element types of the kernels.

@@ -3,8 +3,8 @@
 //! [`signatures`] says what each kernel takes, and [`launch`] has what all of them share.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
-//! each operation; these do in one what stands between two matrix products. Each function returns `None` where its kernel
-//! does not apply: on other devices, for other types than f32, f16 and bf16, and where a gradient is wanted. The
+//! each operation; these do in one what is between two matrix products. Each function returns `None` if its kernel
+//! does not apply: on other devices, for other types than f32, f16 and bf16, and if a gradient is wanted. The
 //! compositions of candle's operations that are taken then are also what the tests compare with.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
@@ -62,7 +62,7 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
     by_type!(x.dtype(), launch_normed(&x.contiguous()?, parameters, width, epsilon)).map(Some)
 }
 
-/// The width of the last axis of `x`, where the kernels can count it and every parameter has it.
+/// The width of the last axis of `x`, if the kernels can count it and every parameter has it.
 fn row_width(x: &Tensor, parameters: &[&Tensor]) -> Option<u32> {
     let width = *x.dims().last()?;
     parameters.iter().all(|parameter| parameter.dims() == [width]).then(|| u32::try_from(width).ok())?

@@ -1,5 +1,5 @@
 //! Matrix products: of one row by a kernel that finishes each output, all others by cuBLAS, with strides that candle's own have
-//! no room for, and with sums that stay f32 where something is added to them.
+//! no room for, and with sums that stay f32 if something is added to them.
 
 #![expect(unsafe_code, reason = "products and kernels take pointers that the compiler cannot check")]
 
@@ -118,7 +118,7 @@ struct RowGrid {
 }
 
 impl RowGrid {
-    /// `None` where there is no kernel for such a product.
+    /// `None` if there is no kernel for such a product.
     fn of<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Option<Self>> {
         let (columns, inner) = weight.dims2()?;
         let width = LOAD_BYTES / size_of::<T>();

@@ -1,4 +1,4 @@
-//! What a GPU was given to do, recorded, to be given again in one call: a CUDA graph.
+//! A CUDA graph: recorded work of a GPU, which is launched again in one call.
 
 #![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
 
@@ -30,7 +30,7 @@ impl Graph {
         device: &Device,
         work: impl FnOnce() -> candle_core::Result<()>,
     ) -> candle_core::Result<Option<Self>> {
-        // Whoever is asked about an interrupt may call what computes on this device.
+        // A function that is asked about an interrupt may compute on this device.
         let work = || interruptible(Arc::new(|| false), work);
         alone(device, || Self::captured(device.as_cuda_device()?, work)).transpose()
     }
@@ -76,7 +76,7 @@ impl Capture<'_> {
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        // A panic goes on; what was recorded goes with it, and an error on the way must not keep the stream from ending.
+        // A panic continues and drops what was recorded; an error on the way must not keep the stream from ending.
         let _ = self.0.context().check_err();
         let _ = Capture(self.0).end();
     }

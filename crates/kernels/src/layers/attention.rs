@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use crate::cuda;
 
 /// Attention on an NVIDIA GPU where each query sees the first keys: causal and full attention, for tensors of one type: f32, f16
-/// or bf16. `None` where it does not apply: on another device, in a build without the feature `cuda`, or where a gradient is
+/// or bf16. `None` if it does not apply: on another device, in a build without the feature `cuda`, or if a gradient is
 /// wanted. Hidden keys and values must be finite, but for one query in heads up to
 /// [`WIDEST_SINGLE_QUERY`](crate::WIDEST_SINGLE_QUERY) wide.
 ///

@@ -39,7 +39,7 @@ pub struct KvMemory {
 /// The slots that are in use: the end of each by its start.
 type Taken = BTreeMap<usize, usize>;
 
-/// A slot that nobody else is given until this is dropped. [`KvMemory::take`] returns it.
+/// A slot that is given to no other caller until this is dropped. [`KvMemory::take`] returns it.
 #[derive(Debug)]
 pub struct TakenSlot {
     place: KvSlot,
@@ -104,7 +104,7 @@ impl KvMemory {
         Ok(Self { num_heads, head_dim, dtype, held, taken: Arc::default() })
     }
 
-    /// Takes the first slot with room for `capacity` tokens in one piece; `None` where there is none.
+    /// Takes the first slot with room for `capacity` tokens in one piece; `None` if there is none.
     ///
     /// ```
     /// use candle_core::{DType, Device};
@@ -305,7 +305,7 @@ impl KvMemory {
         Tensor::from_vec(context, (batch, tokens, heads, head_dim), &Device::Cpu)?.transpose(1, 2)
     }
 
-    /// The keys and the values of some tokens of a slot, `(1, H, T, D)` each: on a CPU in f32 where its kernel holds them, else in
+    /// The keys and the values of some tokens of a slot, `(1, H, T, D)` each: on a CPU in f32 if its kernel holds them, else in
     /// the type of the memory.
     ///
     /// # Errors
@@ -376,7 +376,7 @@ impl KvMemory {
         Ok(())
     }
 
-    /// The memories of keys and values as tensors `(B, H, S, D)`, views of them, with `S` the room of a slot: where they are
+    /// The memories of keys and values as tensors `(B, H, S, D)`, views of them, with `S` the room of a slot: if they are
     /// tensors, and the slots have the same room side by side.
     ///
     /// # Errors

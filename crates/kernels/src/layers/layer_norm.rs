@@ -119,7 +119,7 @@ impl LayerNorm {
         &self.weight
     }
 
-    /// The shift `β`, `(width)`, where there is one.
+    /// The shift `β`, `(width)`, if there is one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }

@@ -65,7 +65,7 @@ impl Linear {
         Ok(Self { weight, bias, panel_bias })
     }
 
-    /// A layer from the parameters `weight` `(out, in)` and, where `has_bias`, `bias` below the path of `vb`. Where they begin in
+    /// A layer from the parameters `weight` `(out, in)` and, if `has_bias`, `bias` below the path of `vb`. Where they begin in
     /// an empty `VarMap`, they do as in GPT-2: the weight from a normal distribution of deviation 0.02, the bias as zeros.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Linear {
         self.product(&self.weight, x)
     }
 
-    /// The same with this weight, where `x` is as wide as it must be: the layer's own, or the fixed one of its adapter.
+    /// The same with this weight, if `x` is as wide as it must be: the layer's own, or the fixed one of its adapter.
     fn product(&self, weight: &Matrix, x: &Tensor) -> Result<Tensor> {
         let weight = match weight {
             Matrix::Dense(weight) => weight,
@@ -157,7 +157,7 @@ impl Linear {
             return training::linear(x, weight, self.bias.as_ref(), outputs);
         }
         if let Matrix::Packed(_) = &self.weight {
-            // Expanding the weight would take longer than the outputs that nobody wants.
+            // Expanding the weight would take longer than computing the outputs that are not wanted.
             return self.forward(x)?.narrow(D::Minus1, outputs.start, outputs.len())?.contiguous();
         }
         let rows = |tensor: &Tensor| tensor.narrow(0, outputs.start, outputs.len());
@@ -170,7 +170,7 @@ impl Linear {
         is_alike(x) && is_alike(weight) && self.bias.as_ref().is_none_or(is_alike)
     }
 
-    /// `x (W + scale · b a)ᵀ + bias`, where `x` is as wide as it must be.
+    /// `x (W + scale · b a)ᵀ + bias`, if `x` is as wide as it must be.
     fn forward_adapted(&self, weight: &AdaptedMatrix, x: &Tensor) -> Result<Tensor> {
         let AdaptedMatrix { base, a, b, scale } = weight;
         let bias = self.bias.as_ref();
@@ -197,7 +197,7 @@ impl Linear {
         y + added
     }
 
-    /// The layer with what follows it on an NVIDIA GPU, where its kernels apply.
+    /// The layer with what follows it on an NVIDIA GPU, if its kernels apply.
     fn on_gpu(&self, x: &Tensor, finish: Finish<&Tensor>) -> Result<Option<Tensor>> {
         match &self.weight {
             Matrix::Dense(weight) => cuda::linear(x, weight, self.bias.as_ref(), finish),
@@ -250,7 +250,7 @@ impl Linear {
         training::add(&self.forward(x)?, residual)
     }
 
-    /// The rows `ids` of the weight: an embedding lookup, where the same matrix serves as output head.
+    /// The rows `ids` of the weight: an embedding lookup, if the same matrix serves as output head.
     ///
     /// # Shapes
     /// `ids` `(…)` of u32; returns `(…, in)`.
@@ -307,7 +307,7 @@ impl Linear {
         &self.weight
     }
 
-    /// The bias, `(out)`, where the layer has one.
+    /// The bias, `(out)`, if the layer has one.
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }

@@ -1,5 +1,5 @@
 //! The weight of a linear layer: dense, packed, or either with an adapter beside it, `W + scale · b a`, which is never added up
-//! where it is trained.
+//! if it is trained.
 
 use std::sync::Arc;
 

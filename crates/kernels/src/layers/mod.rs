@@ -1,5 +1,5 @@
-//! The layers and operations of a transformer: each checks shapes and chooses who computes: `training` where a kernel
-//! has a way back, `cpu` and `cuda` where not, else a composition of candle's operations.
+//! The layers and operations of a transformer: each checks shapes and chooses who computes: `training` if a kernel
+//! has a way back, `cpu` and `cuda` if not, else a composition of candle's operations.
 
 mod attention;
 mod dropout;

@@ -34,7 +34,7 @@ use crate::error::KernelError;
 ///
 /// # Errors
 /// When the shapes are not these, or, elsewhere than on an NVIDIA GPU, a row has no room; on an NVIDIA GPU also for a
-/// projection without bias, where a gradient is wanted, for heads wider than 256, and for types that differ or are other than
+/// projection without bias, if a gradient is wanted, for heads wider than 256, and for types that differ or are other than
 /// f32, f16 and bf16.
 pub fn step_attention(
     projection: &Linear,

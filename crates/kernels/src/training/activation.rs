@@ -116,7 +116,7 @@ fn activated(x: &Tensor, activation: Activation) -> Result<Tensor> {
     for_float!(x.dtype(), forward(x, activation))
 }
 
-/// That of candle, where `activation_function` of a GPT-2 can name it.
+/// That of candle, if `activation_function` of a GPT-2 can name it.
 ///
 /// ```
 /// use candle_gpt2_kernels::{Activation, KernelError};

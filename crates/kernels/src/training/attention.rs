@@ -32,7 +32,7 @@ pub struct HeadsAttention {
 
 /// `softmax(scale · Q Kᵀ + added) V` over the keys that each query sees, for every head.
 ///
-/// In f32 on a CPU, where nothing is added or dropped, the bits are those of
+/// In f32 on a CPU, if nothing is added or dropped, the bits are those of
 /// [`KvMemory::attention`](crate::KvMemory::attention) over a memory in f32, whatever texts are computed together.
 ///
 /// ```
@@ -118,7 +118,7 @@ pub fn heads_of(projections: &[&Tensor], heads: usize) -> Result<[Tensor; 3]> {
     parts.try_into().map_err(|_| KernelError::Projections { heads, found: shapes() }.into())
 }
 
-/// What is between the products of an attention. [`attention_reference`] shows it.
+/// An intermediate between the products of an attention. [`attention_reference`] shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionStage {
     /// The scaled products of queries and keys with what is added to them, `-inf` for a key that is not seen.
@@ -130,8 +130,8 @@ pub enum AttentionStage {
 /// `softmax(scale · Q Kᵀ + added) V` as a composition of candle operations, on any device and in any type; scores and their
 /// softmax in f32 at least. In f16 they could leave its range, in bf16 they would be 2^-9 of themselves off.
 ///
-/// Queries are computed in blocks with the keys that any of them sees, so a window costs `T · w` and not `T · S`, and texts side by
-/// side cost what they cost alone. `show` is given `(B, H, T, S)` of all queries and keys, and returns what to go on with.
+/// Queries are computed in blocks with the keys that any of them sees, so a window costs `T · w` and not `T · S`, and packed
+/// sequences cost what they cost alone. `show` is given `(B, H, T, S)` of all queries and keys, and returns the values to continue with.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -255,7 +255,7 @@ fn blocks(visible: &[Range<usize>]) -> Vec<Block> {
 
 impl HeadsAttention {
     /// What hides the keys of a block from queries that do not see them, `(1, 1, T, S)`, or for each text `(B, 1, T, S)`; `None`
-    /// where all see all.
+    /// if all see all.
     fn hidden(&self, block: &Block, queries: usize, device: &Device) -> Result<Option<Tensor>> {
         let of_texts = self.visible.chunks(queries).map(|of_text| &of_text[block.queries.clone()]);
         let seen: Vec<Range<usize>> = of_texts.flatten().map(|seen| block.seen(seen)).collect();
@@ -313,7 +313,7 @@ struct Sizes {
 }
 
 impl HeadsAttention {
-    /// The sizes, where all of them fit.
+    /// The sizes, if all of them fit.
     fn sizes(&self, projections: &[&Tensor]) -> Result<Sizes> {
         let Self { heads, scale, visible, .. } = self;
         if !(*scale > 0.0 && scale.is_finite()) {

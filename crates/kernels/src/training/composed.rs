@@ -1,4 +1,4 @@
-//! What is computed with candle's operations where no kernel is: on GPUs, and in bf16.
+//! What is computed with candle's operations if no kernel is: on GPUs, and in bf16.
 //!
 //! A type of half precision holds what lies between the layers; what is summed over many rows, and functions that would lose
 //! their digits, are computed in f32 all the same. candle keeps whatever a composition makes until the backward pass, so
@@ -17,7 +17,7 @@ pub(crate) fn wide(dtype: DType) -> DType {
     }
 }
 
-/// A function of each element, computed in f32 where `x` is of half precision and rounded once; its slopes too.
+/// A function of each element, computed in f32 if `x` is of half precision and rounded once; its slopes too.
 pub(crate) fn in_wide_type(
     x: &Tensor,
     function: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,

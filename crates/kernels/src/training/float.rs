@@ -25,7 +25,7 @@ pub(crate) trait CpuFloat: Float + WithDType {
     /// The product with a packed weight, and a bias.
     fn packed_product(weight: &PackedMatrix, x: &[Self], bias: Option<&[Self]>) -> Result<Vec<Self>>;
 
-    /// Attention of all heads; `None` where there is no memory for keys and values.
+    /// Attention of all heads; `None` if there is no memory for keys and values.
     fn attention_of_texts(qkv: &[&[Self]], attention: Attention<'_, Self>) -> Option<Vec<Self>> {
         Some(Self::attention(qkv, attention))
     }

@@ -34,7 +34,7 @@ const CHUNK_ROWS: usize = 1024;
 /// ```
 ///
 /// # Shapes
-/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar, in f32 where `hidden` is of half
+/// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar, in f32 if `hidden` is of half
 /// precision: products are then computed in its type.
 ///
 /// # Errors
@@ -107,7 +107,7 @@ fn summed(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     log_probabilities.gather(&targets, 1)?.sum_all()?.neg()
 }
 
-/// Rows and vocabulary, where everything fits.
+/// Rows and vocabulary, if everything fits.
 fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, usize)> {
     let (vocabulary, width) = weight.dims2()?;
     if hidden.dim(D::Minus1)? != width {

@@ -105,7 +105,7 @@ impl FloatOperation for Linear {
     }
 }
 
-/// The sums of some rows, `width` wide; the others become zero where the sum is fresh.
+/// The sums of some rows, `width` wide; the others become zero if the sum is fresh.
 fn part_of<'a, T: CpuFloat>(
     sum: &'a mut [T],
     rows: &Range<usize>,

@@ -81,7 +81,7 @@ impl Sums {
         input.track_op()
     }
 
-    /// Adds a gradient that nobody else holds.
+    /// Adds a gradient without other owners.
     pub(crate) fn add(&mut self, input: &Tensor, gradient: Tensor) -> Result<()> {
         if !self.wants(input) {
             return Ok(());
@@ -138,7 +138,7 @@ impl Sums {
         }
     }
 
-    /// The same, in memory that nobody else has.
+    /// The same, in memory without other owners.
     fn take_owned(&mut self, id: TensorId) -> Result<Option<Tensor>> {
         match self.0.remove(&id) {
             Some(Sum::Owned(sum)) => Ok(Some(sum)),
@@ -191,7 +191,7 @@ impl Sums {
     }
 }
 
-/// `sum`, which nobody else holds, with a gradient added to it.
+/// `sum`, which has no other owner, with a gradient added to it.
 fn added(sum: Tensor, gradient: &Tensor) -> Result<Tensor> {
     fn add<T: CpuFloat>(sum: &Tensor, gradient: &Tensor) -> Result<()> {
         with_elements::<T, 1, _>([gradient], |[gradient]| {
@@ -213,7 +213,7 @@ pub(super) fn storage_of(tensor: &Tensor) -> *const Storage {
     &raw const *storage
 }
 
-/// Gives the elements of a contiguous tensor, which nobody else may be using, to `change`.
+/// Gives the elements of a contiguous tensor to `change`; no other thread may be using it.
 pub(super) fn in_place<T: CpuFloat, R>(tensor: &Tensor, change: impl FnOnce(&mut [T]) -> R) -> Result<R> {
     /// The change, and then its result.
     struct InPlace<F, R, T>(Mutex<(Option<F>, Option<R>)>, PhantomData<T>);
@@ -324,10 +324,10 @@ custom_op!(CustomOp3: x y z => (Option<Tensor>, Option<Tensor>, Option<Tensor>),
 pub enum Before {
     /// Nothing.
     Nothing,
-    /// A contiguous tensor in the shape of each variable, whose memory is taken for the gradients. Nobody else may hold them;
+    /// A contiguous tensor in the shape of each variable, whose memory is taken for the gradients. They must have no other owner;
     /// one that shares memory with another of them or with a variable is not used.
     Memory(Vec<Tensor>),
-    /// For each variable what the new gradient is added to, contiguous and in its shape. Nobody else may hold them; one that
+    /// For each variable what the new gradient is added to, contiguous and in its shape. They must have no other owner; one that
     /// shares memory with another of them or with a variable is copied.
     Gradients(Vec<Tensor>),
 }
@@ -364,7 +364,7 @@ impl Before {
     }
 }
 
-/// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, where it has one.
+/// The loss that `compute` gives, and the gradients of `factor · loss` for each of the variables, if it has one.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, Var};
@@ -397,7 +397,7 @@ pub fn gradients(
     Ok((value, gradients))
 }
 
-/// What `compute` makes of `x`, where gradients are asked for: without keeping anything but `x`, and by computing it again
+/// What `compute` makes of `x`, if gradients are asked for: without keeping anything but `x`, and by computing it again
 /// on the way back. It must compute the same each time.
 ///
 /// ```

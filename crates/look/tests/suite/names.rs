@@ -45,7 +45,7 @@ fn what_is_written_short_is_read() {
     assert_eq!((&heads.0, heads.to_string().as_str()), (&vec![one, other, one], "9.9,0.1,9.9"));
     for wrong in ["", "9", "9.x", "9.1,", "-1.2"] {
         let told = wrong.parse::<Heads>().unwrap_err().to_string();
-        assert!(told.contains("is no head; write LAYER.HEAD"), "{wrong}: {told}");
+        assert!(told.contains("is not a head; write LAYER.HEAD"), "{wrong}: {told}");
     }
     assert_eq!("0,4, 8-11".parse::<Ranges>().unwrap(), "0-0,4-4,8-11".parse().unwrap());
     for wrong in ["", "-1", "1-", "a", "1,,2"] {
@@ -55,7 +55,7 @@ fn what_is_written_short_is_read() {
     assert_eq!(neuron, Neuron { layer: 11, neuron: 611 });
     for wrong in ["", "11", "11.x", "11.6.1"] {
         let told = wrong.parse::<Neuron>().unwrap_err();
-        assert_eq!(told, format!("`{wrong}` is no neuron; write LAYER.NEURON, such as 11.611"));
+        assert_eq!(told, format!("`{wrong}` is not a neuron; write LAYER.NEURON, such as 11.611"));
     }
     for (text, is_read) in [
         ("\" a\"-\" b\"", true),

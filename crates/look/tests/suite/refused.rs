@@ -92,10 +92,10 @@ fn wrong_questions_are_refused_and_options_named() {
     for (site, told) in [
         ("resid_prr", "did you mean `resid_pre`?"),
         ("9.z", "the model's 6 blocks are counted from 0"),
-        ("logits", "expected one kind of place"),
-        ("embed", "expected one kind of place"),
-        ("final_norm", "expected one kind of place"),
-        ("*", "expected one kind of place"),
+        ("logits", "expected one kind of hook point"),
+        ("embed", "expected one kind of hook point"),
+        ("final_norm", "expected one kind of hook point"),
+        ("*", "expected one kind of hook point"),
         ("1.z", "the grid has a row for every layer; write z"),
     ] {
         let patched = Patched { site: site.into(), by: None };

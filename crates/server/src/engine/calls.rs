@@ -30,7 +30,7 @@ pub(crate) enum Update {
     Event { prompt: usize, event: Event },
     /// A prompt cannot be continued, which ends the call; nothing more comes.
     Refused { prompt: usize, error: GenerationError },
-    /// The call cannot go on; nothing more comes.
+    /// The call cannot continue; nothing more comes.
     Failed(ApiError),
 }
 

@@ -1,4 +1,4 @@
-//! What the engine's thread does: it takes commands, gives the scheduler prompts in turn, and hands on what happens in each step.
+//! The work of the engine's thread: it takes commands, gives the scheduler prompts in turn, and hands on what happens in each step.
 
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use crate::fault::internal;
 use crate::log::log_failure;
 use crate::metrics::Metrics;
 
-/// The engine has died where a step fails from within again within this time.
+/// The engine has died if a step fails from within again within this time.
 const TWICE_WITHIN: Duration = Duration::from_secs(60);
 /// Chunks of a prompt that are computed together while no text is being written.
 const IDLE_CHUNKS: usize = 4;
@@ -37,7 +37,7 @@ pub(super) struct Worker {
     is_stopped: bool,
 }
 
-/// Who hears of a call.
+/// The client of a call.
 struct Caller {
     id: Arc<str>,
     updates: UnboundedSender<Update>,
@@ -90,7 +90,7 @@ impl Worker {
         })
     }
 
-    /// Works until nobody can send commands any more, and says how it ended.
+    /// Works until all senders of commands are gone, and returns how it ended.
     pub(super) fn run(mut self) -> Life {
         loop {
             if !self.take_commands() {
@@ -112,7 +112,7 @@ impl Worker {
         }
     }
 
-    /// Takes all commands that are there, and waits for one where there is nothing to do. Answers false when there can be none.
+    /// Takes all commands that are there, and waits for one if there is nothing to do. Answers false when there can be none.
     fn take_commands(&mut self) -> bool {
         loop {
             let is_busy = !self.texts.is_idle();
@@ -147,7 +147,7 @@ impl Worker {
         match command {
             Command::Submit(submitted) => self.accept(submitted),
             Command::Ask { id, question } => {
-                // Whoever asked is told by the answer, which never comes.
+                // The caller learns it from the answer, which never comes.
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| question(&self.model))) {
                     self.metrics.engine_panics.inc();
                     log_failure(&id, internal(panic.as_ref()));
@@ -226,7 +226,7 @@ impl Worker {
         self.end_all(is_wanted, |caller| caller.tell(Update::Failed(failure())));
     }
 
-    /// One step of the scheduler. An error says that the engine cannot go on.
+    /// One step of the scheduler. An error says that the engine cannot continue.
     fn step(&mut self) -> Result<(), String> {
         let start = Instant::now();
         let chunk_tokens = self.chunk_tokens();
@@ -255,7 +255,7 @@ impl Worker {
         }
     }
 
-    /// Tokens of prompts for the next step. Long chunks cost less where no text waits for its next token; a few texts, whose own
+    /// Tokens of prompts for the next step. Long chunks cost less if no text waits for its next token; a few texts, whose own
     /// step is short, notice a chunk more than many do.
     fn chunk_tokens(&mut self) -> usize {
         /// For each text, about what makes a chunk as long as the step.

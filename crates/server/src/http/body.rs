@@ -20,7 +20,7 @@ pub(crate) enum Content {
     Stream(Stream),
 }
 
-/// Pieces, and the work that makes them, which goes on while somebody takes them and ends with this.
+/// Pieces, and the work that makes them, which runs while they are taken and ends when this is dropped.
 pub(crate) struct Stream {
     work: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     pieces: mpsc::Receiver<Bytes>,

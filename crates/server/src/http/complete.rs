@@ -163,7 +163,7 @@ impl Running {
         };
         let last = last.iter().map(|chunk| event(chunk)).collect::<String>() + "data: [DONE]\n\n";
         self.numbers.set_code(code);
-        // An error says that nobody reads any more.
+        // An error says that the reader is gone.
         _ = out.send(last.into()).await;
     }
 

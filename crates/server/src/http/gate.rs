@@ -54,7 +54,9 @@ impl Gate {
         let mut values = head.headers.get_all(header::HOST).iter();
         let host = match (values.next(), values.next()) {
             (None, _) if head.version < Version::HTTP_11 => return Ok(()),
-            (Some(value), None) => authority(value).ok_or_else(|| bad_host("the header Host is no host"))?,
+            (Some(value), None) => {
+                authority(value).ok_or_else(|| bad_host("the header Host is not a host"))?
+            }
             (None, _) => return Err(bad_host("a request has a header Host")),
             (Some(_), Some(_)) => return Err(bad_host("a request has one header Host, this one has more")),
         };
@@ -108,7 +110,7 @@ impl Gate {
         }
     }
 
-    /// The number of the key that a request shows; 0 where none is asked for.
+    /// The number of the key that a request shows; 0 if none is asked for.
     pub(crate) fn check_key(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         self.keys.check(headers)
     }

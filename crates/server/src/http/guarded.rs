@@ -85,7 +85,7 @@ impl Guarded {
         }
     }
 
-    /// Ready where nothing more is waited for between two requests.
+    /// Ready when nothing more is waited for between two requests.
     fn poll_given_up(&mut self, cx: &mut Context<'_>) -> Poll<TimedOut> {
         if !self.is_between_requests() {
             return Poll::Pending;

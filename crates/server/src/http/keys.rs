@@ -19,7 +19,7 @@ impl Keys {
         Self(keys.iter().filter_map(|key| padded(key.expose_secret().as_bytes())).collect())
     }
 
-    /// The number of the key that a request shows; 0 where none is asked for.
+    /// The number of the key that a request shows; 0 if none is asked for.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<u64, ApiError> {
         if self.0.is_empty() {
             return Ok(0);

@@ -45,7 +45,7 @@ impl Listener {
         }
     }
 
-    /// The address that only this machine reaches it by, where that is so.
+    /// The address that only this machine reaches it by, if that is so.
     pub(crate) fn loopback(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(_, address) => Some(address.ip()).filter(IpAddr::is_loopback),
@@ -123,13 +123,13 @@ fn bind_unix(path: &Path) -> Result<Listener, ServerError> {
     remove_stale(path)?;
     let socket = UnixSocket::new_stream().map_err(error)?;
     socket.bind(path).map_err(error)?;
-    // Nobody can connect before it listens.
+    // No client can connect before it listens.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(error)?;
     let listener = socket.listen(BACKLOG).map_err(error)?;
     Ok(Listener::Unix(listener, path.to_owned()))
 }
 
-/// Removes a socket at which nobody listens: a server that was killed leaves one behind.
+/// Removes a socket without a listener: a server that was killed leaves one behind.
 #[cfg(unix)]
 fn remove_stale(path: &Path) -> Result<(), ServerError> {
     use std::fs;

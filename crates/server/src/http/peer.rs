@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::net::UnixStream;
 use tokio::time::sleep;
 
-/// How often it is looked for a client's end behind what it has sent and nobody reads yet.
+/// Interval of the checks whether a client has closed its side behind bytes that are not read yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Who is connected.
@@ -57,7 +57,7 @@ impl Peer {
         }
     }
 
-    /// Returns when the client has closed its side, though there may be bytes of it that nobody has read.
+    /// Returns when the client has closed its side, even if some of its bytes are still unread.
     pub(crate) async fn closed(&self) {
         loop {
             match of_either!(self, stream => stream.ready(Interest::READABLE).await) {

@@ -1,4 +1,4 @@
-//! What is kept of a request: numbers for `/metrics`, and a line of the log. Never a text. tower-http's layer for traces does not hear of
+//! The record of a request: numbers for `/metrics`, and a line of the log. Never a text. tower-http's layer for traces does not see
 //! an answer that is given up while it is sent.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The memory of the bodies that are received. It is taken as bytes come, and where there is none left, the body that comes slowest
-//! gives up its own, so that clients who send a part and then drip keep nobody out.
+//! The memory of the bodies that are received. It is taken as bytes come, and if there is none left, the slowest body gives up its
+//! own, so that clients that send a part and then drip keep no other client out.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::seats::Activity;
 use crate::busy::bodies_full;
 
-/// A body up to this size takes none of the memory, whoever sends it: connections are counted.
+/// A body up to this size takes none of the memory: connections are limited already.
 const SMALL: usize = 64 << 10;
 /// Bodies of the largest size that there is memory for,
 const LARGEST_AT_ONCE: usize = 4;
@@ -134,7 +134,7 @@ impl Room {
 }
 
 impl Taken {
-    /// Whether the body has memory for so many bytes; where not, a slower one has to give up its own.
+    /// Whether the body has memory for so many bytes; if not, a slower one has to give up its own.
     fn hold(&mut self, number: u64, bytes: usize, most: usize) -> bool {
         let large = |(number, body): (&u64, &Body)| (body.bytes > 0).then_some(*number);
         let oldest = self.bodies.iter().find_map(large).unwrap_or(number);

@@ -48,7 +48,7 @@ pub(crate) async fn answer(
         method_name(&head.method),
         route_name(&head, &shared),
     );
-    // A body that nobody reads stands in the way of the next request.
+    // An unread body blocks the next request.
     let mut body = Some(body).filter(|body| !body.is_end_stream());
     let origin = shared.gate.check_origin(&head.headers);
     let response = match &origin {
@@ -263,7 +263,7 @@ fn finish(headers: &mut HeaderMap, id: &str, shared: &Shared, origin: Option<&Or
     }
 }
 
-/// The client's own number of the request, as far as it can stand in a header and in a log; else a fresh one. (tower-http's layer takes
+/// The client's own id of the request, as far as it is valid in a header and in a log; else a fresh one. (tower-http's layer takes
 /// what the client sends.)
 fn request_id(headers: &HeaderMap, shared: &Shared) -> Arc<str> {
     let own = headers.get(REQUEST_ID).map(HeaderValue::as_bytes).unwrap_or_default();

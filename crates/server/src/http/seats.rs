@@ -1,6 +1,6 @@
-//! Places of connections. Where none is free, the connection that has waited longest for its client loses its own, so that clients
-//! who say nothing keep nobody out. Where none waits, a few more connections are taken, which are told whether the server is
-//! healthy, and else to try again.
+//! Places of connections. If none is free, the connection that has waited longest for its client loses its own, so that silent
+//! clients keep no other out. If none waits, a few more connections are accepted, which can ask whether the server is healthy,
+//! and otherwise are told to try again.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -33,7 +33,7 @@ pub(crate) enum State {
     Answered,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Debug)]
 pub(crate) struct Activity(Mutex<Standing>);
 
@@ -77,7 +77,7 @@ impl Activity {
         }
     }
 
-    /// Ready where the connection has lost its place. One task asks.
+    /// Ready when the connection has lost its place. One task polls it.
     pub(crate) fn poll_evicted(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut standing = self.standing();
         if standing.is_evicted {
@@ -91,7 +91,7 @@ impl Activity {
         poll_fn(|cx| self.poll_evicted(cx)).await;
     }
 
-    /// How readily it loses its place; `None` where it does not.
+    /// How readily it loses its place; `None` if it does not.
     fn rank(&self) -> Option<(State, Instant)> {
         let standing = self.standing();
         let loses = match standing.state {
@@ -171,7 +171,7 @@ impl Seats {
         Seat { seats: Arc::clone(self), number, activity, is_surplus }
     }
 
-    /// Takes the place of the connection that has waited longest for its client; `false` where none waits.
+    /// Takes the place of the connection that has waited longest for its client; `false` if none waits.
     pub(crate) fn evict(&self) -> bool {
         let mut taken = self.taken();
         let ranked = taken.activities.iter();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_accepted_beyond_the_reserve() {
+    fn no_client_is_accepted_beyond_the_reserve() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let seats = Arc::new(Seats::new(1));
         let take = || {

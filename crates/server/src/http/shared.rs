@@ -1,4 +1,4 @@
-//! What requests share: all of a server, those of a connection, and what a route knows of who asks.
+//! What requests share: all of a server, those of a connection, and what a route knows of the client.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -38,7 +38,7 @@ pub(crate) struct Shared {
     pub(super) ids: AtomicU64,
 }
 
-/// Where a server stands between its start and its end.
+/// The state of a server between its start and its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Serving,
@@ -52,11 +52,11 @@ pub(super) enum Phase {
 pub(super) struct Connection {
     pub(super) peer: Arc<Peer>,
     pub(super) activity: Arc<Activity>,
-    /// Whether all places of connections were taken when it came, so that it hears of the server's health and little else.
+    /// Whether all places of connections were taken when it came, so that it can ask for the server's health and little else.
     pub(super) is_surplus: bool,
 }
 
-/// Who asks, as far as a route needs to know.
+/// The client, as far as a route needs to know.
 pub(super) struct Caller {
     /// That of the request.
     pub(super) id: Arc<str>,

@@ -357,7 +357,7 @@ fn mean(values: &[f32], width: usize) -> Vec<f64> {
     mean
 }
 
-/// What makes the mean square of the distance from the mean 1 for each number; 1 where nothing differs.
+/// What makes the mean square of the distance from the mean 1 for each number; 1 if nothing differs.
 fn inverse_deviation(values: &[f32], width: usize) -> f32 {
     let mean = mean(values, width);
     let of_row = |row: &[f32]| -> f64 {

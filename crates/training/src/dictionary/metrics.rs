@@ -42,11 +42,11 @@ pub struct DictionaryMetrics {
     pub dead_latents: usize,
     /// Losses of the model with something else at the hook point that is written.
     pub cross_entropy: CrossEntropies,
-    /// What the loss rises by when the dictionary writes, in nats for each token.
+    /// The rise of the loss when the dictionary replaces the activations, in nats per token.
     pub delta_cross_entropy: f64,
-    /// Share of the loss from zeros that the dictionary takes back; `None` where zeros cost nothing.
+    /// Share of the loss from zeros that the dictionary takes back; `None` if zeros cost nothing.
     pub recovered_from_zero: Option<f64>,
-    /// Share of the loss from the mean that the dictionary takes back; `None` where the mean costs nothing.
+    /// Share of the loss from the mean that the dictionary takes back; `None` if the mean costs nothing.
     pub recovered_from_mean: Option<f64>,
     /// What each number is.
     pub definitions: BTreeMap<String, String>,

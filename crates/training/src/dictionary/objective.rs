@@ -80,7 +80,7 @@ pub(super) struct Objective {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Selection {
     Training,
-    /// With the running threshold, where the kind has one.
+    /// With the running threshold, if the kind has one.
     Use(f64),
 }
 
@@ -642,7 +642,7 @@ mod tests {
             let revived = (before * mask(&fixed, outputs / 2, |latent, _| dead[latent])?)?.matmul(decoder)?;
             let left = error.detach().neg()?; // e = y − ŷ
             let scale = left.broadcast_sub(&left.mean_keepdim(0)?)?.sqr()?.sum_all()?;
-            // 8 of 23 latents are dead, as many as D/2 or more.
+            // 8 of 23 latents are dead: at least D/2.
             loss = (loss + (((left - revived)?.sqr()?.sum_all()? / scale)? / 32.0)?)?;
         }
         let gradients = loss.backward()?;

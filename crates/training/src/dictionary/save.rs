@@ -76,7 +76,7 @@ fn tensors(learner: &Learner, parameters: &Parameters) -> candle_core::Result<BT
     Ok(tensors)
 }
 
-/// What SAELens is told of the tensors.
+/// SAELens' configuration of the tensors.
 fn config(learner: &Learner, context: usize) -> Value {
     let objective = &learner.objective;
     let [input, output] = learner.sites;

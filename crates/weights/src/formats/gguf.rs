@@ -219,7 +219,7 @@ fn stored_dtype(dtype: GgmlDType) -> StoredDType {
     }
 }
 
-/// candle appends a backtrace to its messages where one is asked for.
+/// candle appends a backtrace to its messages if one is asked for.
 fn first_line(error: &candle_core::Error) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }

@@ -1,4 +1,4 @@
-//! What no checkpoint of a GPT-2 passes, in any format.
+//! Limits on the tensors of a checkpoint, in any format.
 
 /// Most tensors of one file; GPT-2 XL has 580.
 pub(super) const MAX_TENSORS: usize = 100_000;

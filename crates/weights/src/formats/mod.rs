@@ -1,4 +1,4 @@
-//! Which format a file has, told by its content, and the file to open in a folder, told by name where that is settled.
+//! Which format a file has, told by its content, and the file to open in a folder, told by name if that is settled.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -74,7 +74,7 @@ const SHARD_INDEX: Reader = Reader {
 pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let index = with_ending(path, ".index");
     if let Some(only) = files.only() {
-        // What is wrong with it is told of itself.
+        // Its errors are its own.
         open_file(files, &path.join(only))
     } else if files.is_folder(path) {
         open_file(files, &find_weights(files, path)?)
@@ -196,7 +196,7 @@ fn is_json(start: &[u8]) -> bool {
     start.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// The shard of each tensor, where the file is an index of shards.
+/// The shard of each tensor, if the file is an index of shards.
 fn weight_map(file: &CheckpointFile) -> Result<Option<BTreeMap<String, String>>, WeightsError> {
     if file.len() > MAX_INDEX_BYTES || !is_json(&file.first(SNIFFED_BYTES as u64)?) {
         return Ok(None);
@@ -222,7 +222,7 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
     for name in names {
         // A name that leaves the folder could reach any file of the system.
         if Path::new(name).file_name() != Some(name.as_ref()) || name.contains('\\') {
-            return Err(refuse(format!("the shard name `{name}` is a path; shards lie beside their index")));
+            return Err(refuse(format!("the shard name `{name}` is a path; shards are next to their index")));
         }
         let shard_path = path.with_file_name(name);
         if !files.exists(&shard_path) {

@@ -138,7 +138,7 @@ impl Pickle {
         &self.values[id]
     }
 
-    /// Every tensor, wherever it stands.
+    /// Every tensor, at any depth.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &TensorReference> {
         self.values.iter().filter_map(|value| match value {
             Value::Tensor(tensor) => Some(&**tensor),
@@ -146,7 +146,7 @@ impl Pickle {
         })
     }
 
-    /// The value under a text key of a dictionary; the last one where a key repeats.
+    /// The value under a text key of a dictionary; the last one if a key repeats.
     pub(crate) fn entry<'a>(&'a self, dict: &'a Value, key: &str) -> Option<&'a Value> {
         self.entries(dict).filter(|(name, _)| *name == key).last().map(|(_, value)| value)
     }
@@ -350,7 +350,7 @@ impl Machine<'_> {
                     let (name, module) = (self.pop()?, self.pop()?);
                     let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name])
                     else {
-                        return Err("a name that is no text".into());
+                        return Err("a name that is not a text".into());
                     };
                     if module.len().max(name.len()) > MAX_KEY_BYTES {
                         return Err("a name too long to be one that torch.save writes".into());
@@ -392,7 +392,7 @@ impl Machine<'_> {
         let rest = &self.bytes[self.position..];
         let length = rest.iter().position(|byte| *byte == b'\n').ok_or("the pickle ends early")?;
         self.position += length + 1;
-        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is no text".to_owned())
+        std::str::from_utf8(&rest[..length]).map_err(|_| "a name that is not a text".to_owned())
     }
 
     fn push(&mut self, value: Value) {
@@ -443,7 +443,7 @@ impl Machine<'_> {
             _ if INERT.iter().any(|(of, names)| *of == module && names.contains(&name)) => Callable::Inert,
             _ => {
                 return Err(format!(
-                    "the file wants to use `{module}.{name}`, which is not among what a checkpoint of weights needs; nothing was run"
+                    "the pickle uses `{module}.{name}`, which weights do not need; nothing was run"
                 ));
             }
         };
@@ -481,7 +481,7 @@ impl Machine<'_> {
         let list = self.top()?;
         match &mut self.values[list] {
             Value::List(list) => list.extend(items),
-            _ => return Err("items are added to what is no list".into()),
+            _ => return Err("items are added to a value that is not a list".into()),
         }
         Ok(())
     }
@@ -493,14 +493,14 @@ impl Machine<'_> {
         };
         match &mut self.values[dict] {
             Value::Dict(entries) => entries.extend(pairs.iter().map(|[key, value]| (*key, *value))),
-            _ => return Err("entries are added to what is no dictionary".into()),
+            _ => return Err("entries are added to a value that is not a dictionary".into()),
         }
         Ok(())
     }
 
     fn call(&mut self, callable: Id, arguments: Id) -> Result<(), String> {
         let Value::Callable(callable) = self.values[callable].clone() else {
-            return Err("the file wants to call what cannot be called".into());
+            return Err("the pickle calls what cannot be called".into());
         };
         // Only the first arguments matter; a copy of all could be as large as the file, at every call.
         let arguments: Vec<Id> = match &self.values[arguments] {
@@ -534,7 +534,7 @@ impl Machine<'_> {
     /// What a persistent id refers to: `("storage", type, key, location, elements, …)`.
     fn storage(&self, reference: Id) -> Result<Storage, String> {
         let Value::Tuple(parts) = &self.values[reference] else {
-            return Err("a reference to data that is no tuple".into());
+            return Err("a reference to data that is not a tuple".into());
         };
         let [kind, dtype, key, _, elements, view @ ..] = parts.as_slice() else {
             return Err("a reference to data with too few parts".into());
@@ -556,7 +556,7 @@ impl Machine<'_> {
     fn size(&self, id: Id) -> Result<usize, String> {
         match self.values[id] {
             Value::Int(size) => usize::try_from(size).map_err(|_| format!("a size of {size}")),
-            _ => Err("a size that is no integer".into()),
+            _ => Err("a size that is not an integer".into()),
         }
     }
 
@@ -566,7 +566,7 @@ impl Machine<'_> {
                 Err(format!("a tensor of {} axes", ids.len()))
             }
             Value::Tuple(ids) | Value::List(ids) => ids.iter().map(|id| self.size(*id)).collect(),
-            _ => Err("sizes that are no tuple".into()),
+            _ => Err("sizes that are not a tuple".into()),
         }
     }
 }
@@ -655,7 +655,7 @@ mod tests {
         assert!(error(&[b"(".repeat(3 << 20), b".".to_vec()].concat()).contains("too many marks"));
     }
 
-    /// Numbers of NumPy, arguments and paths stand beside the weights of many training programs.
+    /// Many training programs save NumPy numbers, arguments and paths with the weights.
     #[test]
     fn what_training_programs_keep_is_skipped() {
         for bytes in [

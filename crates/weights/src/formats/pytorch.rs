@@ -21,7 +21,7 @@ use crate::stored::{StoredDType, StoredTensor};
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 /// How deep inside other dictionaries a state dict is looked for.
 const MAX_WRAPPERS: usize = 3;
-/// How deep dictionaries may lie in each other where all of them are read.
+/// How deep dictionaries may lie in each other if all of them are read.
 const MAX_NESTING: usize = 8;
 /// Longest name that the keys of nested dictionaries may make, and longest text beside the tensors.
 const MAX_TEXT_BYTES: usize = 1024;
@@ -172,7 +172,7 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
     let Value::List(keys_in_order) = keys.root() else {
         return Err(refuse("a legacy PyTorch file without a list of storages".into()));
     };
-    // The element size of each storage stands with the tensors that use it.
+    // The tensors that use a storage have its element size.
     let sizes: HashMap<&str, u64> = objects
         .tensors()
         .filter_map(|tensor| Some((tensor.storage.key.as_str(), element_bytes(&tensor.storage.dtype)?)))
@@ -265,10 +265,8 @@ fn source(
     let mut rules = Vec::new();
     let (keys, state_dict) = state_dict(pickle);
     if !keys.is_empty() {
-        rules.push(format!(
-            "the tensors stand under the key `{}` of the file's dictionary",
-            keys.join("` / `")
-        ));
+        rules
+            .push(format!("the tensors are under the key `{}` of the file's dictionary", keys.join("` / `")));
     }
     let mut tensors: Vec<StoredTensor> = Vec::new();
     let mut seen = HashMap::new();

@@ -1,4 +1,4 @@
-//! What a kind of file has to say: how it is told by its content, and how it is read.
+//! The interface of a kind of file: how its content is recognised, and how it is read.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ pub(super) type TensorsAndEntries = (Source, BTreeMap<String, String>);
 
 /// One kind of file.
 pub(super) struct Reader {
-    /// Which file is the model where a folder holds several kinds: that of the lowest rank. Each kind has its own.
+    /// Which file is the model if a folder holds several kinds: that of the lowest rank. Each kind has its own.
     pub(super) rank: u8,
     /// Whether the file, whose first bytes are given too, is of this kind.
     pub(super) recognises: fn(&CheckpointFile, &[u8]) -> Result<bool, WeightsError>,
     /// Reads a model; the files beside it are given too.
     pub(super) read: fn(&Files, CheckpointFile) -> Result<Source, WeightsError>,
-    /// Reads any tensors, where the kind may hold others than a model's.
+    /// Reads any tensors, if the kind may hold others than a model's.
     pub(super) read_all: Option<fn(CheckpointFile) -> Result<TensorsAndEntries, WeightsError>>,
 }

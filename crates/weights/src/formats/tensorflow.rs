@@ -1,5 +1,5 @@
 //! TensorFlow's checkpoint, as OpenAI published GPT-2: `model.ckpt.index` says where each tensor is in
-//! `model.ckpt.data-0000i-of-0000n`; the sizes stand in `hparams.json`.
+//! `model.ckpt.data-0000i-of-0000n`; the sizes are in `hparams.json`.
 //!
 //! The index is a table of sorted keys (LevelDB's format, never compressed by TensorFlow) whose values are protocol
 //! buffers. Source: `tensorflow/core/util/tensor_bundle` and `tensorflow/core/lib/io/table_format.txt`;
@@ -127,7 +127,7 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
     let mut rules = Vec::new();
     if state > 0 {
         rules.push(format!(
-            "{state} variables of the training (optimizer, steps) are no parameters and ignored"
+            "{state} variables of the training (optimizer, steps) are not parameters and are ignored"
         ));
     }
     Ok(Source {

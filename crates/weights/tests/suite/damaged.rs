@@ -253,7 +253,10 @@ fn shards_stay_in_their_folder_and_fit_their_index() {
     std::fs::remove_file(missing.path().join(third)).unwrap();
     refuse(&missing, "the shard model-00003-of-00004.safetensors is missing");
     for outside in ["../secret", "/etc/passwd", "a/b", "..", "a\\\\b"] {
-        refuse(&with_index(&|text| text.replace(third, outside)), "is a path; shards lie beside their index");
+        refuse(
+            &with_index(&|text| text.replace(third, outside)),
+            "is a path; shards are next to their index",
+        );
     }
     let first = "model-00001-of-00004.safetensors";
     refuse(&with_index(&|text| text.replace(third, first)), "where the index places it");

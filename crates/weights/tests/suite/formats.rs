@@ -116,7 +116,7 @@ fn llm_c() {
 #[test]
 fn the_book() {
     let checkpoint = assert_model("book", Format::PyTorchZip, "book", EXACT);
-    assert_rule(&checkpoint, "heads are taken as 64 wide");
+    assert_rule(&checkpoint, "heads are assumed 64 wide");
     assert_rule(&checkpoint, "1 biases are not stored and taken as zero");
     assert_eq!(checkpoint.buffers().count(), 1);
 }
@@ -129,7 +129,7 @@ fn heads_that_no_file_tells_are_guessed_aloud_or_named() {
     };
     let guessed = open("book", None).unwrap();
     let note = guessed.guessed_heads_note().unwrap();
-    assert!(note.contains("1 of 64 values each are taken"), "{note}");
+    assert!(note.contains("1 of 64 values each are assumed"), "{note}");
 
     let named = open("book", Some(4)).unwrap();
     assert_eq!((named.config().n_head, named.config().head_dim()), (4, 16));

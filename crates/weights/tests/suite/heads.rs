@@ -202,14 +202,8 @@ fn a_head_is_written_as_it_was_read() {
 fn a_model_is_not_loaded_as_another_kind() {
     let load = |name: &str| open(&fixture_path(name)).load(&LoadOptions::default(), &|_| ());
     for (name, told) in [
-        (
-            "heads/sequence",
-            "it is a GPT2ForSequenceClassification, a classifier: it says which label a text has",
-        ),
-        (
-            "heads/token",
-            "it is a GPT2ForTokenClassification, a classifier: it says which label each token has",
-        ),
+        ("heads/sequence", "it is a GPT2ForSequenceClassification, a classifier: it labels texts"),
+        ("heads/token", "it is a GPT2ForTokenClassification, a classifier: it labels tokens"),
     ] {
         let error = load(name).unwrap_err();
         assert!(matches!(error, WeightsError::OtherHead { .. }));

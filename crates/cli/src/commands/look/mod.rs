@@ -170,7 +170,7 @@ Examples:
   gpt2 look graph \"The capital of France is\" --model gpt2 --bos --transcoders transcoders --json > graph.json
   gpt2 look graph \"The capital of France is\" --model gpt2 --bos --transcoders transcoders --set 3_1201_4=0
 
-Features of transcoders, or the most active neurons, stand for the MLPs; attention patterns and norms are those of the run. Nodes are active features \
+Features of transcoders, or the most active neurons, replace the MLPs; attention patterns and norms are those of the run. Nodes are active features \
 (LAYER_FEATURE_POSITION), the errors of the transcoders, the embeddings of tokens and of positions, and the most probable logits. \
 An edge is what a node adds to a feature's pre-activation, or to a logit minus the mean of all. The JSON opens in the public \
 attribution graph frontend. With --bos the first token has no features.")]

@@ -44,7 +44,7 @@ pub(crate) struct OpeningArguments {
 /// How the result is shown.
 #[derive(Debug, Args)]
 pub(crate) struct ViewArguments {
-    /// Print one JSON object: schema, tokens (index, id, text), bos, axes (name, labels), values in the order of the axes (the last one fastest; null where there is none), metric before and after
+    /// Print one JSON object: schema, tokens (index, id, text), bos, axes (name, labels), values in the order of the axes (the last one fastest; null if there is none), metric before and after
     #[arg(long)]
     pub(crate) json: bool,
     /// Write an HTML page: one file that works offline

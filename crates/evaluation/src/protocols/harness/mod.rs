@@ -64,7 +64,7 @@ pub(crate) struct HarnessTask {
     num_fewshot: Option<usize>,
     sampler: Sampler,
     excludes: bool,
-    /// Examples that stand in the file.
+    /// Examples that the file contains.
     samples: Option<Vec<Record>>,
     /// Which examples of the split may be drawn.
     indices: Option<Vec<usize>>,
@@ -76,7 +76,7 @@ pub(crate) struct HarnessTask {
     environment: Environment<'static>,
 }
 
-/// How the parts of an entry are made, and what stands between them.
+/// How the parts of an entry are made, and what separates them.
 #[derive(Debug, Clone)]
 struct Forms {
     text: Form,
@@ -147,7 +147,7 @@ impl HarnessTask {
             form(name, key)?.ok_or_else(|| wrong(format!("`{name}` is missing")))
         };
         let text = match kind {
-            // Whatever stands there is not read.
+            // Its value is not read.
             Kind::Rolling => Form::Text(String::new()),
             _ => required("doc_to_text", keys.doc_to_text.as_ref())?,
         };
@@ -204,17 +204,17 @@ impl HarnessTask {
         &self.name
     }
 
-    /// The number of examples before a question, of a run that asks for `wanted`; with a note where the file has the last word.
+    /// The number of examples before a question, of a run that asks for `wanted`; with a note if the file has the last word.
     pub(crate) fn shots(&self, wanted: Option<usize>) -> (usize, Option<String>) {
         match (self.num_fewshot, wanted) {
             (Some(0), Some(1..)) => {
-                (0, Some("its file says `num_fewshot` 0, which holds whatever the call says".into()))
+                (0, Some("its file sets `num_fewshot` to 0, which overrides the option".into()))
             }
             (own, wanted) => (wanted.or(own).unwrap_or(0), None),
         }
     }
 
-    /// Whether its items may stand behind examples.
+    /// Whether its items may follow examples.
     pub(crate) fn takes_examples(&self) -> bool {
         self.kind != Kind::Rolling
     }
@@ -226,7 +226,7 @@ impl HarnessTask {
         })
     }
 
-    /// The files that examples are drawn from, where they are not those of the evaluated split.
+    /// The files that examples are drawn from, if they are not those of the evaluated split.
     pub(crate) fn few_shot_files(&self) -> Option<&[PathBuf]> {
         self.few_shot_data.as_deref()
     }
@@ -300,7 +300,7 @@ impl HarnessTask {
         Entry { environment: &self.environment, record, has_choices: self.question.choice.is_some() }
     }
 
-    /// An example as it stands before a question.
+    /// An example as it precedes a question.
     fn example(&self, record: &Record) -> Result<String, EvaluationError> {
         let entry = self.entry(record);
         let Forms { text, target, choice, target_delimiter, few_shot_delimiter } = &self.example;
@@ -330,7 +330,7 @@ impl HarnessTask {
         }
     }
 
-    /// The item of an entry behind what stands before it.
+    /// The item of an entry, after the given text.
     fn item(
         &self,
         setting: &Setting<'_>,

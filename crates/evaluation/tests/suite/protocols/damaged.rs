@@ -23,7 +23,7 @@ piqa:lm-eval | "b" | "" | field `sol2`: expected a text, found an empty one
 piqa:lm-eval | "goal" | "aim" | field `goal`: missing; there are `aim`, `label`, `sol1`, `sol2`
 {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
 arc-easy:lm-eval | "answerKey": "A" | "answerKey": "E" | field `answerKey`: expected one of A, B, found "E"
-arc-easy:lm-eval | ["A", "B"] | ["A"] | field `choices.label`: expected 2 labels, as many as texts, found 1
+arc-easy:lm-eval | ["A", "B"] | ["A"] | field `choices.label`: expected 2 labels, one for each text, found 1
 arc-challenge:lm-eval | ["a", "b"] | ["a", ""] | field `choices.text[1]`: expected a text, found an empty one
 arc-challenge:lm-eval | {"text": ["a", "b"], "label": ["A", "B"]} | 7 | field `choices`: expected a list of objects, found 7
 {"question_stem": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"}
@@ -50,7 +50,7 @@ hellaswag:lm-eval | "gold": 3 | "gold": 9 | field `gold`: expected a number from
 hellaswag:lm-eval | ["a", "b", "c", "d"] | [] | field `choices`: expected at least two, found 0
 hellaswag:llama.cpp | ["a", "b", "c", "d"] | ["a", "a b", "a c", "a d"] | field `choices[0]`: expected a token that not all others have there too, found none, so that nothing is scored
 {"activity_label": "l", "ctx_a": "a", "ctx_b": "b", "ctx": "a b", "endings": ["w", "x", "y", "z"], "label": 3}
-hellaswag:lm-eval | "z"] | "z" | expected an object of JSON, found what is no JSON: expected `,` or `]` at column"#;
+hellaswag:lm-eval | "z"] | "z" | expected a JSON object, found invalid JSON: expected `,` or `]` at column"#;
 
 #[test]
 fn every_mistake_is_named() {

@@ -339,6 +339,6 @@ fn entries_that_are_read_as_a_text_are_told() {
             .unwrap()
             .notes
     };
-    assert_eq!(of("items.jsonl"), ["a file of entries is read as it stands, with the names of its fields"]);
+    assert_eq!(of("items.jsonl"), ["a file of entries is read as plain text, with the names of its fields"]);
     assert_eq!(of("items.txt"), [""; 0]);
 }
