@@ -63,7 +63,9 @@ impl Encoder {
         };
         // Of finite tensors too an exponential may be none.
         for (key, made) in [("r_mag", Some(&weight)), ("threshold", threshold.as_ref())] {
-            let sum = made.map(|made| made.abs()?.max_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()).transpose()?;
+            let sum = made
+                .map(|made| made.abs()?.max_all()?.to_dtype(DType::F64)?.to_scalar::<f64>())
+                .transpose()?;
             if sum.is_some_and(|sum| !sum.is_finite()) {
                 return Err(FileError::Key {
                     key: key.into(),

@@ -511,7 +511,8 @@ fn read_layers(
         let mut active = Vec::new();
         // One position after the other, since a layer may have more features active than there is room for.
         for position in usize::from(skips_first)..x.dim(0)? {
-            let [before, latents] = [&before, &latents].map(|rows| doubles(&rows.get(position)?)?.to_vec1::<f64>());
+            let [before, latents] =
+                [&before, &latents].map(|rows| doubles(&rows.get(position)?)?.to_vec1::<f64>());
             let (before, latents) = (before?, latents?);
             if before.iter().chain(&latents).any(|value| !value.is_finite()) {
                 let what = format!(
@@ -519,9 +520,15 @@ fn read_layers(
                 );
                 return Err(InterpretError::Mismatch(what));
             }
-            let here = latents.into_iter().zip(before).enumerate().filter(|(_, (activation, _))| *activation != 0.0);
+            let here =
+                latents.into_iter().zip(before).enumerate().filter(|(_, (activation, _))| *activation != 0.0);
             let first = active.len();
-            active.extend(here.map(|(feature, (activation, before))| Active { position, feature, before, activation }));
+            active.extend(here.map(|(feature, (activation, before))| Active {
+                position,
+                feature,
+                before,
+                activation,
+            }));
             check(layer, active.len() - first)?;
         }
         let count = active.len();

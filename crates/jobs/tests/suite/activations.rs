@@ -159,7 +159,14 @@ fn an_interrupted_job_resumes_to_the_same_bytes() {
 #[test]
 fn the_same_bytes_that_are_other_tokens_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
+    let files = [
+        ("config.json", candle_gpt2_stories::CONFIG),
+        ("tokenizer.json", candle_gpt2_stories::TOKENIZER),
+        ("model.safetensors", candle_gpt2_stories::WEIGHTS),
+    ];
+    files.iter().for_each(|(name, bytes)| fs::write(folder.path().join(name), bytes).unwrap());
+    let options = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
+    let model = options.open(&Silent).unwrap().load(&Silent).unwrap();
     let bytes = b"{\"prompt\": \"The dog ran\"}\n";
     let job = |name: &str| ActivationsJob {
         prompts: name.into(),
