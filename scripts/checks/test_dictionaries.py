@@ -57,8 +57,9 @@ def compare(model, folder):
 def test_ours_in_saelens(kind, model, program, tmp_path):
     hook = "blocks.2.ln2.hook_normalized" if kind.endswith("transcoder") else "blocks.2.hook_resid_post"
     text = FIXTURES / "evaluation" / "text.txt"
+    active = [] if kind == "gated" else ["--k", K]
     program("train", "--task", "dictionary", "--data", text, "--init", BUILT_IN, "--site", hook, "--kind", kind, "--latents", LATENTS,
-            "--k", K, "--steps", 5, "--batch-size", 2, "--context", 64, "--out", tmp_path / "ours")
+            *active, "--steps", 5, "--batch-size", 2, "--context", 64, "--out", tmp_path / "ours")
     compare(model, tmp_path / "ours")
 
 

@@ -135,7 +135,7 @@ def test_transcoders_that_were_trained_here(program, tmp_path):
     theirs.mkdir()
     for layer in range(layers):
         program("train", "--task", "dictionary", "--kind", "skip-transcoder", "--data", text, "--init", BUILT_IN, "--site",
-                f"blocks.{layer}.ln2.hook_normalized", "--latents", LATENTS, "--k", 12, "--steps", 3, "--batch-size", 2, "--context", 64,
+                f"blocks.{layer}.hook_resid_mid", "--latents", LATENTS, "--k", 12, "--steps", 3, "--batch-size", 2, "--context", 64,
                 "--out", ours / str(layer))
         tensors = load_file(ours / str(layer) / "sae_weights.safetensors")
         tensors["W_enc"] = tensors["W_enc"].T.contiguous()
@@ -143,6 +143,6 @@ def test_transcoders_that_were_trained_here(program, tmp_path):
         save_file(tensors, theirs / f"layer_{layer}.safetensors")
     paths = {layer: str(theirs / f"layer_{layer}.safetensors") for layer in range(layers)}
     of_tracer = load_transcoder_set(
-        paths, feature_input_hook="ln2.hook_normalized", feature_output_hook=OUTPUT, scan="check", device=torch.device("cpu"),
+        paths, feature_input_hook="hook_resid_mid", feature_output_hook=OUTPUT, scan="check", device=torch.device("cpu"),
     )
     assert_same(program, BUILT_IN, ours, of_tracer)

@@ -181,7 +181,7 @@ fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Resu
     let mut seen = Record::new(sites.iter().copied());
     let mut observers: Vec<&mut dyn Observer> = Vec::new();
     observers.extend(held.iter_mut().map(|edit| edit as &mut dyn Observer));
-    observers.extend(others);
+    observers.extend(others.into_iter().map(|other| other as &mut dyn Observer));
     observers.push(&mut seen);
     let logits = values(&run.logits(LogitsFor::LastToken, &mut Chain(observers))?);
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
@@ -254,7 +254,6 @@ fn encoded(layer: usize, feature: usize, x: &Tensor) -> f64 {
 fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders {
     let folder = fixture_path(&format!("graphs/{name}/transcoders"));
     let read = |path: String| TensorFile::read(&folder.join(path)).unwrap().tensors;
-    let input = INPUTS.into_iter().find(|input| recorded["input"] == input.hook()).unwrap();
     if recorded["kind"] == "saelens-skip" {
         let layers = (0..n_layer).rev().map(|layer| {
             let config = std::fs::read_to_string(folder.join(format!("layer_{layer}/cfg.json"))).unwrap();
@@ -262,12 +261,17 @@ fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders
             Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config).unwrap()).unwrap()
         });
         let transcoders = Transcoders::of_dictionaries(layers.collect()).unwrap();
-        assert_eq!(transcoders.input(), input);
+        assert_eq!(recorded["input"], transcoders.input().hook());
         return transcoders;
     }
     let is_cross_layer = recorded["kind"].as_str().unwrap().starts_with("clt");
-    let k = recorded["topk"].as_u64().map(|k| usize::try_from(k).unwrap());
-    let config = TranscodersConfig { is_cross_layer, input, k };
+    let kind = if is_cross_layer { "cross_layer_transcoder" } else { "transcoder_set" };
+    let activation = if recorded["topk"].is_null() { "relu" } else { "topk" };
+    let config = serde_json::json!({
+        "model_kind": kind, "feature_input_hook": recorded["input"], "feature_output_hook": "hook_mlp_out",
+        "activation": activation, "k": recorded["topk"],
+    });
+    let config = TranscodersConfig::from_json(&config.to_string()).unwrap();
     let layers = (0..n_layer).map(|layer| match is_cross_layer {
         true => {
             let mut tensors = read(format!("W_enc_{layer}.safetensors"));
@@ -276,7 +280,7 @@ fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders
         }
         false => TranscoderLayer::per_layer(&read(format!("layer_{layer}.safetensors")), &config).unwrap(),
     });
-    Transcoders::new(input, layers.collect()).unwrap()
+    Transcoders::new(config.input, layers.collect()).unwrap()
 }
 
 const GRAPHS: [&str; 6] =
@@ -533,6 +537,14 @@ fn transcoders_that_do_not_fit_together_are_named() {
     ] {
         let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+    // Where a norm's output is read, behind its weight and bias, by either of its names.
+    for hook in ["mlp.hook_in", "ln2.hook_normalized"] {
+        let text = serde_json::json!({
+            "model_kind": "transcoder_set", "feature_input_hook": hook, "feature_output_hook": "hook_mlp_out",
+        });
+        let config = TranscodersConfig::from_json(&text.to_string()).unwrap();
+        assert_eq!(config.input, TranscoderInput::MlpIn);
     }
     let defaults = TranscodersConfig::from_json(r#"{"model_kind": "cross_layer_transcoder"}"#).unwrap();
     assert_eq!((defaults.is_cross_layer, defaults.input), (true, TranscoderInput::ResidMid));
