@@ -104,8 +104,8 @@ fn measure(case: &str, grid: impl Fn() -> Vec<Vec<f32>>) -> Value {
 
 fn eap(model: &Gpt2LMHeadModel) -> Value {
     let pair = |place: usize| {
-        let clean: Vec<u32> =
-            (0..PAIR_TOKENS).map(|token| ((place * PAIR_TOKENS + token) * 37 % 50_000) as u32).collect();
+        let token = |index: usize| u32::try_from((place * PAIR_TOKENS + index) * 37 % 50_000).unwrap();
+        let clean: Vec<u32> = (0..PAIR_TOKENS).map(token).collect();
         let mut corrupted = clean.clone();
         corrupted[10] += 1;
         PromptPair { clean, corrupted, correct: vec![5335], incorrect: vec![1757], ..PromptPair::default() }
