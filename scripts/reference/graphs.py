@@ -124,7 +124,9 @@ def graph(model, ids, layers, read, skips_first):
     for layer, block in enumerate(blocks):
         x = x + attend(block, config, layer, frozen_norm(block.ln_1, x)[1])
         normalised, normed = frozen_norm(block.ln_2, x)
-        seen = {"hook_resid_mid": x, "ln2.hook_normalized": normalised, "mlp.hook_in": normed}[read]
+        # circuit-tracer runs on unprocessed models of TransformerLens 2, where this hook is behind the norm's weight and bias.
+        behind_norm = normalised if layers.kind == "saelens-skip" else normed
+        seen = {"hook_resid_mid": x, "ln2.hook_normalized": behind_norm, "mlp.hook_in": normed}[read]
         pre, latents = layers.encode(layer, seen)
         skip = layers.skip(layer, seen)
         output = block.mlp(normed).detach().requires_grad_()

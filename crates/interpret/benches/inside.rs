@@ -1,11 +1,13 @@
 //! Grids over GPT-2 124M and the memory of a record, with made-up weights in f32: speed does not depend on the values.
 //!
 //! Run: `cargo bench -p candle-gpt2-interpret --bench inside -- CASE [--threads N] [--instructions SET]`. Prints one JSON line.
-//! `python -m bench inside` runs it beside TransformerLens. Cases:
+//! `python -m bench inside` runs it beside TransformerLens, `python -m bench circuits` the last two. Cases:
 //!
 //! - `ablation`: each of the 144 heads of a 15-token prompt set to TransformerLens' zero at every position, one at a time
 //! - `patching`: the residual stream before each block at each position of a 15-token prompt as in another one, 180 cells
 //! - `memory`: all residual streams and patterns of 512 tokens, what they take and what the process had at most (Linux)
+//! - `eap`: edge attribution patching, the scores of all 32,491 edges on 100 pairs of prompts of 16 tokens
+//! - `graph`: the attribution graph of 15 tokens with the edges of 5,000 features, which are neurons
 
 #![expect(
     clippy::print_stdout,
@@ -17,7 +19,10 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Site, SiteKind};
-use candle_gpt2_interpret::{Ablation, By, Metric, Patching, Record, Run, ablation_grid};
+use candle_gpt2_interpret::{
+    Ablation, AttributionGraph, By, CircuitMetric, CircuitTask, EdgeMethod, GraphOptions, Metric, Patching,
+    PromptPair, Record, ReplacementModel, Run, Transcoders, ablation_grid,
+};
 use candle_gpt2_kernels::{WeightFormat, limits, set_thread_count};
 use candle_gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
@@ -26,6 +31,12 @@ use serde_json::{Value, json};
 const SHORTEST: (usize, f64) = (3, 2.0);
 const GRID_TOKENS: usize = 15;
 const RECORDED_TOKENS: usize = 512;
+const PAIRS: usize = 100;
+const PAIR_TOKENS: usize = 16;
+/// Neurons of each layer at each token, of which so many features have edges.
+const NEURONS: usize = 32;
+const FEATURES: usize = 5_000;
+const CASES: [&str; 5] = ["ablation", "patching", "memory", "eap", "graph"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -40,11 +51,10 @@ fn main() {
         let sets = limits::instruction_sets();
         assert!(limits::choose_instruction_set(name), "{name}: this processor has {}", sets.join(", "));
     }
-    let case =
-        arguments.get(1).map(String::as_str).filter(|case| ["ablation", "patching", "memory"].contains(case));
+    let case = arguments.get(1).map(String::as_str).filter(|case| CASES.contains(case));
     let Some(case) = case else {
         // Without a case, as `cargo bench` of the whole workspace runs it, there is nothing to measure.
-        println!("name a case: ablation, patching or memory");
+        println!("name a case: {}", CASES.join(", "));
         return;
     };
     let config = Gpt2Config::preset("gpt2").expect("a published model");
@@ -52,6 +62,8 @@ fn main() {
     let found = match case {
         "ablation" => ablation(&model),
         "patching" => patching(&model),
+        "eap" => eap(&model),
+        "graph" => graph(&model),
         _ => memory(&model),
     };
     println!("{found}");
@@ -88,6 +100,42 @@ fn measure(case: &str, grid: impl Fn() -> Vec<Vec<f32>>) -> Value {
     }
     seconds.sort_by(f64::total_cmp);
     json!({ "case": case, "cells": cells, "tokens": GRID_TOKENS, "seconds": seconds[seconds.len() / 2] })
+}
+
+fn eap(model: &Gpt2LMHeadModel) -> Value {
+    let pair = |place: usize| {
+        let token = |index: usize| u32::try_from((place * PAIR_TOKENS + index) * 37 % 50_000).unwrap();
+        let clean: Vec<u32> = (0..PAIR_TOKENS).map(token).collect();
+        let mut corrupted = clean.clone();
+        corrupted[10] += 1;
+        PromptPair { clean, corrupted, correct: vec![5335], incorrect: vec![1757], ..PromptPair::default() }
+    };
+    let pairs: Vec<PromptPair> = (0..PAIRS).map(pair).collect();
+    let task = CircuitTask::new(model, &pairs, CircuitMetric::LogitDifference).unwrap();
+    let start = Instant::now();
+    let scores = task.scores(EdgeMethod::Eap, &|_| ()).unwrap();
+    let seconds = start.elapsed().as_secs_f64();
+    json!({
+        "case": "eap", "edges": scores.len(), "pairs": PAIRS, "tokens": PAIR_TOKENS, "seconds": seconds,
+        "peak_MB": status("VmHWM:") as f64 / 1e6,
+    })
+}
+
+fn graph(model: &Gpt2LMHeadModel) -> Value {
+    let ids = prompt(GRID_TOKENS);
+    let start = Instant::now();
+    let run = Run::new(model, &ids).unwrap();
+    let transcoders = Transcoders::of_neurons(model, NEURONS).unwrap();
+    let options = GraphOptions { max_feature_nodes: FEATURES, ..GraphOptions::default() };
+    let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
+    let graph = AttributionGraph::trace(&replacement, &|_, _| ()).unwrap();
+    let traced = start.elapsed().as_secs_f64();
+    let pruned = graph.pruned(0.8, 0.98);
+    json!({
+        "case": "graph", "tokens": GRID_TOKENS, "active": graph.active_features, "features": FEATURES,
+        "edges": pruned.edges.len(), "trace_seconds": traced, "seconds": start.elapsed().as_secs_f64(),
+        "peak_MB": status("VmHWM:") as f64 / 1e6,
+    })
 }
 
 /// What a record takes, and how far above that and the model alone the process ever was.

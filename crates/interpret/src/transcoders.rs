@@ -27,7 +27,8 @@ pub enum TranscoderInput {
     ResidMid,
     /// The same after the second norm without its weight and bias (`ln2.hook_normalized`).
     Ln2Normalized,
-    /// The same after the whole norm: the input of the MLP (`mlp.hook_in`).
+    /// The same after the whole norm: the input of the MLP (`mlp.hook_in`; in the files of circuit-tracer, which runs on unprocessed
+    /// models of TransformerLens 2, also `ln2.hook_normalized`).
     MlpIn,
 }
 
@@ -98,8 +99,12 @@ impl TranscodersConfig {
         };
         let expected = "\"hook_resid_mid\", \"ln2.hook_normalized\" or \"mlp.hook_in\"";
         let read = hook("feature_input_hook", SiteKind::ResidMid, expected)?;
-        let input = TranscoderInput::of_hook(read)
-            .ok_or_else(|| unexpected("feature_input_hook", expected, &read.into()))?;
+        let input = match TranscoderInput::of_hook(read) {
+            // Its models are those of TransformerLens 2 as they are, where this hook is behind the weight and the bias.
+            Some(TranscoderInput::Ln2Normalized) => TranscoderInput::MlpIn,
+            Some(input) => input,
+            None => return Err(unexpected("feature_input_hook", expected, &read.into())),
+        };
         let expected = "\"hook_mlp_out\"";
         let written = hook("feature_output_hook", SiteKind::MlpOut, expected)?;
         let site = named_site(&format!("blocks.0.{written}"));

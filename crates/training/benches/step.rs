@@ -2,18 +2,24 @@
 //!
 //! Run: `cargo bench -p candle-gpt2-training --bench step -- CASE [--dropout RATE] [--threads N] [--instructions SET] [--recompute] [--lora-rank RANK]
 //! [--device DEVICE] [--compute-dtype TYPE]`, CASE one of `small` (2,048 tokens, 256 wide, 6 blocks, 8 heads, 8 windows of 256), `gpt2`
-//! (124M, 4 windows of 64) and `gpt2-1024` (124M, 8 windows of 1,024, for GPUs). With a rank, adapters of all linear layers are trained
+//! (124M, 4 windows of 64), `gpt2-1024` (124M, 8 windows of 1,024, for GPUs) and `dictionary` (top-k on values that are at hand: 768 wide,
+//! 6,144 latents of which 32 are active, 4,096 tokens). With a rank, adapters of all linear layers are trained
 //! in place of the weights. Prints one JSON line, in the form of
-//! `python -m bench training`, which runs it beside PyTorch. One case in each run, since the peak is that of the process.
+//! `python -m bench training`, which runs it beside PyTorch (`dictionary`: `python -m bench circuits`, beside SAELens). One case in each run,
+//! since the peak is that of the process.
 
 #![expect(clippy::print_stdout, reason = "a bench prints")]
 
 use std::time::Instant;
 
-use candle_gpt2::Gpt2Config;
+use candle_core::{Device, Tensor};
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
 use candle_gpt2_engine::{DeviceChoice, Silent};
+use candle_gpt2_kernels::WeightFormat;
+use candle_gpt2_testing::{MadeUpWeights, pattern};
 use candle_gpt2_training::{
-    ComputeDType, Hyperparameters, LORA_TARGETS, Lora, LoraConfig, Parameters, Trainer, Windows,
+    ActivationRows, ComputeDType, Data, DictionaryKind, DictionaryNumbers, Hyperparameters, LORA_TARGETS,
+    Lora, LoraConfig, Parameters, RowValues, Task, Trainer, Windows,
 };
 
 /// Steps that are not counted: the first allocates the gradients.
@@ -40,6 +46,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         )
         .into());
     }
+    if arguments.iter().any(|argument| argument == "dictionary") {
+        let (trainer, data) = dictionary()?;
+        let (seconds, tokens) = (measured(trainer, &data)?, (DICTIONARY_BATCH * DICTIONARY_CONTEXT) as f64);
+        let report = serde_json::json!({
+            "case": "dictionary", "threads": candle_gpt2_kernels::thread_count(), "seconds_per_step": seconds,
+            "tokens_per_s": tokens / seconds, "peak_mib": peak_mib(),
+        });
+        println!("{report}");
+        return Ok(());
+    }
     let case = arguments.iter().find(|argument| matches!(argument.as_str(), "small" | "gpt2" | "gpt2-1024"));
     let (sizes, batch_size, context) = match case.map(String::as_str) {
         Some("small") => {
@@ -50,7 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some("gpt2-1024") => ((50_257, 1024, 768, 12, 12), 8, 1024),
         // Without a case, as `cargo bench` of the whole workspace runs it, there is nothing to measure.
         _ => {
-            println!("name a case: small, gpt2 or gpt2-1024");
+            println!("name a case: small, gpt2, gpt2-1024 or dictionary");
             return Ok(());
         }
     };
@@ -87,18 +103,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         None => Trainer::new(&config, parameters, numbers)?,
     };
-    let mut trainer = trainer.recomputing(recomputes);
-    for _ in 0..WARM_UP_STEPS {
-        trainer.step(&windows)?;
-    }
-    let mut seconds = Vec::new();
-    while seconds.len() < SHORTEST.0 || seconds.iter().sum::<f64>() < SHORTEST.1 {
-        let start = Instant::now();
-        trainer.step(&windows)?;
-        seconds.push(start.elapsed().as_secs_f64());
-    }
-    seconds.sort_by(f64::total_cmp);
-    let median = seconds[seconds.len() / 2];
+    let median = measured(trainer.recomputing(recomputes), &windows)?;
     let report = serde_json::json!({
         "case": case, "dropout": dropout, "recompute": recomputes, "lora_rank": lora_rank,
         "device": device.to_string(), "compute_dtype": compute_dtype, "threads": candle_gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
@@ -106,6 +111,72 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     println!("{report}");
     Ok(())
+}
+
+/// The median of the seconds that a step takes.
+fn measured(mut trainer: Trainer, data: &dyn Data) -> Result<f64, Box<dyn std::error::Error>> {
+    for _ in 0..WARM_UP_STEPS {
+        trainer.step(data)?;
+    }
+    let mut seconds = Vec::new();
+    while seconds.len() < SHORTEST.0 || seconds.iter().sum::<f64>() < SHORTEST.1 {
+        let start = Instant::now();
+        trainer.step(data)?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2])
+}
+
+/// Tokens of a step are those of a batch of texts without a model.
+const DICTIONARY_BATCH: usize = 32;
+const DICTIONARY_CONTEXT: usize = 128;
+const DICTIONARY_WIDTH: usize = 768;
+
+/// Made-up values of as many tokens as a few steps take.
+struct Values(Tensor);
+
+impl RowValues for Values {
+    fn len(&self) -> usize {
+        self.0.dims()[0]
+    }
+
+    fn read(&self, rows: &[usize]) -> candle_core::Result<[Tensor; 2]> {
+        let places = Tensor::from_iter(rows.iter().map(|row| *row as i64), &Device::Cpu)?;
+        let x = self.0.index_select(&places, 0)?;
+        Ok([x.clone(), x])
+    }
+}
+
+fn dictionary() -> Result<(Trainer, ActivationRows), Box<dyn std::error::Error>> {
+    let numbers = Hyperparameters {
+        task: Task::Dictionary,
+        batch_size: DICTIONARY_BATCH,
+        context: DICTIONARY_CONTEXT,
+        weight_decay: 0.0,
+        dictionary: Some(DictionaryNumbers {
+            kind: DictionaryKind::TopK,
+            site: "blocks.0.hook_resid_post".into(),
+            output_site: None,
+            latents: 8 * DICTIONARY_WIDTH,
+            k: 32,
+            sparsity: 0.0,
+            dead_after: 10_000_000,
+        }),
+        ..Hyperparameters::default()
+    };
+    let config = Gpt2Config {
+        vocab_size: 64,
+        n_positions: DICTIONARY_CONTEXT,
+        n_embd: DICTIONARY_WIDTH,
+        n_layer: 1,
+        ..Gpt2Config::gpt2()
+    };
+    let model = Gpt2LMHeadModel::load(&config, MadeUpWeights::new(WeightFormat::F32))?;
+    let values = pattern(&[5 * DICTIONARY_BATCH * DICTIONARY_CONTEXT, DICTIONARY_WIDTH], 2.0, 1);
+    let values = Values(values.to_dtype(candle_core::DType::F32)?);
+    let data = ActivationRows::new(values, DICTIONARY_CONTEXT, 1)?;
+    Ok((Trainer::with_dictionary((model, "made up".into()), false, numbers)?, data))
 }
 
 /// Most memory that this process had resident, where the system tells.

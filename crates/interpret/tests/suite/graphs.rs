@@ -60,6 +60,9 @@ fn configurations() -> Vec<Gpt2Config> {
 
 /// Whose transcoders: each layer's own, with a skip connection, or across layers.
 const KINDS: [&str; 3] = ["set", "skip", "cross-layer"];
+/// Of the matrices of their skip connections.
+const SKIP_SCALE: f64 = 0.4;
+const SKIP_OFFSET: u64 = 6;
 const INPUTS: [TranscoderInput; 3] =
     [TranscoderInput::ResidMid, TranscoderInput::Ln2Normalized, TranscoderInput::MlpIn];
 
@@ -86,7 +89,7 @@ fn transcoders(kind: &str, input: TranscoderInput, n_layer: usize, width: usize)
         }
         tensors.extend([random("W_dec", &[latents, width], 1.0, 4)]);
         if kind == "skip" {
-            tensors.extend([random("W_skip", &[width, width], 0.4, 6)]);
+            tensors.extend([random("W_skip", &[width, width], SKIP_SCALE, SKIP_OFFSET)]);
         }
         TranscoderLayer::per_layer(&tensors, &config).unwrap()
     });
@@ -130,8 +133,45 @@ fn what_nodes_and_biases_add_is_all() {
     assert!(closed > 1000, "{closed} targets");
 }
 
+/// The skip connections of [`transcoders`], live: an MLP output moves with what the transcoder reads.
+struct Skips {
+    /// Of each layer what it reads in the run, `(1, T, C)`, and its matrix, `(C, C)`.
+    layers: Vec<(Tensor, Tensor)>,
+    moved: Option<Tensor>,
+}
+
+impl Skips {
+    fn new(run: &Run, mids: &[Site]) -> Result<Self> {
+        let read = run.record(mids.iter().copied())?;
+        let layers = mids.iter().enumerate().map(|(layer, site)| {
+            let read = read.get(*site)?.clone();
+            let width = read.dim(2)?;
+            let skip = pattern(&[width, width], SKIP_SCALE, SKIP_OFFSET + 1000 * layer as u64);
+            Ok((read, skip.to_dtype(DType::F32)?.t()?))
+        });
+        Ok(Self { layers: layers.collect::<Result<_>>()?, moved: None })
+    }
+}
+
+impl Observer for Skips {
+    fn wants(&self, site: Site) -> bool {
+        matches!(site.kind, SiteKind::ResidMid | SiteKind::MlpOut)
+    }
+
+    fn observe(&mut self, site: Site, value: Tensor) -> candle_core::Result<Tensor> {
+        let (read, skip) = &self.layers[site.layer.unwrap()];
+        match site.kind {
+            SiteKind::ResidMid => {
+                self.moved = Some((&value - read)?.broadcast_matmul(skip)?);
+                Ok(value)
+            }
+            _ => value + self.moved.take().unwrap(),
+        }
+    }
+}
+
 /// A run in which all that the local replacement model freezes stays as it was, whatever else changes.
-fn frozen_run(run: &Run, edits: &mut [Edit], sites: &[Site]) -> Result<(Record, Vec<f64>)> {
+fn frozen_run(run: &Run, others: Vec<&mut dyn Observer>, sites: &[Site]) -> Result<(Record, Vec<f64>)> {
     let n_layer = run.model.config().n_layer;
     let inside = [SiteKind::Ln1Scale, SiteKind::Pattern, SiteKind::Ln2Scale, SiteKind::MlpOut];
     let frozen = (0..n_layer).flat_map(|layer| inside.map(|kind| Site::in_block(layer, kind)));
@@ -141,7 +181,7 @@ fn frozen_run(run: &Run, edits: &mut [Edit], sites: &[Site]) -> Result<(Record, 
     let mut seen = Record::new(sites.iter().copied());
     let mut observers: Vec<&mut dyn Observer> = Vec::new();
     observers.extend(held.iter_mut().map(|edit| edit as &mut dyn Observer));
-    observers.extend(edits.iter_mut().map(|edit| edit as &mut dyn Observer));
+    observers.extend(others.into_iter().map(|other| other as &mut dyn Observer));
     observers.push(&mut seen);
     let logits = values(&run.logits(LogitsFor::LastToken, &mut Chain(observers))?);
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
@@ -155,21 +195,27 @@ fn doubling_a_feature_moves_every_target_by_its_edge() -> Result<()> {
     for (index, config) in configurations().into_iter().enumerate() {
         let model = seeded(&config, DType::F32);
         let run = Run::new(&model, &IDS)?;
-        for kind in ["set", "cross-layer"] {
-            // A skip connection is live in the graph, and part of a frozen MLP output here.
+        for kind in KINDS {
             let transcoders = transcoders(kind, TranscoderInput::ResidMid, config.n_layer, config.n_embd);
             let replacement = ReplacementModel::new(&run, &transcoders, &GraphOptions::default())?;
             let edges = replacement.edges(&targets(&replacement))?;
             let largest = edges.rows.iter().flatten().fold(0.0f64, |most, edge| most.max(edge.abs()));
             let mids: Vec<Site> =
                 (0..config.n_layer).map(|layer| Site::in_block(layer, SiteKind::ResidMid)).collect();
-            let (before, logits_before) = frozen_run(&run, &mut [], &mids)?;
+            let (before, logits_before) = frozen_run(&run, Vec::new(), &mids)?;
+            let mut skips = Skips::new(&run, &mids)?;
             for source in (0..replacement.features()).step_by(7) {
                 let GraphNode::Feature { activation, .. } = replacement.nodes()[source] else {
                     unreachable!()
                 };
                 let change = FeatureChange { node: source, value: 2.0 * activation };
-                let (after, logits_after) = frozen_run(&run, &mut replacement.edits(&[change])?, &mids)?;
+                let mut edits = replacement.edits(&[change])?;
+                let mut others: Vec<&mut dyn Observer> =
+                    edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect();
+                if kind == "skip" {
+                    others.push(&mut skips);
+                }
+                let (after, logits_after) = frozen_run(&run, others, &mids)?;
                 for (target, row) in targets(&replacement).iter().zip(&edges.rows) {
                     let moved = match replacement.nodes()[*target] {
                         GraphNode::Logit { token, .. } => {
@@ -208,7 +254,6 @@ fn encoded(layer: usize, feature: usize, x: &Tensor) -> f64 {
 fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders {
     let folder = fixture_path(&format!("graphs/{name}/transcoders"));
     let read = |path: String| TensorFile::read(&folder.join(path)).unwrap().tensors;
-    let input = INPUTS.into_iter().find(|input| recorded["input"] == input.hook()).unwrap();
     if recorded["kind"] == "saelens-skip" {
         let layers = (0..n_layer).rev().map(|layer| {
             let config = std::fs::read_to_string(folder.join(format!("layer_{layer}/cfg.json"))).unwrap();
@@ -216,12 +261,17 @@ fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders
             Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config).unwrap()).unwrap()
         });
         let transcoders = Transcoders::of_dictionaries(layers.collect()).unwrap();
-        assert_eq!(transcoders.input(), input);
+        assert_eq!(recorded["input"], transcoders.input().hook());
         return transcoders;
     }
     let is_cross_layer = recorded["kind"].as_str().unwrap().starts_with("clt");
-    let k = recorded["topk"].as_u64().map(|k| usize::try_from(k).unwrap());
-    let config = TranscodersConfig { is_cross_layer, input, k };
+    let kind = if is_cross_layer { "cross_layer_transcoder" } else { "transcoder_set" };
+    let activation = if recorded["topk"].is_null() { "relu" } else { "topk" };
+    let config = serde_json::json!({
+        "model_kind": kind, "feature_input_hook": recorded["input"], "feature_output_hook": "hook_mlp_out",
+        "activation": activation, "k": recorded["topk"],
+    });
+    let config = TranscodersConfig::from_json(&config.to_string()).unwrap();
     let layers = (0..n_layer).map(|layer| match is_cross_layer {
         true => {
             let mut tensors = read(format!("W_enc_{layer}.safetensors"));
@@ -230,7 +280,7 @@ fn read_transcoders(name: &str, recorded: &Value, n_layer: usize) -> Transcoders
         }
         false => TranscoderLayer::per_layer(&read(format!("layer_{layer}.safetensors")), &config).unwrap(),
     });
-    Transcoders::new(input, layers.collect()).unwrap()
+    Transcoders::new(config.input, layers.collect()).unwrap()
 }
 
 const GRAPHS: [&str; 6] =
@@ -487,6 +537,14 @@ fn transcoders_that_do_not_fit_together_are_named() {
     ] {
         let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+    // Where a norm's output is read, behind its weight and bias, by either of its names.
+    for hook in ["mlp.hook_in", "ln2.hook_normalized"] {
+        let text = serde_json::json!({
+            "model_kind": "transcoder_set", "feature_input_hook": hook, "feature_output_hook": "hook_mlp_out",
+        });
+        let config = TranscodersConfig::from_json(&text.to_string()).unwrap();
+        assert_eq!(config.input, TranscoderInput::MlpIn);
     }
     let defaults = TranscodersConfig::from_json(r#"{"model_kind": "cross_layer_transcoder"}"#).unwrap();
     assert_eq!((defaults.is_cross_layer, defaults.input), (true, TranscoderInput::ResidMid));

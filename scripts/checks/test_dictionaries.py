@@ -1,0 +1,85 @@
+"""Dictionaries of features: SAELens encodes and decodes with those that `gpt2 train` writes as we do, and we with SAELens'.
+
+Needs requirements-circuits.txt, and the Python package of this repository (scripts/build_wheel.sh). Each kind is trained here for a
+few steps on the built-in model, and each class of SAELens is filled with random numbers and saved by SAELens.
+"""
+
+import pytest
+from paths import BUILT_IN, FIXTURES
+
+torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
+pytest.importorskip("transformer_lens.HookedTransformer", reason="needs TransformerLens 2")
+sae_lens = pytest.importorskip("sae_lens", reason="needs SAELens")
+candle_gpt2 = pytest.importorskip("candle_gpt2", reason="needs the Python package")
+
+from sae_lens.registry import get_sae_class  # noqa: E402
+from sae_lens.saes.sae import SAEMetadata  # noqa: E402
+
+WIDTH, LATENTS, K = 192, 256, 8
+# Of the largest value; sums of some hundred products in f32, in another order.
+TOLERANCE = 1e-5
+KINDS = ("top-k", "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder")
+ARCHITECTURES = (
+    "standard", "topk", "jumprelu", "gated", "transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return candle_gpt2.Model.from_pretrained(BUILT_IN)
+
+
+def assert_near(found, expected, what):
+    found, expected = numpy.asarray(found), expected.numpy()
+    difference = numpy.abs(found - expected).max() / numpy.abs(expected).max()
+    print(f"{what}: differs by {difference:.1e} of the largest")
+    assert difference < TOLERANCE, what
+
+
+def compare(model, folder):
+    """Latents and outputs of both, for values that the model has and that are random."""
+    theirs = sae_lens.SAE.load_from_disk(folder, device="cpu")
+    ours = model.dictionary(folder)
+    assert (ours.hook_name, ours.d_in, ours.d_sae) == (theirs.cfg.metadata.hook_name, theirs.cfg.d_in, theirs.cfg.d_sae)
+    x = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        latents = theirs.encode(x)
+        found = ours.encode(x.numpy())
+        active = (latents > 0).sum(-1).float().mean().item()
+        assert 1 < active < LATENTS, f"{active} latents are active"
+        assert_near(found, latents, f"{theirs.cfg.architecture()}, {active:.1f} active: latents")
+        # Of a skip transcoder, SAELens' `decode` alone leaves out what the connection adds.
+        assert_near(ours.decode(found, x.numpy()), theirs(x), f"{theirs.cfg.architecture()}: output")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ours_in_saelens(kind, model, program, tmp_path):
+    hook = "blocks.2.ln2.hook_normalized" if kind.endswith("transcoder") else "blocks.2.hook_resid_post"
+    text = FIXTURES / "evaluation" / "text.txt"
+    active = [] if kind == "gated" else ["--k", K]
+    program("train", "--task", "dictionary", "--data", text, "--init", BUILT_IN, "--site", hook, "--kind", kind, "--latents", LATENTS,
+            *active, "--steps", 5, "--batch-size", 2, "--context", 64, "--out", tmp_path / "ours")
+    compare(model, tmp_path / "ours")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_theirs_here(architecture, model, tmp_path):
+    kind, config = get_sae_class(architecture)
+    is_transcoder = architecture.endswith("transcoder")
+    hook = "blocks.2.hook_resid_mid" if is_transcoder else "blocks.2.hook_resid_pre"
+    metadata = SAEMetadata(model_name="stories", hook_name=hook, prepend_bos=True)
+    sizes = {"d_in": WIDTH, "d_sae": LATENTS, "metadata": metadata}
+    if is_transcoder:
+        metadata.hook_name_out = "blocks.2.hook_mlp_out"
+        sizes |= {"d_out": WIDTH, "apply_b_dec_to_input": False}
+    sizes |= {"k": K} if architecture == "topk" else {}
+    theirs = kind(config(**sizes))
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            scale = WIDTH**-0.5 if name.startswith("W_") else 0.3
+            values = torch.randn(parameter.shape, generator=generator) * scale
+            parameter.copy_(values.abs() if name == "threshold" else values)
+    theirs.save_model(tmp_path)
+    compare(model, tmp_path)
