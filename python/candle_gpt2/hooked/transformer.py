@@ -119,19 +119,16 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         cfg = HookedTransformerConfig.of_model(native.config, native.name)
         cfg.default_prepend_bos = default_prepend_bos is not False
         weights = Weights.of_checkpoint(native.parameters(), cfg)
-        if fold_ln:
-            weights.fold_ln()
-            cfg.normalization_type = "LNPre"
-        if center_writing_weights:
-            weights.center_writing_weights()
-        if center_unembed:
-            weights.center_unembed()
-        if fold_value_biases:
-            weights.fold_value_biases()
-        if refactor_factored_attn_matrices:
-            weights.refactor_factored_attn_matrices()
         is_torch = torch_module() is not None if tensors is None else tensors == "torch"
-        return cls(cfg, native, weights, default_padding_side, is_torch)
+        model = cls(cfg, native, weights, default_padding_side, is_torch)
+        model.process_weights_(
+            fold_ln,
+            center_writing_weights,
+            center_unembed,
+            refactor_factored_attn_matrices,
+            fold_value_biases=fold_value_biases,
+        )
+        return model
 
     @classmethod
     def from_pretrained_no_processing(
@@ -141,9 +138,32 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         raw = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
         return cls.from_pretrained(model_name, **{**raw, **options})
 
+    def process_weights_(
+        self,
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+        *,
+        fold_value_biases: bool = True,
+    ) -> None:
+        """Processes the weights where they are, as `from_pretrained` says; a step that was done before changes nothing."""
+        weights = self._weights
+        if fold_ln:
+            weights.fold_ln()
+            self.cfg.normalization_type = "LNPre"
+        if center_writing_weights:
+            weights.center_writing_weights()
+        if center_unembed:
+            weights.center_unembed()
+        if fold_value_biases:
+            weights.fold_value_biases()
+        if refactor_factored_attn_matrices:
+            weights.refactor_factored_attn_matrices()
+
     def __repr__(self) -> str:
         of = self.cfg
-        return f"HookedTransformer({of.model_name!r}, n_layers={of.n_layers}, n_heads={of.n_heads}, d_model={of.d_model})"
+        return f"{type(self).__name__}({of.model_name!r}, n_layers={of.n_layers}, n_heads={of.n_heads}, d_model={of.d_model})"
 
     # Text.
 
