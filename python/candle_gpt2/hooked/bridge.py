@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from os import PathLike
-from typing import Any
+from typing import Any, Self
 
 from .._native import Model
 from .transformer import HookedTransformer
@@ -19,7 +19,7 @@ class TransformerBridge(HookedTransformer):
     """
 
     @classmethod
-    def boot_transformers(cls, model_name: str | PathLike[str] | Model | None = None, **options: Any) -> "TransformerBridge":
+    def boot_transformers(cls, model_name: str | PathLike[str] | Model | None = None, **options: Any) -> Self:
         """Opens a model, with the options of `HookedTransformer.from_pretrained`."""
         return cls.from_pretrained_no_processing(model_name, **options)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         dtype: Any = "float32",
         tensors: str | None = None,
         **options: Any,
-    ) -> "HookedTransformer":
+    ) -> Self:
         """Opens a model, a name of the Hugging Face Hub, a path, a `Model`, or, without any, the one inside the package, and processes
         its weights as TransformerLens does.
 
@@ -133,7 +133,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     @classmethod
     def from_pretrained_no_processing(
         cls, model_name: str | PathLike[str] | Model | None = None, **options: Any
-    ) -> "HookedTransformer":
+    ) -> Self:
         """The same with the weights as they are stored."""
         raw = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
         return cls.from_pretrained(model_name, **{**raw, **options})
