@@ -5,7 +5,8 @@ use std::time::Instant;
 use candle_core::Device;
 use serde_json::json;
 
-use super::common::{PATIENCE, json_request, long_stream, start, start_long, start_with};
+use super::common::{PATIENCE, json_request, long_stream, start, start_with};
+use super::limits::start_long;
 
 #[test]
 fn activations_come_as_json_or_as_a_file() {
