@@ -95,6 +95,7 @@ from .hooked import (
     head_detector,
     hook_points,
     patching,
+    utilities,
     utils,
 )
 from .rows import Rows
@@ -140,6 +141,7 @@ __all__ = [
     "thread_count",
     "tokenize",
     "train",
+    "utilities",
     "utils",
     "verify",
 ]
