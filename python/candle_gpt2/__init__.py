@@ -90,10 +90,12 @@ from .hooked import (
     HookedTransformerConfig,
     HookPoint,
     SVDInterpreter,
+    TransformerBridge,
     components,
     head_detector,
     hook_points,
     patching,
+    utilities,
     utils,
 )
 from .rows import Rows
@@ -124,6 +126,7 @@ __all__ = [
     "Steering",
     "TextStream",
     "Trainer",
+    "TransformerBridge",
     "__version__",
     "components",
     "compress",
@@ -138,6 +141,7 @@ __all__ = [
     "thread_count",
     "tokenize",
     "train",
+    "utilities",
     "utils",
     "verify",
 ]

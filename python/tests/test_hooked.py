@@ -9,7 +9,7 @@ from pathlib import Path
 import candle_gpt2
 import numpy as np
 import pytest
-from candle_gpt2 import FactoredMatrix, HookedTransformer, components, head_detector, patching, utils
+from candle_gpt2 import FactoredMatrix, HookedTransformer, TransformerBridge, components, head_detector, patching, utils
 
 from support import FIXTURES, read_safetensors, write_safetensors
 
@@ -118,6 +118,21 @@ def test_each_step_of_the_processing_is_that_of_transformer_lens(name, step):
     CLOSE(logits, expected[f"step.{step}.logits"])
     for site in ("resid_post", "z", "q"):
         CLOSE(cache[site, -1], expected[f"step.{step}.{site}"], err_msg=site)
+
+
+def test_a_bridge_is_raw_until_it_is_in_compatibility_mode():
+    name, ids = HOOKED[0], [[1, 2, 3, 4]]
+    bridge = TransformerBridge.boot_transformers(INSIDE / name, device="cpu")
+    raw = HookedTransformer.from_pretrained_no_processing(INSIDE / name)
+    bridge.enable_compatibility_mode(no_processing=True)
+    np.testing.assert_array_equal(bridge(ids), raw(ids))
+    bridge.enable_compatibility_mode(center_unembed=False)
+    np.testing.assert_array_equal(bridge(ids), HookedTransformer.from_pretrained(INSIDE / name, center_unembed=False)(ids))
+    # What was done before is done once.
+    for _ in range(2):
+        bridge.enable_compatibility_mode()
+        CLOSE(bridge(ids), HookedTransformer.from_pretrained(INSIDE / name)(ids))
+    assert dict(bridge.tl_named_parameters()).keys() == bridge.tl_parameters().keys() == raw.state_dict().keys()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -497,6 +512,25 @@ def test_names_of_hook_points(plain):
     plain.reset_hooks()
 
 
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        (utils.get_act_name("in", 1), "blocks.1.hook_resid_pre"),
+        ("blocks.0.hook_out", "blocks.0.hook_resid_post"),
+        ("blocks.1.attn.q.hook_out", "blocks.1.attn.hook_q"),
+        ("blocks.1.attn.o.hook_in", "blocks.1.attn.hook_z"),
+        ("blocks.0.mlp.out.hook_in", "blocks.0.mlp.hook_post"),
+        ("embed.hook_out", "hook_embed"),
+    ],
+)
+def test_names_of_version_4_are_those_of_the_same_places(plain, name, own):
+    _, cache = plain.run_with_cache([1, 2], names_filter=name)
+    assert list(cache) == [own] and cache[name] is cache[own]
+    seen = []
+    plain.run_with_hooks([1, 2], fwd_hooks=[(name, lambda value, hook: seen.append(hook.name))])
+    assert seen == [own]
+
+
 # Gradients.
 
 SWITCHES = [(), ("split_qkv_input",), ("attn_in",), ("attn_result", "hook_mlp_in")]
@@ -731,6 +765,7 @@ def test_the_tokenizer_is_called_as_that_of_transformers(model):
     assert tokenizer(TEXT, truncation=True, max_length=2).input_ids == ids[:2]
     assert tokenizer.decode(ids) == TEXT and len(tokenizer) == model.cfg.d_vocab
     assert not hasattr(tokenizer(TEXT), "token_type_ids")
+    assert tokenizer.vocab["Ġdog"] == model.to_single_token(" dog") and sorted(tokenizer.vocab.values()) == list(range(len(tokenizer)))
 
 
 def test_what_cannot_be_opened_is_told():

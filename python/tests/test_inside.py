@@ -1,5 +1,6 @@
 """What is seen inside is what the program writes; hooks may replace it; pictures need nothing from anywhere."""
 
+import base64
 import json
 import re
 
@@ -27,6 +28,51 @@ def test_what_is_seen_is_what_the_program_writes(model, program, tmp_path):
         assert sorted(written) == sorted(seen)
         for name in written:
             np.testing.assert_array_equal(written[name], seen[name], err_msg=name)
+
+
+def activations(choice):
+    """Arrays by hook point, and the ids that the model has read."""
+    info, arrays = choice["activations_info"], {}
+    for entry in choice["activations"]:
+        arrays[entry["site"]] = np.frombuffer(base64.b64decode(entry["data"]), "<f4").reshape(entry["shape"])
+    return arrays, [info["token_ids"][position] for position in choice["activations"][0]["positions"]]
+
+
+def test_completions_show_the_inside(model):
+    names = ["blocks.2.hook_resid_post", "blocks.5.hook_resid_post"]
+    asked = {"sites": names, "positions": "all", "of": "both"}
+    answer = model.complete(TEXT, max_tokens=4, temperature=0, activations=asked)
+    assert answer["choices"][0]["text"] == model.complete(TEXT, max_tokens=4, temperature=0)["choices"][0]["text"]
+    found, ids = activations(answer["choices"][0])
+    _, seen = model.run_with_cache(ids, names)
+    assert len(ids) == len(model.encode(TEXT)) + 3, "the last token is not read"
+    for name in names:
+        # Single tokens are computed by other kernels than a prompt.
+        np.testing.assert_allclose(found[name], seen[name][0], rtol=1e-4, atol=1e-4, err_msg=name)
+    lists = model.complete(TEXT, max_tokens=1, activations={"sites": "pattern2".split(), "encoding_format": "float"})
+    [entry] = lists["choices"][0]["activations"]
+    assert sum(entry["data"]) == pytest.approx(entry["shape"][0], abs=1e-4), "each head looks somewhere"
+
+
+def test_completions_are_steered(model):
+    name = "blocks.2.hook_resid_pre"
+    width = model.run_with_cache(TEXT, [name])[1][name].shape[-1]
+    vector = np.random.default_rng(1).normal(size=width).astype(np.float32)
+
+    def text(**fields):
+        return model.complete(TEXT, max_tokens=6, temperature=0, **fields)["choices"][0]["text"]
+
+    def steered(scale):
+        return text(steering=[{"site": name, "vector": vector, "scale": scale}])
+
+    assert steered(0) == text()
+    assert steered(8.0) != text()
+    hooked = model.generate(TEXT, do_sample=False, max_new_tokens=6, hooks=[(name, lambda value, name: value + 8 * vector)])
+    assert steered(8.0) == hooked
+    with pytest.raises(ValueError, match=r"steering\[0\].vector: expected"):
+        model.complete(TEXT, steering=[{"site": name, "vector": [1.0]}])
+    with pytest.raises(ValueError, match=r"activations.sites\[0\]: .*did you mean"):
+        model.complete(TEXT, activations={"sites": ["resid_pots"]})
 
 
 def test_places_have_many_names(model):

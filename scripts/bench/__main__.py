@@ -8,6 +8,7 @@ usage: python -m bench TABLE [OPTIONS]      (in scripts/, or with PYTHONPATH=scr
   training    a training step beside PyTorch
   attention   attention layers beside PyTorch
   inside      looking inside beside TransformerLens
+  hooked      `HookedTransformer` in Python beside TransformerLens
   circuits    edge attribution, attribution graphs and dictionaries beside their authors' code
   evaluation  `gpt2 eval` beside lm-evaluation-harness
   compression `gpt2 compress` beside xz, zstd, brotli, bzip3 and zpaq
@@ -26,7 +27,7 @@ import sys
 
 from bench import common
 
-TABLES = ("cpu", "page", "cuda", "serving", "training", "attention", "inside", "circuits", "evaluation", "compression", "tokenize", "python", "ray", "web")
+TABLES = ("cpu", "page", "cuda", "serving", "training", "attention", "inside", "hooked", "circuits", "evaluation", "compression", "tokenize", "python", "ray", "web")
 
 
 def main():

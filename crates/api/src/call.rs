@@ -15,4 +15,6 @@ pub struct Call {
     pub answer: Answer,
     /// Whether it is sent piece by piece.
     pub stream: bool,
+    /// Bytes of the activations that are kept for the answer, at most: four for each number.
+    pub activation_bytes: usize,
 }

@@ -116,14 +116,14 @@ impl Inside {
         Some(Box::new(ShownSites { sites, config, encoding: *encoding }))
     }
 
-    /// Checks that what is shown of all texts is no more than the server returns, before anything is made.
-    pub(crate) fn check_size(
+    /// Bytes of what is shown of all texts, which are no more than the server returns.
+    pub(crate) fn bytes(
         &self,
         prompts: &[PromptTokens],
         (texts, max_tokens): (usize, usize),
         served: &ServedModel,
-    ) -> Result<(), ApiError> {
-        let Some(shown) = &self.shown else { return Ok(()) };
+    ) -> Result<usize, ApiError> {
+        let Some(shown) = &self.shown else { return Ok(0) };
         let most = served.options.limits.max_activation_bytes;
         let mut bytes = 0_usize;
         for prompt in prompts {
@@ -142,7 +142,7 @@ impl Inside {
             );
             return Err(ApiError::invalid(message).with_param(path));
         }
-        Ok(())
+        Ok(bytes)
     }
 
     /// An inspection for each text of a prompt, or none if nothing is asked for.
@@ -376,7 +376,7 @@ impl Call {
             return Err(ApiError::invalid(message).with_param("prompt"));
         }
         let prompts = tokens_of(prompts, fields.truncate_prompt_tokens, 0, served)?;
-        inside.check_size(&prompts, (1, 0), served)?;
+        let activation_bytes = inside.bytes(&prompts, (1, 0), served)?;
         let config = Arc::new(GenerationConfig { max_new_tokens: 0, ..served.defaults.config().clone() });
         let (mut requests, mut answers) = (Vec::new(), Vec::new());
         for PromptTokens { ids, told_from, path } in prompts {
@@ -400,6 +400,6 @@ impl Call {
             ..Wants::default()
         };
         let answer = Answer::new(head, wants, Arc::clone(&served.pieces), answers, warnings);
-        Ok(Self { requests, answer, stream: false })
+        Ok(Self { requests, answer, stream: false, activation_bytes })
     }
 }

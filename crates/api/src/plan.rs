@@ -128,7 +128,7 @@ impl Plan {
     fn into_call(self, served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
         let Self { shape, prompts, max_tokens, best_of, echo, logprobs, mut options, warnings } = self;
         let inside = std::mem::take(&mut options.inside).of_model(served)?;
-        inside.check_size(&prompts, (best_of, max_tokens), served)?;
+        let activation_bytes = inside.bytes(&prompts, (best_of, max_tokens), served)?;
         let (stream, Count(n)) = (options.fields.stream, options.fields.n);
         // The most probable texts are all the same.
         let sampling = options.sampling(served);
@@ -182,7 +182,7 @@ impl Plan {
             is_steered: inside.is_steered(),
         };
         let answer = Answer::new(head, wants, Arc::clone(&served.pieces), prompts, warnings);
-        Ok(Call { requests, answer, stream })
+        Ok(Call { requests, answer, stream, activation_bytes })
     }
 }
 

@@ -59,7 +59,12 @@ impl Model {
         if let Some(served) = self.served.get() {
             return Ok(served);
         }
-        let options = ApiOptions { name: self.opened.name(), limits: Limits::NONE, ..ApiOptions::default() };
+        let options = ApiOptions {
+            name: self.opened.name(),
+            limits: Limits::NONE,
+            activations: true,
+            ..ApiOptions::default()
+        };
         let served = Arc::new(ServedModel::new(&self.loaded, options)?);
         Ok(self.served.get_or_init(|| served))
     }
@@ -68,7 +73,8 @@ impl Model {
 #[pymethods]
 impl Model {
     /// Continues a prompt as OpenAI's completions do: options in their words (max_tokens, temperature, n, logprobs, stop, seed, …),
-    /// and the answer a dict in their shape.
+    /// and the answer a dict in their shape. `activations` and `steering` are those of the server too: what is inside the model at hook
+    /// points, in each choice, and changes to it; of a dictionary's feature give `site` and `vector`.
     #[pyo3(signature = (prompt, **options))]
     fn complete<'py>(
         &self,

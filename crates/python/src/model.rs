@@ -1,5 +1,6 @@
 //! A model that Python holds: opened by its name, with its tokens and its configuration. What it does is in the other files.
 
+use std::collections::HashMap;
 use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -394,6 +395,11 @@ impl Model {
     fn decode(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, skip_special_tokens: bool) -> Result<String> {
         let ids = Text::read(ids)?;
         py.detach(|| ids.decoded(self.loaded.vocabulary(), skip_special_tokens))
+    }
+
+    /// The ids of all tokens by what the tokenizer calls them: in GPT-2's, each byte is a character, and a space is `Ġ`.
+    fn vocab(&self) -> Result<HashMap<String, u32>> {
+        Ok(self.loaded.vocabulary().required_tokenizer()?.get_vocab(true))
     }
 
     /// The text of each token, as TransformerLens shows it: a part of a character as U+FFFD.

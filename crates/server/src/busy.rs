@@ -37,6 +37,12 @@ pub(crate) fn bodies_full() -> ApiError {
     ApiError::busy(503, message, "server_overloaded", SOON)
 }
 
+/// There is no memory for the activations that are asked for.
+pub(crate) fn activations_full() -> ApiError {
+    let message = "there is no memory for the activations of this request; retry after the time in the Retry-After header";
+    ApiError::busy(503, message, "server_overloaded", SOON)
+}
+
 /// The server is about to end.
 pub(crate) fn draining() -> ApiError {
     ApiError::busy(503, "the server is shutting down", "server_draining", SOON)

@@ -5,6 +5,7 @@ compatibility mode. torch is not needed; where it is imported, values are tensor
 """
 
 from . import components, head_detector, hook_points, patching, utils
+from .bridge import TransformerBridge
 from .cache import ActivationCache
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
@@ -13,6 +14,8 @@ from .splice import SAE
 from .svd_interpreter import SVDInterpreter
 from .transformer import HookedTransformer
 
+#: TransformerLens 4's name of the module.
+utilities = utils
 #: SAELens' name: every model takes autoencoders.
 HookedSAETransformer = HookedTransformer
 
@@ -25,9 +28,11 @@ __all__ = [
     "HookedTransformerConfig",
     "SAE",
     "SVDInterpreter",
+    "TransformerBridge",
     "components",
     "head_detector",
     "hook_points",
     "patching",
+    "utilities",
     "utils",
 ]

@@ -9,7 +9,7 @@ from . import utils
 from .arrays import array, like
 from .components import LayerNorm, TransformerBlock
 from .config import HookedTransformerConfig
-from .hook_points import HookPoint
+from .hook_points import HookPoint, own_name
 from .slices import Slice
 
 
@@ -49,6 +49,7 @@ class ActivationCache:
             if rest and rest[0] is not None and rest[0] < 0:
                 rest[0] += self.model.cfg.n_layers
             name = utils.get_act_name(name, *rest)
+        name = name if name in self.cache_dict else own_name(name)
         if name not in self.cache_dict:
             known = name in self.model.hook_dict
             raise KeyError(f"{name!r} is not in this cache; names_filter left it out, or it is off" if known else f"{name!r} is no hook point")

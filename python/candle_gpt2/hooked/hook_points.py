@@ -1,6 +1,7 @@
 """Hook points, and the tree of modules that holds them: names, hooks in order, contexts."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,29 @@ Hook = Callable[..., Any]
 
 # Hook points whose values have an axis of heads between that of positions and the last.
 WITH_HEADS = tuple(f"hook_{name}" for name in ("q", "k", "v", "z", "result", "q_input", "k_input", "v_input", "attn_in"))
+
+# Hook points that TransformerLens 4 calls by the input or the output of a module.
+_OF_MODULES = {
+    "embed.hook_out": "hook_embed",
+    "pos_embed.hook_out": "hook_pos_embed",
+    "hook_in": "hook_resid_pre",
+    "hook_out": "hook_resid_post",
+    "attn.q.hook_out": "attn.hook_q",
+    "attn.k.hook_out": "attn.hook_k",
+    "attn.v.hook_out": "attn.hook_v",
+    "attn.o.hook_in": "attn.hook_z",
+    "attn.hook_out": "hook_attn_out",
+    "mlp.in.hook_out": "mlp.hook_pre",
+    "mlp.out.hook_in": "mlp.hook_post",
+    "mlp.hook_out": "hook_mlp_out",
+}
+
+
+def own_name(name: str) -> str:
+    """The name of TransformerLens 2.x, which hook points have here, for one of version 4: `blocks.3.hook_in` is
+    `blocks.3.hook_resid_pre`."""
+    block, place = re.fullmatch(r"(blocks\.\d+\.)?(.*)", name, re.DOTALL).groups("")  # type: ignore[union-attr]
+    return block + _OF_MODULES.get(place, place)
 
 
 class Module:
@@ -180,7 +204,7 @@ class HookedRootModule(Module):
 
     def hook_point(self, name: str) -> HookPoint:
         """The hook point of this name; a KeyError with the nearest name if there is none."""
-        found = self.hook_dict.get(name)
+        found = self.hook_dict.get(name) or self.hook_dict.get(own_name(name))
         if found is None:
             nearest = difflib.get_close_matches(name, self.hook_dict, n=1, cutoff=0)
             raise KeyError(f"{name!r} is no hook point; did you mean {nearest[0]!r}?" if nearest else f"{name!r} is no hook point")
@@ -329,9 +353,9 @@ class HookedRootModule(Module):
             return list(self.hook_dict)
         if callable(names_filter):
             return [name for name in self.hook_dict if names_filter(name)]
-        names = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        names = [names_filter] if isinstance(names_filter, str) else names_filter
+        names = [self.hook_point(name).name or "" for name in names]
         for name in names:
-            self.hook_point(name)
             switch = self.switch(name)
             if switch is not None:
                 raise KeyError(f"{name!r} is computed only after model.{switch}(True)")

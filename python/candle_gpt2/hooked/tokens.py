@@ -102,6 +102,15 @@ class Tokenizer:
         """The text of each row."""
         return [self.decode(row, skip_special_tokens) for row in rows]
 
+    @property
+    def vocab(self) -> dict[str, int]:
+        """`get_vocab()`."""
+        return self.get_vocab()
+
+    def get_vocab(self) -> dict[str, int]:
+        """The ids of all tokens by what the tokenizer calls them, a space `Ġ`."""
+        return self._model.vocab()
+
     def __len__(self) -> int:
         return self.vocab_size
 

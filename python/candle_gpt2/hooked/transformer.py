@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -98,7 +98,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         dtype: Any = "float32",
         tensors: str | None = None,
         **options: Any,
-    ) -> "HookedTransformer":
+    ) -> Self:
         """Opens a model, a name of the Hugging Face Hub, a path, a `Model`, or, without any, the one inside the package, and processes
         its weights as TransformerLens does.
 
@@ -119,9 +119,39 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         cfg = HookedTransformerConfig.of_model(native.config, native.name)
         cfg.default_prepend_bos = default_prepend_bos is not False
         weights = Weights.of_checkpoint(native.parameters(), cfg)
+        is_torch = torch_module() is not None if tensors is None else tensors == "torch"
+        model = cls(cfg, native, weights, default_padding_side, is_torch)
+        model.process_weights_(
+            fold_ln,
+            center_writing_weights,
+            center_unembed,
+            refactor_factored_attn_matrices,
+            fold_value_biases=fold_value_biases,
+        )
+        return model
+
+    @classmethod
+    def from_pretrained_no_processing(
+        cls, model_name: str | PathLike[str] | Model | None = None, **options: Any
+    ) -> Self:
+        """The same with the weights as they are stored."""
+        raw = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
+        return cls.from_pretrained(model_name, **{**raw, **options})
+
+    def process_weights_(
+        self,
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+        *,
+        fold_value_biases: bool = True,
+    ) -> None:
+        """Processes the weights where they are, as `from_pretrained` says; a step that was done before changes nothing."""
+        weights = self._weights
         if fold_ln:
             weights.fold_ln()
-            cfg.normalization_type = "LNPre"
+            self.cfg.normalization_type = "LNPre"
         if center_writing_weights:
             weights.center_writing_weights()
         if center_unembed:
@@ -130,20 +160,10 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             weights.fold_value_biases()
         if refactor_factored_attn_matrices:
             weights.refactor_factored_attn_matrices()
-        is_torch = torch_module() is not None if tensors is None else tensors == "torch"
-        return cls(cfg, native, weights, default_padding_side, is_torch)
-
-    @classmethod
-    def from_pretrained_no_processing(
-        cls, model_name: str | PathLike[str] | Model | None = None, **options: Any
-    ) -> "HookedTransformer":
-        """The same with the weights as they are stored."""
-        raw = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
-        return cls.from_pretrained(model_name, **{**raw, **options})
 
     def __repr__(self) -> str:
         of = self.cfg
-        return f"HookedTransformer({of.model_name!r}, n_layers={of.n_layers}, n_heads={of.n_heads}, d_model={of.d_model})"
+        return f"{type(self).__name__}({of.model_name!r}, n_layers={of.n_layers}, n_heads={of.n_heads}, d_model={of.d_model})"
 
     # Text.
 

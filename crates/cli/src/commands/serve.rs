@@ -97,7 +97,8 @@ struct LimitArguments {
     /// Maximum prompts per request
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, allow_negative_numbers = true, value_parser = between(1, 2048))]
     max_prompts: usize,
-    /// Maximum bytes of activations per request, 4 for each number
+    /// Maximum bytes of activations per request, 4 for each number; all requests together hold four times as many, and get
+    /// status 503 beyond it
     #[arg(long, value_name = "BYTES", default_value_t = Limits::default().max_activation_bytes, allow_negative_numbers = true, value_parser = between(4, 1 << 30))]
     max_activation_bytes: usize,
 }

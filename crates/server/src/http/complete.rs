@@ -11,6 +11,7 @@ use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::activations::Held;
 use super::body::{Content, Stream};
 use super::peer::Peer;
 use super::receive::Received;
@@ -53,7 +54,7 @@ pub(crate) async fn answer(
         // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
         None => blocking(&caller.id, move || served.read(endpoint, received.bytes(), reuse)).await?,
     };
-    let Work::Texts(Call { mut requests, answer, stream }) = work else {
+    let Work::Texts(Call { mut requests, answer, stream, activation_bytes }) = work else {
         return Err(ApiError::failed("a path of texts that asks for something else"));
     };
     caller.log_warnings(answer.warnings());
@@ -64,12 +65,14 @@ pub(crate) async fn answer(
     let Backend::Texts(engine) = &shared.backend else {
         return Err(ApiError::failed("texts, of a classifier"));
     };
+    let held = shared.activations.hold(activation_bytes);
+    let held = held.inspect_err(|_| shared.metrics.reject("activations_full"))?;
     let ticket = engine.submit(&caller.id, requests)?;
     let numbers = Arc::clone(&caller.numbers);
     let id = Arc::clone(&caller.id);
     let wants_file = wants_file && endpoint == Endpoint::Activations;
     let _accepted = Accepted::new(&shared.calls);
-    let running = Running { id, answer, ticket, numbers, is_long, wants_file, _accepted };
+    let running = Running { id, answer, ticket, numbers, is_long, wants_file, held, _accepted };
     let peer = Arc::clone(&caller.peer);
     if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
 }
@@ -93,6 +96,8 @@ struct Running {
     is_long: bool,
     /// Whether it is a safetensors file.
     wants_file: bool,
+    /// The memory of its activations.
+    held: Option<Held>,
     _accepted: Accepted,
 }
 
@@ -120,12 +125,17 @@ impl Running {
             made = made => made?,
             () = peer.closed() => return Err(gone()),
         }
-        let Self { id, answer, is_long, wants_file, .. } = self;
+        let Self { id, answer, is_long, wants_file, held, .. } = self;
         let write = move || {
-            Ok(match wants_file {
-                true => reply::text(FILE, answer.into_safetensors()?),
-                false => reply::json(answer.into_response()),
-            })
+            let body = match wants_file {
+                true => answer.into_safetensors()?,
+                false => answer.into_response().into_bytes(),
+            };
+            let body = match held {
+                Some(held) => held.until_sent(body),
+                None => body.into(),
+            };
+            Ok(if wants_file { reply::text(FILE, body) } else { reply::json(body) })
         };
         if is_long { blocking(&id, write).await } else { write() }
     }

@@ -7,7 +7,7 @@ use hyper::{Response, StatusCode};
 
 use super::body::Content;
 
-pub(crate) fn json(body: String) -> Response<Content> {
+pub(crate) fn json(body: impl Into<Bytes>) -> Response<Content> {
     text("application/json", body)
 }
 

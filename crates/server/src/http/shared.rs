@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use candle_gpt2_api::{ServedModel, Warnings};
 use tokio::sync::watch;
 
+use super::activations::Activations;
 use super::gate::Gate;
 use super::listener::Listener;
 use super::peer::Peer;
@@ -33,6 +34,7 @@ pub(crate) struct Shared {
     /// Calls that the engine has accepted and that are not answered.
     pub(super) calls: watch::Sender<usize>,
     pub(super) rooms: Arc<Rooms>,
+    pub(super) activations: Arc<Activations>,
     /// Analyses, of which one is made at a time, so that memory stays bounded.
     pub(super) looks: Turns,
     pub(super) ids: AtomicU64,
@@ -87,6 +89,7 @@ impl Shared {
         Self {
             gate: Gate::new(&options, listener.loopback()),
             rooms: Arc::new(Rooms::new(options.max_body)),
+            activations: Arc::new(Activations::new(options.api.limits.max_activation_bytes)),
             looks: Turns::new(MOST_LOOKS, options.timeouts.queue),
             options,
             backend,

@@ -1,9 +1,12 @@
 //! `/v1/activations`, and completions that show and change what is inside the model, over the wire.
 
+use std::time::Instant;
+
 use candle_core::Device;
 use serde_json::json;
 
-use super::common::{json_request, start, start_with};
+use super::common::{PATIENCE, json_request, long_stream, start, start_with};
+use super::limits::start_long;
 
 #[test]
 fn activations_come_as_json_or_as_a_file() {
@@ -44,6 +47,46 @@ fn a_server_without_the_option_looks_nowhere() {
     assert!(refusal.ends_with("start it with --activations"), "{refusal}");
     let body = json!({ "prompt": "a", "activations": { "sites": ["resid_post0"] } });
     assert!(server.post("/v1/completions", &body).refusal(400).starts_with("activations: "));
+}
+
+/// Four requests of the largest size are served at once, whatever more there are.
+#[test]
+fn all_requests_together_record_no_more_than_there_is_memory_for() {
+    const NUMBER: usize = 4;
+    let server = start_long(|options| {
+        options.api.activations = true;
+        options.api.limits.max_activation_bytes = NUMBER;
+    });
+    let mut recorded = long_stream();
+    recorded["activations"] = json!({ "sites": ["ln_final.hook_scale"] });
+    let client = |_| {
+        let mut client = server.connect();
+        client.send(&json_request("/v1/completions", &recorded));
+        client
+    };
+    let mut running: Vec<_> = (0..4).map(client).collect();
+    server.wait_for_metric("gpt2_batch_rows", 4.0);
+    for (path, body) in [
+        ("/v1/completions", &recorded),
+        ("/v1/activations", &json!({ "prompt": [5], "sites": ["ln_final.hook_scale"] })),
+    ] {
+        let reply = server.post(path, body);
+        assert!(reply.refusal(503).starts_with("there is no memory for the activations"));
+        assert_eq!(reply.json()["error"]["code"], "server_overloaded");
+        assert_eq!(reply.header("retry-after"), Some("1"));
+    }
+    assert_eq!(server.metric("gpt2_rejected_total{reason=\"activations_full\"}"), 2.0);
+    // Others need none of it.
+    assert_eq!(server.post("/v1/completions", &json!({ "prompt": [5], "max_tokens": 2 })).status, 200);
+    drop(running.pop());
+    // Its memory is soon free again, and so is that of an answer that has been sent.
+    let body = json!({ "prompt": [5], "sites": ["ln_final.hook_scale"] });
+    for _ in 0..2 {
+        let started = Instant::now();
+        while server.post("/v1/activations", &body).status != 200 {
+            assert!(started.elapsed() < PATIENCE);
+        }
+    }
 }
 
 /// A client that goes away in the middle of a steered text frees its place.
