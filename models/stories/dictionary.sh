@@ -2,7 +2,7 @@
 # Trains a dictionary of the built-in model: features of the residual stream after a middle block, on stories and exercises like those
 # that it learned from; and writes a page with the texts that each feature is active in.
 # usage: models/stories/dictionary.sh OUT
-# The same commit gives the same files. What is there already is kept, and an interrupted training goes on. SEED, TOKENS, STEPS, SITE,
+# The same commit gives the same files. What is there already is kept, and an interrupted training is resumed. SEED, TOKENS, STEPS, SITE,
 # LATENTS and MODEL may be set in the environment.
 set -euo pipefail
 out=$(realpath --canonicalize-missing "${1:?usage: models/stories/dictionary.sh OUT}")

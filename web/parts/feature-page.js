@@ -1,4 +1,4 @@
-// A page of features. The report chooses among them, by its rows or its bars; what is chosen stands in the address: #row=3.
+// A page of features. The report chooses among them, by its rows or its bars; the address keeps what is chosen: #row=3.
 (() => {
   const { report, features } = JSON.parse(document.getElementById("report").textContent);
   document.getElementById("title").textContent = report.title;

@@ -84,7 +84,7 @@ pub struct FeatureText {
 }
 
 /// A report and features as one HTML file that asks for nothing. The report's first axis, or the one before the last, are the features:
-/// the one that is chosen in it is shown, and stands in the fragment of the address.
+/// the one that is chosen in it is shown, and the fragment of the address keeps it.
 ///
 /// See [`FeatureCard`] for an example.
 pub fn feature_page(report: &Report, features: &[FeatureCard]) -> String {
