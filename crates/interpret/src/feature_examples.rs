@@ -60,7 +60,7 @@ pub struct FeatureSummary {
     pub quarters: Vec<Vec<FeatureExample>>,
 }
 
-/// A part of a text in which a feature is active. Part of a [`FeatureSummary`], which has an example.
+/// A part of a text in which a feature is active. Part of a [`FeatureSummary`], as the example of [`FeatureExamples`] shows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeatureExample {
     /// Which of the texts it is from, in their order.
@@ -73,7 +73,7 @@ pub struct FeatureExample {
     pub strongest: usize,
 }
 
-/// How many values lie in bins of equal width from 0 on. Part of a [`FeatureSummary`].
+/// How many values are in bins of equal width from 0 on. Part of a [`FeatureSummary`].
 ///
 /// ```
 /// use candle_gpt2_interpret::Histogram;
