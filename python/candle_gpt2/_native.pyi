@@ -372,11 +372,14 @@ class Model:
     ) -> Picture: ...
     def features(
         self,
-        text: _Text,
+        text: _Text | None,
         sae: _Path,
         *,
         site: str | None = None,
         top: int = 20,
+        prompts_file: _Path | None = None,
+        features: _Numbers | None = None,
+        examples: int = 6,
         bos: bool = False,
     ) -> Picture: ...
     def attribution_graph(

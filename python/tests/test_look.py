@@ -207,6 +207,17 @@ def test_features_are_those_of_the_program(model, program, tmp_path):
     latents = np.maximum((x - tensors["pre_bias"]) @ tensors["encoder.weight"].T + tensors["latent_bias"], 0)
     shown = [int(label) for label in picture.axes["feature"]]
     np.testing.assert_allclose(picture.values, latents.T[shown], rtol=1e-4, atol=1e-4)
+    # What they are active for.
+    texts = tmp_path / "texts.txt"
+    texts.write_text("The big dog ran.\nA red ball and a blue cup.\n" * 5)
+    options = {"site": "1.resid_pre", "prompts_file": texts, "features": [1, 4], "examples": 2}
+    picture = model.features(None, file, **options)
+    flags = ["--sae", str(file), "--site", "1.resid_pre", "--prompts-file", str(texts), "--features", "1,4", "--examples", "2"]
+    report = compare(picture, program("look", "features", *flags, "--json"))
+    assert [card["index"] for card in picture.details["features"]] == [1, 4] and picture.axes == {"feature": ["1", "4"]}
+    assert picture.details["features"] == report["features"]
+    with pytest.raises(ValueError, match="prompts_file"):
+        model.features(None, file, site="1.resid_pre")
 
 
 def test_details_are_numbers_or_arrays(model):

@@ -32,6 +32,15 @@ pub static GRAPH_CSS: &str = include_str!("../parts/graph.css");
 /// Their script, after [`PARTS_JS`].
 pub static GRAPH_JS: &str = include_str!("../parts/graph.js");
 
+/// The elements of [`REPORT_HTML`], and those that `parts.feature` of [`FEATURE_JS`] draws into: a feature of a dictionary, and texts
+/// that it is active in.
+pub static FEATURE_HTML: &str =
+    concat!(include_str!("../parts/report.html"), include_str!("../parts/feature.html"));
+/// Their style, after [`PARTS_CSS`].
+pub static FEATURE_CSS: &str = include_str!("../parts/feature.css");
+/// Their script, after [`PARTS_JS`].
+pub static FEATURE_JS: &str = include_str!("../parts/feature.js");
+
 /// The page of one report, drawn by [`PARTS_JS`], with `title`, `style`, `report`, `data` and `script` between pairs of `@@`.
 pub static REPORT_PAGE_HTML: &str = include_str!("../parts/report-page.html");
 /// Its style, after [`PARTS_CSS`].
@@ -44,3 +53,6 @@ pub static LEARNED_PAGE_JS: &str = include_str!("../parts/learned-page.js");
 /// The script of a page of one attribution graph, in place of [`REPORT_PAGE_JS`] and after [`PARTS_JS`] and [`GRAPH_JS`]; [`GRAPH_HTML`]
 /// is its report.
 pub static GRAPH_PAGE_JS: &str = include_str!("../parts/graph-page.js");
+/// The script of a page of features, in place of [`REPORT_PAGE_JS`] and after [`PARTS_JS`] and [`FEATURE_JS`]; [`FEATURE_HTML`] has its
+/// report.
+pub static FEATURE_PAGE_JS: &str = include_str!("../parts/feature-page.js");

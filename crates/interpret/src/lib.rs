@@ -10,6 +10,8 @@ mod dictionary;
 mod dictionary_config;
 mod encoder;
 mod error;
+mod feature_examples;
+mod feature_logits;
 mod file_tensors;
 mod frozen;
 mod gradients;
@@ -41,6 +43,8 @@ pub use dictionary_config::{
     DictionaryConfig, DictionaryFormat, LatentActivation, TrainedOn, TranscoderOutput, openai_site,
 };
 pub use error::InterpretError;
+pub use feature_examples::{FeatureExample, FeatureExamples, FeatureSummary, Histogram};
+pub use feature_logits::{FeatureLogits, feature_logits};
 pub use file_tensors::FileError;
 pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
 pub use graph::{AttributionEdge, AttributionGraph, PrunedGraph};

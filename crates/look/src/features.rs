@@ -1,20 +1,39 @@
-//! Which features of a sparse autoencoder are active, token by token.
+//! Which features of a sparse autoencoder are active: in one text token by token, and in many texts, with examples of each feature.
 
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
-use candle_gpt2_engine::Reporter;
-use candle_gpt2_interpret::{Dictionary, DictionaryConfig, FileError, Processing, named_sites, openai_site};
-use candle_gpt2_pictures::{Axis, Scale};
+use candle_gpt2_engine::{Reporter, RowFile, Unit};
+use candle_gpt2_interpret::{
+    Dictionary, DictionaryConfig, FeatureExample, FeatureExamples, FeatureLogits, FeatureSummary, FileError,
+    Processing, feature_logits, named_sites, openai_site, record_rows,
+};
+use candle_gpt2_pictures::{
+    Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Report, Scale,
+};
 use candle_gpt2_weights::TensorFile;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
-use crate::files::read_text;
-use crate::{Found, Look, LookError, LookSubject, Reader, Text};
+use crate::files::{read_bytes, read_text};
+use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
 
-/// The features of a dictionary that are most active in a text.
+/// Memory that the examples of features may take, in bytes.
+const MOST_BYTES: u64 = 1 << 30;
+/// Tokens that the model reads at once.
+const BATCH_TOKENS: usize = 2048;
+/// Tokens that a feature speaks most for and most against.
+const LOGITS: usize = 10;
+/// Tokens on each side of the strongest one in a table.
+const SHOWN: usize = 6;
+/// The axis of tokens in what a model has at a place, `(1, T, …)`.
+const TOKEN_DIM: usize = 1;
+/// The quarters of the texts in which a feature is active, by how strong it is there.
+const QUARTERS: [&str; 4] = ["Strongest quarter", "Second quarter", "Third quarter", "Weakest quarter"];
+
+/// The features of a dictionary that are most active in a text; or, with a file of texts, what each feature is active for: its strongest
+/// texts, a sample of each quarter of the others, the logits that it adds to, how often it has which activation.
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
@@ -24,7 +43,7 @@ use crate::{Found, Look, LookError, LookSubject, Reader, Text};
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
 /// let text = Text::Words("One day, Mia was".into());
-/// let features = Features { text, sae: "no/such/folder".into(), site: None, top: 10 };
+/// let features = Features { text: Some(text), ..Features::new("no/such/folder".into()) };
 /// let error = features.at(&subject, &Silent).err().ok_or("it is there")?;
 /// assert!(error.to_string().contains("no/such/folder"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -33,9 +52,10 @@ use crate::{Found, Look, LookError, LookSubject, Reader, Text};
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct Features {
-    /// The text.
+    /// The text; `None` for all features in the texts of a file.
+    #[serde(default)]
     #[cfg_attr(feature = "clap", arg(skip))]
-    pub text: Text,
+    pub text: Option<Text>,
     /// The sparse autoencoder or transcoder: a folder with cfg.json and sae_weights.safetensors, or a .pt file
     #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
     pub sae: PathBuf,
@@ -46,13 +66,42 @@ pub struct Features {
     #[serde(default = "usual_top")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_top()))]
     pub top: usize,
+    /// Collect examples of each feature from this file: one text per line, or in a .jsonl file JSON objects with `text` or `ids`
+    #[serde(default)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
+    pub prompts_file: Option<PathBuf>,
+    /// Only these features: 3, 0-5 or 0,4,8-11 [default: with a text the --top most active in it, else all]
+    #[serde(default)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURES"))]
+    pub features: Option<Ranges>,
+    /// Number of strongest texts of a feature, and of texts from each quarter of all that it is active in
+    #[serde(default = "usual_examples")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
+    pub examples: usize,
 }
 
 fn usual_top() -> usize {
     20
 }
 
+fn usual_examples() -> usize {
+    6
+}
+
 impl Features {
+    /// Of a dictionary in this folder or file.
+    pub fn new(sae: PathBuf) -> Self {
+        Self {
+            text: None,
+            sae,
+            site: None,
+            top: usual_top(),
+            prompts_file: None,
+            features: None,
+            examples: usual_examples(),
+        }
+    }
+
     /// Reads the autoencoder, and checks that it is one for such a model.
     fn open(&self, reader: &Reader) -> Result<Dictionary> {
         read_dictionary(&self.sae, self.site.as_deref(), reader.config())
@@ -115,26 +164,112 @@ fn of_folder(path: &Path) -> Option<Site> {
     openai_site(path.parent()?.file_name()?.to_str()?, layer)
 }
 
-impl Look for Features {
-    /// The tokens, and the dictionary.
-    type Checked = (Vec<u32>, Dictionary);
+/// What is looked at: a text or texts, and a dictionary.
+///
+/// Given by [`Features`]'s `check`.
+#[derive(Debug)]
+pub struct CheckedFeatures {
+    ids: Option<Vec<u32>>,
+    dictionary: Dictionary,
+    /// Those that were asked for by number.
+    features: Option<Vec<usize>>,
+    texts: Option<TextFile>,
+}
 
-    fn check(&self, reader: &Reader) -> Result<Self::Checked> {
-        Ok((reader.text(&self.text)?, self.open(reader)?))
+/// A file of texts.
+#[derive(Debug)]
+struct TextFile {
+    path: PathBuf,
+    rows: RowFile,
+}
+
+impl Look for Features {
+    type Checked = CheckedFeatures;
+
+    fn check(&self, reader: &Reader) -> Result<CheckedFeatures> {
+        if self.text.is_none() && self.prompts_file.is_none() {
+            return Err(wrong("give a text, or `prompts_file` with texts to collect examples from"));
+        }
+        let ids = self.text.as_ref().map(|text| reader.text(text)).transpose()?;
+        let dictionary = self.open(reader)?;
+        let latents = dictionary.latents();
+        let features = self
+            .features
+            .as_ref()
+            .map(|features| reader.numbers("features", features, latents))
+            .transpose()?;
+        let count = match (&features, &ids) {
+            (Some(features), _) => features.len(),
+            (None, Some(_)) => self.top.min(latents),
+            (None, None) => latents,
+        };
+        let texts = self.prompts_file.as_ref().map(|path| self.texts(path, count)).transpose()?;
+        Ok(CheckedFeatures { ids, dictionary, features, texts })
     }
 
     fn look(
         &self,
-        (ids, dictionary): Self::Checked,
+        checked: CheckedFeatures,
         subject: &LookSubject,
-        _: &dyn Reporter,
+        reporter: &dyn Reporter,
     ) -> Result<Found> {
-        let model = subject.model();
-        let dictionary = dictionary.to_device(model.device())?;
+        let dictionary = checked.dictionary.to_device(subject.model().device())?;
+        let site = dictionary.config().site;
+        let (mut report, features, details) = match &checked.ids {
+            Some(ids) => self.in_text(ids, checked.features, &dictionary, subject)?,
+            None => {
+                let report = subject.report("features", format!("features of {site}"), &[]);
+                let all = || (0..dictionary.latents()).collect();
+                (report, checked.features.unwrap_or_else(all), json!({ "site": site.to_string() }))
+            }
+        };
+        let mut cards = Vec::new();
+        if let Some(texts) = &checked.texts {
+            let examples = self.collected(texts, &features, &dictionary, subject, reporter)?;
+            let logits = feature_logits(subject.model(), &dictionary, &features, LOGITS)?;
+            report.notes.push(format!(
+                "examples: {} tokens of {} texts, {}; the first token of each text is left out",
+                examples.tokens(),
+                examples.texts(),
+                subject.in_front()
+            ));
+            if logits.is_none() {
+                report.notes.push(format!(
+                    "{} is not added to the residual stream: no logits",
+                    dictionary.explained_site()
+                ));
+            }
+            let seen = Seen { subject, logits, tokens: examples.tokens(), summaries: examples.finish() };
+            if checked.ids.is_none() {
+                seen.list(&mut report);
+            }
+            cards = seen.cards();
+        }
+        if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
+            report.notes.push(
+                "warning: it was trained with a token in front of each text (bos), and none is here".into(),
+            );
+        }
+        if site.kind != SiteKind::Z && dictionary.config().needs_centring() {
+            report.notes.push("the mean of the residual stream is subtracted, as in training".into());
+        }
+        Ok(Found { features: cards, ..Found::new(report, details) })
+    }
+}
+
+impl Features {
+    /// A report of features and tokens of a text; which features it has; and how well all of them explain the text.
+    fn in_text(
+        &self,
+        ids: &[u32],
+        chosen: Option<Vec<usize>>,
+        dictionary: &Dictionary,
+        subject: &LookSubject,
+    ) -> Result<(Report, Vec<usize>, Value)> {
         let site = dictionary.config().site;
         let explained_site = dictionary.explained_site();
-        let record = subject.run(&ids)?.record([site, explained_site])?;
-        let processing = Processing::new(model)?;
+        let record = subject.run(ids)?.record([site, explained_site])?;
+        let processing = Processing::new(subject.model())?;
         let input = dictionary.input(record.get(site)?, &processing)?;
         let target = dictionary.target(record.get(explained_site)?, &processing)?;
         let latents = dictionary.encode(&input)?.flatten_to(1)?; // (T, F)
@@ -145,7 +280,8 @@ impl Look for Features {
         order.sort_by(|a, b| largest[*b].total_cmp(&largest[*a]).then(a.cmp(b)));
         let active = order.len();
         order.truncate(self.top.max(1));
-        let mut report = subject.report("features", format!("features of {site}"), &ids);
+        let order = chosen.unwrap_or(order);
+        let mut report = subject.report("features", format!("features of {site}"), ids);
         report.axes = vec![
             Axis::new("feature", order.iter().map(usize::to_string)),
             Axis::tokens("token", &report.tokens),
@@ -164,17 +300,179 @@ impl Look for Features {
             };
             report.notes.push(format!("they explain {share:.3} of the variance{of}"));
         }
-        if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
-            report.notes.push(
-                "warning: it was trained with a token in front of each text (bos), and none is here".into(),
-            );
-        }
-        if site.kind != SiteKind::Z && dictionary.config().needs_centring() {
-            report.notes.push("the mean of the residual stream is subtracted, as in training".into());
-        }
         let values = json!({
             "mean_l0": explained.mean_l0, "variance_explained": explained.variance_explained, "mse": explained.mse,
         });
-        Ok(Found::new(report, json!({ "site": site.to_string(), "explained": values })))
+        Ok((report, order, json!({ "site": site.to_string(), "explained": values })))
+    }
+
+    /// Reads the file of texts, for examples of so many features.
+    fn texts(&self, path: &Path, features: usize) -> Result<TextFile> {
+        if self.examples == 0 {
+            return Err(wrong("`examples`: expected at least 1"));
+        }
+        let bytes = FeatureExamples::most_bytes(features, self.examples);
+        if bytes > MOST_BYTES {
+            return Err(wrong(format!(
+                "`examples` {} of each of {features} features may take {} MiB, more than {}; lower it, or choose some of the `features`",
+                self.examples,
+                bytes >> 20,
+                MOST_BYTES >> 20
+            )));
+        }
+        Ok(TextFile { path: path.to_owned(), rows: RowFile::new(path, read_bytes(path)?) })
+    }
+
+    /// Reads the texts, of which few are in memory as tokens at once.
+    fn collected(
+        &self,
+        texts: &TextFile,
+        features: &[usize],
+        dictionary: &Dictionary,
+        subject: &LookSubject,
+        reporter: &dyn Reporter,
+    ) -> Result<FeatureExamples> {
+        let processing = Processing::new(subject.model())?;
+        let bos = subject.reader().bos();
+        let room = subject.config().n_positions.saturating_sub(usize::from(bos.is_some())).max(1);
+        let mut examples = FeatureExamples::new(features.to_vec(), self.examples);
+        let site = dictionary.config().site;
+        let mut read = |batch: &mut Vec<Vec<u32>>| -> Result<()> {
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let ids: Vec<&[u32]> = batch.iter().map(|text| &text[..]).collect();
+            let record = record_rows(subject.model(), &ids, [site])?;
+            let input = dictionary.input(record.get(site)?, &processing)?;
+            let mut start = 0;
+            for text in ids {
+                let latents = dictionary.encode(&input.narrow(TOKEN_DIM, start, text.len())?)?.squeeze(0)?;
+                examples.add(text, &latents)?;
+                start += text.len();
+            }
+            batch.clear();
+            Ok(())
+        };
+        let lines = texts.rows.len();
+        let bar = reporter.start("collecting examples", lines as u64, Unit::Items("texts"));
+        let (mut batch, mut tokens) = (Vec::new(), 0);
+        for index in 0..lines {
+            for piece in texts.tokens(index, subject.reader())?.chunks(room) {
+                let text: Vec<u32> = bos.iter().chain(piece).copied().collect();
+                if tokens + text.len() > BATCH_TOKENS {
+                    read(&mut batch)?;
+                    tokens = 0;
+                }
+                tokens += text.len();
+                batch.push(text);
+            }
+            bar.advance(1);
+        }
+        read(&mut batch)?;
+        if examples.tokens() == 0 {
+            let error = wrong("expected texts of at least two tokens; the first token of each is left out");
+            return Err(LookError::In { origin: texts.path.display().to_string(), error: Box::new(error) });
+        }
+        Ok(examples)
+    }
+}
+
+impl TextFile {
+    /// The tokens of a line.
+    fn tokens(&self, index: usize, reader: &Reader) -> Result<Vec<u32>> {
+        let (line, row) = self.rows.row(index);
+        let read = || {
+            let ids = row?.tokens(reader.vocabulary())?;
+            match ids.iter().find(|id| !reader.config().has_token(**id)) {
+                None => Ok(ids),
+                Some(id) => {
+                    let size = reader.config().vocab_size;
+                    Err(wrong(format!("token {id} is outside the vocabulary of {size}")))
+                }
+            }
+        };
+        read().map_err(|error| LookError::In {
+            origin: format!("{}, line {line}", self.path.display()),
+            error: Box::new(error),
+        })
+    }
+}
+
+/// Features as they were seen in texts.
+struct Seen<'a> {
+    subject: &'a LookSubject<'a>,
+    summaries: Vec<FeatureSummary>,
+    /// Of each; `None` where they add nothing to the residual stream.
+    logits: Option<Vec<FeatureLogits>>,
+    /// How many there were in all texts.
+    tokens: u64,
+}
+
+impl Seen<'_> {
+    fn density(&self, summary: &FeatureSummary) -> f32 {
+        summary.active as f32 / self.tokens as f32
+    }
+
+    /// The features as values of the report: how often each is active, and its strongest text.
+    fn list(&self, report: &mut Report) {
+        let silent = self.summaries.iter().filter(|summary| summary.active == 0).count();
+        let features = self.summaries.iter();
+        report.axes = vec![Axis::new("feature", features.clone().map(|summary| summary.feature.to_string()))];
+        report.values = features.clone().map(|summary| Some(self.density(summary))).collect();
+        report.texts = features.map(|summary| self.strongest(summary)).collect();
+        report.scale = Scale::Amount;
+        report.notes.push(format!(
+            "values: share of the tokens at which a feature is active; {silent} of {} are never active",
+            self.summaries.len()
+        ));
+    }
+
+    /// The strongest text, near its strongest token.
+    fn strongest(&self, summary: &FeatureSummary) -> String {
+        let Some(text) = summary.strongest.first() else { return String::new() };
+        let words = |ids: &[u32]| ids.iter().map(|id| self.subject.shown(*id)).collect::<String>();
+        let (before, rest) = text.ids.split_at(text.strongest);
+        let (strongest, after) = rest.split_at(1);
+        let before = &before[before.len().saturating_sub(SHOWN)..];
+        let after = &after[..after.len().min(SHOWN)];
+        format!("{}[{}]{}", words(before), words(strongest), words(after))
+    }
+
+    fn cards(&self) -> Vec<FeatureCard> {
+        let texts = |ids: &mut dyn Iterator<Item = u32>| ids.map(|id| self.subject.token_text(id)).collect();
+        let card = |(place, summary): (usize, &FeatureSummary)| {
+            let logits = self.logits.as_ref().map(|logits| &logits[place]);
+            let tokens = |logits: &[(u32, f32)]| texts(&mut logits.iter().map(|(id, _)| *id));
+            let example = |example: &FeatureExample, is_repeated_datapoint: bool| FeatureText {
+                tokens: texts(&mut example.ids.iter().copied()),
+                tokens_acts_list: example.activations.clone(),
+                train_token_ind: example.strongest,
+                is_repeated_datapoint,
+            };
+            let is_above = |text: usize| summary.strongest.iter().any(|example| example.text == text);
+            let strongest = FeatureQuantile {
+                quantile_name: "Top activations".into(),
+                examples: summary.strongest.iter().map(|text| example(text, false)).collect(),
+            };
+            let quarters = QUARTERS.iter().zip(&summary.quarters).map(|(name, quarter)| FeatureQuantile {
+                quantile_name: (*name).into(),
+                examples: quarter.iter().map(|text| example(text, is_above(text.text))).collect(),
+            });
+            let histogram = &summary.histogram;
+            FeatureCard {
+                index: summary.feature,
+                density: self.density(summary),
+                act_min: summary.least,
+                act_max: summary.largest,
+                histogram: FeatureHistogram {
+                    bin_width: histogram.width,
+                    counts: histogram.counts().to_vec(),
+                },
+                top_logits: logits.map(|logits| tokens(&logits.top)).unwrap_or_default(),
+                bottom_logits: logits.map(|logits| tokens(&logits.bottom)).unwrap_or_default(),
+                examples_quantiles: std::iter::once(strongest).chain(quarters).collect(),
+            }
+        };
+        self.summaries.iter().enumerate().map(card).collect()
     }
 }

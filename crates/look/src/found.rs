@@ -5,7 +5,8 @@ use std::sync::Arc;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_interpret::{LensCell, LensLayer, LensValue};
 use candle_gpt2_pictures::{
-    AttributionGraph, PictureError, Report, Width, graph_page, graph_svg, page, shown, svg,
+    AttributionGraph, FeatureCard, PictureError, Report, Width, feature_page, graph_page, graph_svg, page,
+    shown, svg,
 };
 use serde::Serialize;
 use serde::ser::Serializer;
@@ -22,6 +23,8 @@ pub struct Found {
     pub details: Details,
     /// The nodes and edges of an attribution graph, which are drawn instead of the values.
     pub graph: Option<AttributionGraph>,
+    /// Features with the texts that they are active in, one for each label of the first axis; a page has them below the values.
+    pub features: Vec<FeatureCard>,
 }
 
 /// The results of an analysis besides the values of its report.
@@ -47,13 +50,14 @@ impl Details {
 
 impl Found {
     pub(crate) fn new(report: Report, details: Value) -> Self {
-        Self { report, details: Details::Json(details), graph: None }
+        Self { report, details: Details::Json(details), graph: None, features: Vec::new() }
     }
 
     /// One HTML file, which works without a network.
     pub fn page(&self) -> String {
         match &self.graph {
             Some(graph) => graph_page(&self.report, graph),
+            None if !self.features.is_empty() => feature_page(&self.report, &self.features),
             None => page(&self.report),
         }
     }
@@ -70,7 +74,7 @@ impl Found {
     }
 }
 
-/// One object: the report, and the details beside its entries.
+/// One object: the report, and the details and features beside its entries.
 impl Serialize for Found {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -79,8 +83,11 @@ impl Serialize for Found {
             report: &'a Report,
             #[serde(flatten)]
             details: Value,
+            #[serde(skip_serializing_if = "<[_]>::is_empty")]
+            features: &'a [FeatureCard],
         }
-        Whole { report: &self.report, details: self.details.to_json() }.serialize(serializer)
+        Whole { report: &self.report, details: self.details.to_json(), features: &self.features }
+            .serialize(serializer)
     }
 }
 

@@ -496,7 +496,7 @@ impl Drawn<'_> {
 
     /// The graph as the public frontend reads it.
     fn frontend(&self, options: &Graph) -> Value {
-        let text = |id: u32| String::from_utf8_lossy(&self.subject.vocabulary().token_bytes(id)).into_owned();
+        let text = |id: u32| self.subject.token_text(id);
         let tokens: Vec<String> = self.ids.iter().map(|id| text(*id)).collect();
         let prompt = tokens.concat();
         let slug: Vec<String> = prompt

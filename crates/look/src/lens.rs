@@ -125,7 +125,7 @@ impl Look for Lens {
         let report = Self::report(what, self.show, &cells, &ids, subject.name(), subject.reader());
         let vocabulary = Arc::clone(subject.vocabulary());
         let details = LensDetails { show: self.show, layers, watch: options.watch, vocabulary };
-        Ok(Found { report, details: Details::Lens(details), graph: None })
+        Ok(Found { report, details: Details::Lens(details), graph: None, features: Vec::new() })
     }
 }
 

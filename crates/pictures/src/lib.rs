@@ -2,6 +2,7 @@
 
 mod attribution_graph;
 mod error;
+mod feature_card;
 mod graph;
 mod packed;
 mod page;
@@ -12,6 +13,7 @@ mod table;
 pub use attribution_graph::{AttributionGraph, GraphLine, GraphPoint, PointKind, graph_page, graph_svg};
 pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 pub use error::PictureError;
+pub use feature_card::{FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, feature_page};
 pub use graph::{Graph, GraphLink, GraphNode};
 pub use page::{data, learned_page, page};
 pub use report::{Axis, Metric, Report, Scale, Token, shown};

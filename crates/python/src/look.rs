@@ -151,13 +151,6 @@ looks! {
     /// neuron: a pair of layer and neuron, or a text such as "11.611". top: how many places.
     neurons: Neurons(text, neuron), "($self, text, neuron, *, top=20, bos=False)";
 
-    /// Which features of a sparse autoencoder are active, token by token: a picture over features and tokens. details: site and
-    /// explained (mean_l0, variance_explained, mse).
-    ///
-    /// sae: SAELens' folder with cfg.json and sae_weights.safetensors, or a file of OpenAI's. site: the place that it was trained on,
-    /// where its file does not say. top: how many features.
-    features: Features(text, sae), "($self, text, sae, *, site=None, top=20, bos=False)";
-
     /// Which features of the MLPs carry the prediction of a text, and how they act on each other (attribution graph): a picture of
     /// nodes and edges; its values are the influence of the nodes with the most. details: nodes and links as the public frontend of
     /// attribution graphs has them, replacement_score, completeness_score, and with `set` interventions.
@@ -189,5 +182,24 @@ impl Model {
     ) -> Result<Picture> {
         let named: Vec<_> = text.into_iter().map(|text| ("text", text)).collect();
         self.look::<HeadKinds>(py, &named, options)
+    }
+    /// Which features of a sparse autoencoder are active, token by token: a picture over features and tokens. details: site and
+    /// explained (mean_l0, variance_explained, mse). Without a text: how often each feature is active in the texts of prompts_file.
+    ///
+    /// sae: SAELens' folder with cfg.json and sae_weights.safetensors, or a file of OpenAI's. site: the place that it was trained on,
+    /// where its file does not say. top: how many features. prompts_file: a file with a text in each line, or a .jsonl file; details
+    /// then has features, a list of dicts: index, density, act_min, act_max, histogram, top_logits, bottom_logits and
+    /// examples_quantiles, the texts that the feature is active in. features: only these, as a list or as "3,17-20". examples: how
+    /// many strongest texts, and how many of each quarter of the others.
+    #[pyo3(signature = (text, sae, **options), text_signature = "($self, text, sae, *, site=None, top=20, prompts_file=None, features=None, examples=6, bos=False)")]
+    fn features(
+        &self,
+        py: Python<'_>,
+        text: Option<&Bound<'_, PyAny>>,
+        sae: &Bound<'_, PyAny>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> Result<Picture> {
+        let named: Vec<_> = text.into_iter().map(|text| ("text", text)).chain([("sae", sae)]).collect();
+        self.look::<Features>(py, &named, options)
     }
 }

@@ -39,6 +39,11 @@ impl Picture {
             }
             Details::Json(_) => (),
         }
+        if !found.features.is_empty() {
+            let features =
+                serde_json::to_value(&found.features).map_err(|error| failed(error.to_string()))?;
+            details.set_item("features", python_of(py, &features)?)?;
+        }
         Ok(Self { found, details: details.unbind() })
     }
 }
@@ -125,7 +130,10 @@ impl Picture {
             }
         };
         report.check()?;
-        Self::new(py, Found { report, details: Details::Json(Value::Null), graph: None })
+        Self::new(
+            py,
+            Found { report, details: Details::Json(Value::Null), graph: None, features: Vec::new() },
+        )
     }
 
     fn __repr__(&self) -> String {

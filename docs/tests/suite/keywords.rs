@@ -51,7 +51,7 @@ fn methods() -> Vec<Method> {
         method("path", command::<PathPatching>(), texts),
         method("saliency", command::<Saliency>(), text),
         method("neurons", command::<Neurons>(), &[("text", "_Text"), ("neuron", "str | tuple[int, int]")]),
-        method("features", command::<Features>(), &[("text", "_Text"), ("sae", "_Path")]),
+        method("features", command::<Features>(), &[("text", "_Text | None"), ("sae", "_Path")]),
         method("attribution_graph", command::<Graph>(), text),
         method("circuit", command::<CircuitSearch>(), &[("data", "_Path")]),
         method("heads", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
@@ -145,14 +145,19 @@ fn signatures_of_looks_have_their_options() {
         methods().iter().fold(found.to_owned(), |text, Method { name, options, named, without }| {
             let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
             let without = [&names[..], without].concat();
-            let (start, names) = match *name {
-                "heads" => {
-                    ("text = None, **options), text_signature = \"".to_owned(), "text=None".to_owned())
-                }
-                _ => (format!("    {name}: "), names.join(", ")),
+            // Those that stand alone, with a text that may be missing, and the rows of all others.
+            let own = match *name {
+                "heads" => Some(("(text = None, **options)", "text=None")),
+                "features" => Some(("(text, sae, **options)", "text, sae")),
+                _ => None,
             };
+            let names = own.map_or_else(|| names.join(", "), |(_, names)| names.to_owned());
+            let start = own.map_or_else(
+                || format!("    {name}: "),
+                |(signature, _)| format!("{signature}, text_signature = \""),
+            );
             let (before, row) = text.split_once(&start).unwrap();
-            let (look, rest) = row.split_at(if *name == "heads" { 0 } else { row.find('"').unwrap() + 1 });
+            let (look, rest) = row.split_at(if own.is_some() { 0 } else { row.find('"').unwrap() + 1 });
             let (_, after) = rest.split_once('"').unwrap();
             let signature = signature(&format!("$self, {names}"), options, &without, "bos=False");
             format!("{before}{start}{look}{signature}\"{after}")

@@ -96,6 +96,32 @@ fn prompts_become_shards_and_shards_a_dictionary() {
     // It is read back, by its folder.
     let looked = run(&["look", "features", "One day, Mia was", "--sae", path(&features), "--json"]);
     assert_eq!(looked.code, SUCCESS, "{}", looked.stderr);
+    // What each feature is active for: as JSON, as a page, and of chosen ones. Standard input is not read.
+    let examples = |more: &[&str]| {
+        run(&[&["look", "features", "--sae", path(&features), "--prompts-file", path(&prompts)], more]
+            .concat())
+    };
+    let found = examples(&["--json"]).json();
+    let cards = found["features"].as_array().unwrap();
+    assert_eq!(cards.len(), 64);
+    for key in [
+        "index",
+        "examples_quantiles",
+        "top_logits",
+        "bottom_logits",
+        "act_min",
+        "act_max",
+        "histogram",
+        "density",
+    ] {
+        assert!(cards.iter().all(|card| !card[key].is_null()), "{key}");
+    }
+    let page = file("features.html");
+    let written = examples(&["--html", path(&page), "--features", "0-2", "--examples", "2"]);
+    assert_eq!((written.code, written.stdout), (SUCCESS, format!("written: {}\n", page.display())));
+    assert!(fs::read_to_string(&page).unwrap().contains("\"examples_quantiles\""));
+    assert_refused(&examples(&["--features", "64"]), USAGE, "--features: 64 is not among 0 to 63");
+    assert_refused(&run(&["look", "features", "--sae", path(&features)]), USAGE, "--prompts-file");
     // A folder goes on only when it is asked to.
     assert_refused(&train(&["--site", "3.resid_post", "--kind", "batch-top-k"]), USAGE, "--resume");
 }

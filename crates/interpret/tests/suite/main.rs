@@ -4,6 +4,7 @@
 mod circuits;
 mod common;
 mod dictionary;
+mod features;
 mod graphs;
 mod inspection;
 mod laws;

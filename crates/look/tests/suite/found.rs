@@ -268,7 +268,12 @@ fn features_are_the_sums_of_their_dictionary() {
     ]);
     let sae = folder.path().join("sae.safetensors");
     safetensors::save(&tensors, &sae).unwrap();
-    let features = Features { text: case.text("clean_ids"), sae, site: Some("1.resid_pre".into()), top: 30 };
+    let features = Features {
+        text: Some(case.text("clean_ids")),
+        site: Some("1.resid_pre".into()),
+        top: 30,
+        ..Features::new(sae)
+    };
     let found = look(&case.loaded, &features).unwrap();
     assert_eq!(found.details.to_json()["site"], "blocks.1.hook_resid_pre");
     let x = Fixture::open("inside/untied/raw").tensor("blocks.1.hook_resid_pre").squeeze(0).unwrap();

@@ -4,6 +4,7 @@
 mod activations;
 mod circuit;
 mod common;
+mod features;
 mod found;
 mod graph;
 mod names;

@@ -116,7 +116,8 @@ fn wrong_questions_are_refused_and_options_named() {
     ] {
         refused(&reader, &PathPatching { texts: dogs(), metric: usual(), from: None, to: to.into() }, told);
     }
-    let sae = Features { text: text(), sae: PathBuf::from("nowhere.pt"), site: Some("z".into()), top: 1 };
+    let sae =
+        Features { text: Some(text()), site: Some("z".into()), ..Features::new(PathBuf::from("nowhere.pt")) };
     refused(&reader, &sae, "`site` z: expected one place");
 }
 
@@ -126,7 +127,7 @@ fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
     let reader = reader(&loaded);
     let nowhere = || PathBuf::from("/nowhere/file.safetensors");
     let site = Some("1.resid_pre".to_owned());
-    let features = Features { text: words("The big dog"), sae: nowhere(), site, top: 1 };
+    let features = Features { text: Some(words("The big dog")), site, ..Features::new(nowhere()) };
     let lens = Lens { tuned: Some(nowhere()), ..Lens::new(words("The big dog")) };
     let found = [features.check(&reader).map(drop), lens.check(&reader).map(drop)];
     let with = "mean:/nowhere/file.safetensors".parse().unwrap();

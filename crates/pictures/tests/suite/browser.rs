@@ -2,7 +2,7 @@
 //!
 //! Needs Chromium; where there is none, each test says what was skipped.
 
-use candle_gpt2_pictures::{Axis, Report, graph_page, page};
+use candle_gpt2_pictures::{Axis, Report, feature_page, graph_page, page};
 use candle_gpt2_testing::page_in_browser;
 
 use crate::samples;
@@ -237,4 +237,66 @@ fn tokens_of_a_graph_cannot_break_its_page() {
     report.tokens = samples::hostile();
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=err_0_4", "") else { return };
     assert_eq!(buttons(&dom, "graph-out"), ["−0.250  node 3_5_11"]);
+}
+
+/// The parts of the chosen feature, each with what it says.
+fn feature(dom: &str) -> (String, String, &str) {
+    let (_, texts) = dom.split_once("id=\"feature-texts\"").unwrap();
+    (
+        text(dom, "feature-name").to_owned(),
+        text(dom, "feature-about").to_owned(),
+        texts.split_once("</section>").unwrap().0,
+    )
+}
+
+#[test]
+fn a_feature_page_shows_the_texts_of_the_chosen_feature() {
+    let (report, cards) = samples::features(&samples::sentence());
+    let page = feature_page(&report, &cards);
+    let Some(dom) = page_in_browser(&page, "", "") else { return };
+    let (name, about, texts) = feature(&dom);
+    assert_eq!((&name[..], &about[..]), ("feature 17", "active at 12.5% of the tokens, from 0.5 to 3"));
+    let headings: Vec<&str> =
+        texts.split("<h3>").skip(1).map(|part| part.split_once("</h3>").unwrap().0).collect();
+    assert_eq!(headings, ["Top activations", "Weakest quarter"]);
+    // Each text: its strength, all of its tokens, of which one is coloured and marked.
+    let lines: Vec<&str> = texts.split("<p ").skip(1).collect();
+    assert_eq!(lines.len(), 3);
+    for (line, (value, token)) in lines.iter().zip([("3", "·Mary"), ("2.25", "·John"), ("0.5", "When")]) {
+        assert!(line.contains(&format!("<small>{value}</small>")), "{line}");
+        assert_eq!((line.matches("<span").count(), line.matches("background").count()), (12, 1));
+        let (_, marked) = line.split_once("class=\"strongest\"").unwrap();
+        assert!(marked.split_once('>').unwrap().1.starts_with(&format!("{token}</span>")), "{marked}");
+    }
+    let (_, logits) = dom.split_once("id=\"feature-logits\"").unwrap();
+    let (logits, _) = logits.split_once("</dl>").unwrap();
+    assert!(
+        logits.contains(
+            "<dt>makes more probable</dt><dd><span>&lt;|endoftext|&gt;</span><span>When</span></dd>"
+        ),
+        "{logits}"
+    );
+    let (_, bars) = dom.split_once("id=\"feature-histogram\"").unwrap();
+    let (bars, _) = bars.split_once("</details>").unwrap();
+    assert_eq!(bars.matches("role=\"option\"").count(), 7);
+    assert!(bars.contains("<span>2 to 2.5</span>"), "{bars}");
+}
+
+#[test]
+fn the_address_and_the_bars_choose_a_feature() {
+    let (report, cards) = samples::features(&samples::hostile());
+    let page = feature_page(&report, &cards);
+    let Some(dom) = page_in_browser(&page, "row=1", "") else { return };
+    let (name, about, texts) = feature(&dom);
+    assert_eq!((&name[..], &about[..]), ("feature 40", "not active in these texts"));
+    assert_eq!(texts.matches("<p").count(), 0);
+    let script = "
+        document.querySelectorAll('#report-picture [role=option]')[0].click();
+        document.body.dataset.address = location.hash";
+    let Some(dom) = page_in_browser(&page, "row=1", script) else { return };
+    assert_eq!(feature(&dom).0, "feature 17");
+    assert!(dom.contains("data-address=\"#row=0\""));
+    // Texts are only shown.
+    assert!(feature(&dom).2.contains("&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"));
+    assert_eq!(dom.matches("<script").count(), 3);
 }

@@ -1,7 +1,7 @@
 //! What is in a page's file: the packed values, no request, no text that ends the script, and how large it is.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
-use candle_gpt2_pictures::{Axis, PARTS_CSS, PARTS_JS, Report, page};
+use candle_gpt2_pictures::{Axis, PARTS_CSS, PARTS_JS, Report, feature_page, page};
 use serde_json::Value;
 
 use crate::samples;
@@ -131,14 +131,15 @@ fn values_that_are_no_pattern_are_kept_as_they_are() {
 
 #[test]
 fn a_page_asks_for_nothing() {
-    for report in [
+    let (report, cards) = samples::features(&samples::sentence());
+    let reports = [
         samples::attention(2, 2, samples::sentence()),
         samples::lens(3, samples::sentence()),
         samples::layers_by_heads(3, 2),
         samples::bars(Axis::numbers("layer", 0..3), samples::sentence()),
         samples::graph(),
-    ] {
-        let page = page(&report);
+    ];
+    for page in reports.iter().map(page).chain([feature_page(&report, &cards)]) {
         let asked = page.replace("http-equiv", "");
         for request in ["http", "src=", "import", "url(", "fetch", "XMLHttpRequest", "@font-face", "://"] {
             assert!(!asked.contains(request), "{request}");
@@ -167,6 +168,22 @@ fn no_token_ends_the_script_or_opens_an_element() {
         let expected: Vec<&str> = report.tokens.iter().map(|token| token.text.as_str()).collect();
         assert_eq!(texts, expected);
     }
+}
+
+#[test]
+fn a_page_of_features_has_them_as_they_are() {
+    let (report, cards) = samples::features(&samples::hostile());
+    let page = feature_page(&report, &cards);
+    assert_eq!((page.matches("<script").count(), page.matches("<!--").count()), (2, 0));
+    let data = data(&page);
+    assert_eq!(data["features"], serde_json::to_value(&cards).unwrap());
+    assert_eq!(data["report"]["axes"][0]["labels"][1], "40");
+    let text = &data["features"][0]["examples_quantiles"][0]["examples"][0];
+    assert_eq!(text["tokens"][0], "</script><script>alert(1)</script>");
+    assert_eq!(
+        (&text["tokens_acts_list"][4], &text["train_token_ind"]),
+        (&Value::from(3.0), &Value::from(4))
+    );
 }
 
 #[test]

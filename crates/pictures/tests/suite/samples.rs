@@ -1,8 +1,8 @@
 //! Reports with values that a test can name.
 
 use candle_gpt2_pictures::{
-    AttributionGraph, Axis, Graph, GraphLine, GraphLink, GraphNode, GraphPoint, Metric, PointKind, Report,
-    Scale, Token,
+    AttributionGraph, Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Graph, GraphLine,
+    GraphLink, GraphNode, GraphPoint, Metric, PointKind, Report, Scale, Token,
 };
 
 /// The tokens of a short sentence.
@@ -221,4 +221,41 @@ pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
             lines,
         },
     )
+}
+
+/// Two features of a sentence, the second one silent, as bars.
+pub(crate) fn features(tokens: &[Token]) -> (Report, Vec<FeatureCard>) {
+    let texts: Vec<String> = tokens.iter().map(|token| token.text.clone()).collect();
+    let example = |strongest: usize, value: f32| {
+        let mut values = vec![0.0; texts.len()];
+        values[strongest] = value;
+        FeatureText {
+            tokens: texts.clone(),
+            tokens_acts_list: values,
+            train_token_ind: strongest,
+            is_repeated_datapoint: false,
+        }
+    };
+    let quantile = |name: &str, examples| FeatureQuantile { quantile_name: name.into(), examples };
+    let card = |index, density, act_max, counts, examples_quantiles| FeatureCard {
+        index,
+        density,
+        act_min: 0.5,
+        act_max,
+        histogram: FeatureHistogram { bin_width: 0.5, counts },
+        top_logits: texts[..2].to_vec(),
+        bottom_logits: texts[2..4].to_vec(),
+        examples_quantiles,
+    };
+    let quantiles = vec![
+        quantile("Top activations", vec![example(4, 3.0), example(2, 2.25)]),
+        quantile("Weakest quarter", vec![example(1, 0.5)]),
+    ];
+    let cards = vec![
+        card(17, 0.125, 3.0, vec![0, 1, 0, 0, 4, 0, 1], quantiles),
+        card(40, 0.0, 0.0, Vec::new(), vec![quantile("Top activations", Vec::new())]),
+    ];
+    let mut report = bars(Axis::numbers("feature", [17, 40]), Vec::new());
+    report.values = vec![Some(0.125), Some(0.0)];
+    (report, cards)
 }

@@ -155,14 +155,19 @@ Examples:
 
 Values are outputs of the activation function (mlp_post). A long text is read in windows of the context.")]
     Neurons(LookArguments<InputArguments, Neurons>),
-    /// Which SAE features are active, token by token
+    /// Which SAE features are active, token by token; and what each feature is active for
     #[command(after_help = "\
 Examples:
   gpt2 look features \"The capital of France is\" --model gpt2 --sae blocks.8.hook_resid_pre
   gpt2 look features \"The capital of France is\" --model gpt2 --sae resid_post_mlp_v5_32k/8.pt --site 8.resid_post
+  gpt2 look features --sae features --prompts-file stories.txt --html features.html
+  gpt2 look features --sae features --prompts-file stories.txt --features 3,17-20 --json
 
---sae takes a SAELens folder (cfg.json and sae_weights.safetensors) or one of OpenAI's files (with --site).")]
-    Features(LookArguments<InputArguments, Features>),
+--sae takes a SAELens folder (cfg.json and sae_weights.safetensors) or one of OpenAI's files (with --site). \
+With --prompts-file, the page and the JSON have for each feature its strongest texts, texts from each quarter of \
+those that it is active in, the tokens whose logits it raises and lowers most, its density and a histogram of its \
+activations. Without a text (standard input is not read), all features of the dictionary are shown.")]
+    Features(LookArguments<OptionalInput, Features>),
     /// Which features of the MLPs carry a prediction, and how they act on each other (attribution graph)
     #[command(after_help = "\
 Examples:
