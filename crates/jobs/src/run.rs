@@ -38,7 +38,7 @@ const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
 /// Those of all trainings.
 const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
 
-/// The files and folders that a run in this folder replaces as a whole: of layers as many as it has, or has begun to write.
+/// The files and folders that a run in this folder replaces as a whole, also those of every layer that it has, or has begun to write.
 pub(crate) fn results(folder: &Path) -> Vec<String> {
     let there: Vec<String> = fs::read_dir(folder)
         .into_iter()

@@ -20,7 +20,7 @@ use super::Learner;
 use super::objective::Objective;
 use crate::{Parameters, TrainingError};
 
-/// The file that tells what a folder of transcoders is.
+/// The file that describes a folder of transcoders.
 ///
 /// ```
 /// assert_eq!(candle_gpt2_training::LAYERS_CONFIG_FILE, "config.yaml");
@@ -94,7 +94,7 @@ fn tensors(
     Ok([encoder.map(named).into(), decoder.map(named).into()])
 }
 
-/// What circuit-tracer is told of the tensors.
+/// The text of `config.yaml`.
 fn config_text(learner: &Learner) -> String {
     let [input, output] = learner.sites[0].map(|site| site.kind.hook());
     // A text of JSON is one of YAML.
