@@ -117,7 +117,9 @@ fn a_cross_layer_transcoder_is_trained_and_a_graph_is_traced_through_it() {
     assert_refused(&train("3.resid_mid", &[]), USAGE, "--site: a cross-layer transcoder reads all blocks");
     let trained = train("resid_mid", &[]);
     assert_eq!(trained.code, SUCCESS, "{}", trained.stderr);
-    assert!(trained.stdout.contains("\nexplained variance by layer: 0."), "{}", trained.stdout);
+    let by_layer = trained.stdout.lines().find_map(|line| line.strip_prefix("explained variance by layer: "));
+    let numbers: Vec<f64> = by_layer.unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
+    assert_eq!(numbers.len(), 6, "{numbers:?}");
     // As many matrices as there are pairs of layers.
     let parameters = 6 * (64 * (192 + 1) + 192) + 21 * 64 * 192;
     assert_eq!(parameters, 333_312);

@@ -93,7 +93,7 @@ const DEFINITIONS_OF_LAYERS: [(&str, &str); 4] = [
     ("l0", "mean number of latents that are not 0, in all layers together"),
     (
         "explained_variance",
-        "1 - sum |y' - y|^2 / sum |y - mean y|^2, summed over the outputs y of all MLPs, those of each layer divided by their deviation, with one mean over all tokens; y' is what the transcoder writes for the inputs that the model has",
+        "1 - sum |y' - y|^2 / sum |y - mean y|^2, summed over the outputs y of all MLPs, those of each layer divided by their deviation in the first batch, with one mean over all tokens; y' is what the transcoder writes for the inputs that the model has",
     ),
     ("explained_variance_per_layer", "the same of the output of each MLP alone"),
     (
