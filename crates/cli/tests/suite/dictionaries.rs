@@ -134,5 +134,5 @@ fn a_cross_layer_transcoder_is_trained_and_a_graph_is_traced_through_it() {
     assert!(!traced["links"].as_array().unwrap().is_empty());
     // A folder that was not written to its end has no config.yaml, and is none.
     fs::remove_file(layers.join("config.yaml")).unwrap();
-    assert_refused(&run(&graph), FAILURE, "there are no transcoders here");
+    assert_refused(&run(&graph), USAGE, "there are no transcoders here");
 }
