@@ -96,7 +96,7 @@ class _TrainOptions(TypedDict, total=False):
     class_weights: Mapping[str, float] | Literal["balanced"] | None
     site: str | None
     output_site: str | None
-    kind: Literal["top-k", "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder"] | None
+    kind: Literal["top-k", "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder", "cross-layer-transcoder"] | None
     latents: int | None
     k: int | None
     sparsity: float | None

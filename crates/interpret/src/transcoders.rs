@@ -42,7 +42,16 @@ impl TranscoderInput {
         }
     }
 
-    fn of_kind(kind: SiteKind) -> Option<Self> {
+    /// What is read at places of this kind, if transcoders read there.
+    ///
+    /// ```
+    /// use candle_gpt2::SiteKind;
+    /// use candle_gpt2_interpret::TranscoderInput;
+    ///
+    /// assert_eq!(TranscoderInput::of_kind(SiteKind::ResidMid), Some(TranscoderInput::ResidMid));
+    /// assert_eq!(TranscoderInput::of_kind(SiteKind::ResidPre), None);
+    /// ```
+    pub fn of_kind(kind: SiteKind) -> Option<Self> {
         [Self::ResidMid, Self::Ln2Normalized].into_iter().find(|input| input.hook() == kind.hook())
     }
 

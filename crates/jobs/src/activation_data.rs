@@ -17,8 +17,10 @@ use crate::{DataSize, HeldOut, Hyperparameters, JobError, TrainingData, Training
 /// Bytes of a number.
 const F32_BYTES: usize = 4;
 
+/// Where the values that are read, and those that are written, are in the file of a shard, for each block of a dictionary.
+type Places = Vec<[Range<usize>; 2]>;
 /// Tokens of a shard, where its sequences begin, and where its values lie.
-type Contents = (Vec<u32>, Vec<i64>, [Range<usize>; 2]);
+type Contents = (Vec<u32>, Vec<i64>, Places);
 
 /// A folder of activations, whose shards are there.
 pub(crate) struct ActivationFolder {
@@ -29,8 +31,7 @@ pub(crate) struct ActivationFolder {
 /// A shard in memory as far as it is read.
 struct Shard {
     file: MappedFile,
-    /// Where the values read and those written are in the file.
-    places: [Range<usize>; 2],
+    places: Places,
 }
 
 /// Rows of shards.
@@ -99,15 +100,16 @@ impl ActivationFolder {
             return Err(TrainingError::Call { what: "activations are for the task `dictionary`".into() });
         };
         let sites = dictionary.sites(config)?;
-        let names = sites.map(|(site, _)| site.to_string());
-        if let Some(missing) =
-            names.iter().find(|name| !self.manifest.sites.iter().any(|site| site.name == **name))
-        {
+        let names: Vec<[String; 2]> =
+            sites.iter().map(|pair| pair.map(|(site, _)| site.to_string())).collect();
+        let is_there = |name: &String| self.manifest.sites.iter().any(|site| site.name == *name);
+        if let Some(missing) = names.iter().flatten().find(|name| !is_there(name)) {
             let there: Vec<&str> = self.manifest.sites.iter().map(|site| &site.name[..]).collect();
             let what = format!("it has activations of {}, and none of {missing}", there.join(", "));
             return Err(TrainingError::Data { path: self.folder.clone(), what });
         }
-        let widths = sites.map(|(_, width)| width);
+        // Those of all blocks are the same.
+        let widths = sites[0].map(|(_, width)| width);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -126,8 +128,7 @@ impl ActivationFolder {
                 let tensors = SliceSafetensors::new(&file)?;
                 let ids = tensors.load(TOKENS, &Device::Cpu)?.to_vec1::<u32>()?;
                 let starts = tensors.load(STARTS, &Device::Cpu)?.to_vec1::<i64>()?;
-                let mut places = [0..0, 0..0];
-                for ((name, width), place) in names.iter().zip(widths).zip(&mut places) {
+                let place = |name: &str, width: usize| -> candle_core::Result<Range<usize>> {
                     let view = tensors.get(name)?;
                     let dtype = DType::try_from(view.dtype())?;
                     if view.shape() != [ids.len(), width] || dtype != DType::F32 {
@@ -137,8 +138,12 @@ impl ActivationFolder {
                         );
                     }
                     let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
-                    *place = start..start + view.data().len();
-                }
+                    Ok(start..start + view.data().len())
+                };
+                let places = names
+                    .iter()
+                    .map(|[read, written]| Ok([place(read, widths[0])?, place(written, widths[1])?]));
+                let places = places.collect::<candle_core::Result<Places>>()?;
                 Ok((ids, starts, places))
             };
             let (ids, starts, places) = read().map_err(|error| damaged(error.to_string()))?;
@@ -199,20 +204,23 @@ impl RowValues for ShardRows {
     }
 
     fn read(&self, rows: &[usize]) -> candle_core::Result<[Tensor; 2]> {
+        let Some(first) = self.shards.first() else { candle_core::bail!("there are no shards") };
         let of = |side: usize| {
             let width = self.widths[side];
-            let mut values = Vec::with_capacity(rows.len() * width);
-            for row in rows {
-                let (shard, place) = self.rows[*row];
-                let Shard { file, places } = &self.shards[shard as usize];
-                let start = places[side].start + place as usize * width * F32_BYTES;
-                let (numbers, _) = file[start..start + width * F32_BYTES].as_chunks::<F32_BYTES>();
-                values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+            let mut values = Vec::with_capacity(first.places.len() * rows.len() * width);
+            for block in 0..first.places.len() {
+                for row in rows {
+                    let (shard, place) = self.rows[*row];
+                    let Shard { file, places } = &self.shards[shard as usize];
+                    let start = places[block][side].start + place as usize * width * F32_BYTES;
+                    let (numbers, _) = file[start..start + width * F32_BYTES].as_chunks::<F32_BYTES>();
+                    values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                }
             }
-            Tensor::from_vec(values, (rows.len(), width), &Device::Cpu)
+            Tensor::from_vec(values, (first.places.len() * rows.len(), width), &Device::Cpu)
         };
         let x = of(0)?;
-        let y = match self.shards.first().is_some_and(|shard| shard.places[0] == shard.places[1]) {
+        let y = match first.places.iter().all(|[read, written]| read == written) {
             true => x.clone(),
             false => of(1)?,
         };

@@ -10,18 +10,20 @@ use candle_gpt2::{Gpt2Config, ParameterCounts};
 use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Reporter, Watched};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_kernels::free_memory;
-use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, Tokenizer, encode, load_tokenizer, replace_file};
+use candle_gpt2_weights::{
+    Checkpoint, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, replace_file,
+};
 use serde::Serialize;
 use tempfile::TempDir;
 
 use crate::job_folder::{JobFolder, Resume};
 use crate::journal::is_log;
-use crate::run::{LOG, RESULTS, RunOptions, has_state, interrupted};
+use crate::run::{LOG, RunOptions, has_state, interrupted, results};
 use crate::source::{Source, class_weights};
 use crate::{
-    ClassificationReport, ComputeDType, DataSize, DictionaryMetrics, Entry, Hyperparameters, JobError, Lora,
-    Parameters, Run, Share, Start, Task, TrainOptions, Trainer, TrainingError, confusion_picture,
-    estimated_bytes,
+    ClassificationReport, ComputeDType, DataSize, DictionaryKind, DictionaryMetrics, Entry, Hyperparameters,
+    JobError, Lora, Parameters, Run, Share, Start, Task, TrainOptions, Trainer, TrainingError,
+    confusion_picture, estimated_bytes,
 };
 
 /// Largest configuration that is read.
@@ -275,17 +277,25 @@ impl TrainJob {
         if device.is_cpu() && numbers.compute_dtype != ComputeDType::F32 {
             reporter.note("on the CPU bf16 is computed by way of f32, and slower than that");
         }
+        let (batch_size, context) = numbers.largest_batch();
+        let (batch_size, context) = (share.of(batch_size).len(), source.longest(context));
+        let largest = Hyperparameters { batch_size, context, ..numbers.clone() };
         if !options.ignore_memory {
-            let (batch_size, context) = numbers.largest_batch();
-            let context = source.longest(context);
-            let numbers = Hyperparameters { context, ..numbers.clone() };
-            let batch_size = share.of(batch_size).len();
-            let own = Hyperparameters { batch_size, ..numbers.clone() };
-            self.check_memory(&prepared.config, &own, &device)?;
+            self.check_memory(&prepared.config, &largest, &device)?;
+        }
+        if let Some(dictionary) = &numbers.dictionary
+            && dictionary.kind == DictionaryKind::CrossLayerTranscoder
+        {
+            // Its decoders grow with the square of the number of layers.
+            reporter.note(&format!(
+                "a cross-layer transcoder of {} parameters; training it takes about {} MiB",
+                grouped(dictionary.parameter_count(&prepared.config)?),
+                estimated_bytes(&prepared.config, &largest, false, &device) >> 20
+            ));
         }
         let explained = self.explained(&source, (share, &device), &**reporter)?;
         let job_folder = match apart {
-            None => Some(JobFolder::take(&self.out, &RESULTS)?),
+            None => Some(JobFolder::take(&self.out, &results(&self.out))?),
             Some(_) => None,
         };
         if apart.is_none() {
@@ -316,7 +326,7 @@ impl TrainJob {
         // The log of a training that failed before it saved a state is begun anew.
         let begun = is_log(&self.out.join(LOG)).then_some(LOG);
         let resume = Resume { goes_on: self.options.resume, can_go_on: has_state(&self.out) };
-        JobFolder::check(&self.out, &RESULTS, begun, resume)
+        JobFolder::check(&self.out, &results(&self.out), begun, resume)
     }
 
     /// The configuration, the tokenizer and, if there is one, the checkpoint.
@@ -448,12 +458,13 @@ impl TrainJob {
         let needed = estimated_bytes(config, numbers, recomputes, device);
         let free = free_memory(device).map(|free| free as u64);
         let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
-        let recompute = match recomputes {
-            true => String::new(),
-            false => ", or add `recompute`".into(),
+        let more = match (&numbers.dictionary, recomputes) {
+            (Some(_), _) => ", or `latents`",
+            (None, false) => ", or add `recompute`",
+            (None, true) => "",
         };
         let advice = format!(
-            "lower `batch_size` (and raise `accumulate`) or `context`{recompute}; `ignore_memory` trains all the same"
+            "lower `batch_size` (and raise `accumulate`) or `context`{more}; `ignore_memory` trains all the same"
         );
         Err(TrainingError::NoRoom {
             parameters: match &numbers.dictionary {

@@ -37,7 +37,7 @@ impl JobFolder {
     ///
     /// # Errors
     /// When another process writes it, or it cannot be written.
-    pub(crate) fn take(path: &Path, results: &[&str]) -> Result<Self, TrainingError> {
+    pub(crate) fn take(path: &Path, results: &[impl AsRef<Path>]) -> Result<Self, TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let is_new = !path.exists();
         fs::create_dir_all(path).map_err(failed)?;
@@ -68,7 +68,11 @@ impl JobFolder {
     ///
     /// # Errors
     /// When it cannot be listed.
-    fn is_free(path: &Path, results: &[&str], begun: Option<&str>) -> Result<bool, TrainingError> {
+    fn is_free(
+        path: &Path,
+        results: &[impl AsRef<Path>],
+        begun: Option<&str>,
+    ) -> Result<bool, TrainingError> {
         if !path.exists() {
             return Ok(true);
         }
@@ -91,7 +95,7 @@ impl JobFolder {
     /// When it is not a folder, or has something in it.
     pub(crate) fn check(
         path: &Path,
-        results: &[&str],
+        results: &[impl AsRef<Path>],
         begun: Option<&str>,
         Resume { goes_on, can_go_on }: Resume,
     ) -> Result<(), TrainingError> {
@@ -128,10 +132,10 @@ impl Drop for JobFolder {
     }
 }
 
-fn leftovers(path: &Path, results: &[&str]) -> Result<Vec<PathBuf>, TrainingError> {
+fn leftovers(path: &Path, results: &[impl AsRef<Path>]) -> Result<Vec<PathBuf>, TrainingError> {
     let mut found = Vec::new();
     for result in results {
-        let left = partials(&path.join(result));
+        let left = partials(&path.join(result.as_ref()));
         found.extend(left.map_err(|error| TrainingError::File { path: path.to_owned(), error })?);
     }
     Ok(found)

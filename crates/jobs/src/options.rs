@@ -84,19 +84,19 @@ pub struct TrainOptions {
     /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default: 1 for every label]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
-    /// Hook point that a dictionary explains, for --task dictionary, as blocks.3.hook_resid_post; of a transcoder its input, as blocks.3.ln2.hook_normalized
+    /// Hook point that a dictionary explains, for --task dictionary, as blocks.3.hook_resid_post; of a transcoder its input, as blocks.3.ln2.hook_normalized, and of a cross-layer transcoder that of every block, as hook_resid_mid
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
     /// Hook point that a transcoder writes [default: the output of the MLP in the block of --site]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub output_site: Option<String>,
-    /// Kind of dictionary: top-k, batch-top-k, jump-relu, gated, transcoder or skip-transcoder [default: top-k]
+    /// Kind of dictionary: top-k, batch-top-k, jump-relu, gated, transcoder, skip-transcoder or cross-layer-transcoder [default: top-k]
     #[cfg_attr(feature = "clap", arg(long, value_name = "KIND"))]
     pub kind: Option<DictionaryKind>,
-    /// Number of latents (features) of a dictionary [default: 8 times the width of what it writes]
+    /// Number of latents (features) of a dictionary, of each layer of a cross-layer transcoder [default: 8 times the width of what it writes]
     #[cfg_attr(feature = "clap", arg(long, value_name = "F", allow_negative_numbers = true))]
     pub latents: Option<usize>,
-    /// Active latents per token: exactly for top-k, on average otherwise; gated dictionaries have --sparsity alone [default: 32]
+    /// Active latents per token: exactly for top-k, on average otherwise, in all layers together; gated dictionaries have --sparsity alone [default: 32; 16 per layer of a cross-layer transcoder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
     pub k: Option<usize>,
     /// Weight of the sparsity loss of jump-relu and gated dictionaries [default: 1 and 0.1]
@@ -377,6 +377,8 @@ impl TrainOptions {
         /// Latents for each number of what is written.
         const USUAL_EXPANSION: usize = 8;
         const USUAL_K: usize = 32;
+        /// Of a cross-layer transcoder, for each layer: near 200 for gpt2.
+        const USUAL_K_OF_LAYER: usize = 16;
         const MOST_DEAD_AFTER: u64 = 10_000_000;
         let (Task::Dictionary, Some(site)) = (self.task, &self.site) else { return Ok(()) };
         let kind = self.kind.unwrap_or_default();
@@ -391,9 +393,14 @@ impl TrainOptions {
             sparsity: self.sparsity.unwrap_or(usual_sparsity),
             dead_after: self.dead_after.unwrap_or((tokens / 20).clamp(1, MOST_DEAD_AFTER)),
         };
-        let [_, (_, width)] = dictionary.sites(config)?;
+        let sites = dictionary.sites(config)?;
+        let (blocks, [_, (_, width)]) = (sites.len(), sites[0]); // A dictionary has a block.
         let latents = self.latents.unwrap_or(USUAL_EXPANSION * width);
-        let k = self.k.unwrap_or(USUAL_K.min(latents));
+        let usual_k = match kind {
+            DictionaryKind::CrossLayerTranscoder => USUAL_K_OF_LAYER * blocks,
+            _ => USUAL_K,
+        };
+        let k = self.k.unwrap_or_else(|| usual_k.min(blocks.saturating_mul(latents)));
         numbers.learning_rate = self.lr.unwrap_or(RATE / (latents.max(1) as f64 / RATE_LATENTS).sqrt());
         (numbers.weight_decay, numbers.beta_2, numbers.epsilon) = (0.0, 0.999, 6.25e-10);
         numbers.dictionary = Some(DictionaryNumbers { latents, k, ..dictionary });

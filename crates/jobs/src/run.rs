@@ -12,7 +12,7 @@ use std::time::Instant;
 use candle_core::Device;
 use candle_gpt2_training::share;
 use candle_gpt2_training::state::{self, Best, Progress};
-use candle_gpt2_training::{CONFIG_FILE, WEIGHTS_FILE};
+use candle_gpt2_training::{CONFIG_FILE, LAYERS_CONFIG_FILE, WEIGHTS_FILE, layer_files};
 use candle_gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
 
@@ -25,36 +25,33 @@ use crate::{
 
 /// The log of every step.
 pub(crate) const LOG: &str = "log.jsonl";
-/// The files of a checkpoint, of its adapters, and of a dictionary.
-const CHECKPOINT: [&str; 7] = [
+/// The files of a checkpoint, and of its adapters.
+const CHECKPOINT: [&str; 5] = [
     "model.safetensors",
     "config.json",
     "tokenizer.json",
     "adapter/adapter_config.json",
     "adapter/adapter_model.safetensors",
-    WEIGHTS_FILE,
-    CONFIG_FILE,
 ];
-/// The files and folders that a run replaces as a whole.
-pub(crate) const RESULTS: [&str; 12] = {
-    let [weights, config, tokenizer, adapter_config, adapter, sae, sae_config] = CHECKPOINT;
-    let [curve, confusion] = ["loss.svg", "confusion.svg"];
-    let state = state::FILE_NAME;
-    [
-        weights,
-        config,
-        tokenizer,
-        adapter_config,
-        adapter,
-        sae,
-        sae_config,
-        state,
-        LOG,
-        curve,
-        confusion,
-        TOKENS,
-    ]
-};
+/// Those of dictionaries, but of layers.
+const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
+/// Those of all trainings.
+const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
+
+/// The files and folders that a run in this folder replaces as a whole, also those of every layer that it has, or has begun to write.
+pub(crate) fn results(folder: &Path) -> Vec<String> {
+    let there: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .collect();
+    let of_layers = (0..)
+        .map(layer_files)
+        .take_while(|files| there.iter().any(|name| files.iter().any(|file| name.starts_with(file))));
+    let of_layers: Vec<String> = of_layers.flatten().collect();
+    let fixed = [&CHECKPOINT[..], &DICTIONARY, &RECORDS].concat();
+    fixed.into_iter().map(str::to_owned).chain(of_layers).collect()
+}
 
 /// When to evaluate, save and stop, and where.
 #[derive(Debug)]
@@ -353,7 +350,9 @@ impl Run {
             return write(self);
         }
         let folder = self.options.folder.clone();
-        let mut added: Vec<PathBuf> = CHECKPOINT.iter().map(|name| folder.join(name)).collect();
+        let of_dictionary = self.trainer.dictionary_files();
+        let files = CHECKPOINT.into_iter().chain(of_dictionary.iter().map(String::as_str));
+        let mut added: Vec<PathBuf> = files.map(|name| folder.join(name)).collect();
         added.retain(|file| !file.exists());
         let written = write(self);
         if written.is_err() && !has_state(&folder) {

@@ -30,8 +30,9 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// task: "text", to continue texts; "classify", to predict the label of a text, with a head for the labels of the data (a
 /// classifier keeps its own); "answer", to write the completion of a prompt and the end after it; "dictionary", to write the
 /// activations of the model init at the hook point site as a sum of few directions (a sparse autoencoder, or a transcoder): the
-/// folder then gets SAELens' files, and the dict dictionary (l0, explained_variance, dead_latents, cross_entropy,
-/// delta_cross_entropy, recovered_from_zero, recovered_from_mean, definitions).
+/// folder then gets SAELens' files (circuit-tracer's for a cross-layer transcoder), and the dict dictionary (l0, explained_variance,
+/// dead_latents, cross_entropy, delta_cross_entropy, recovered_from_zero, recovered_from_mean, definitions; for a cross-layer
+/// transcoder also explained_variance_per_layer).
 ///
 /// data: a file or a list of them: UTF-8 text, or .jsonl with a `text` in each line, or one folder of token files (`gpt2 tokenize`,
 /// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or
@@ -45,8 +46,8 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
 /// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), initialization ("gpt2", or "mimetic"), recompute,
 /// train_blocks (the last ones, so many, with the final norm and the head), class_weights ("balanced", or a dict of labels),
-/// site, output_site (the MLP's output), kind ("top-k"; "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder"), latents (8
-/// times the width), k (32), sparsity (1 for jump-relu, 0.1 for gated), dead_after (a twentieth of all tokens),
+/// site, output_site (the MLP's output), kind ("top-k"; "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder",
+/// "cross-layer-transcoder"), latents (8 times the width), k (32; 16 per layer of a cross-layer transcoder), sparsity (1 for jump-relu, 0.1 for gated), dead_after (a twentieth of all tokens),
 /// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
 /// 0.0003 for adapters, 0.0002 / sqrt(latents / 16384) for dictionaries), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),
 /// weight_decay (0.1), beta_2_half_life, grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),

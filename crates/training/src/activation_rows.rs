@@ -18,7 +18,8 @@ pub trait RowValues: Send + Sync {
         self.len() == 0
     }
 
-    /// The values of these tokens, which are below [`RowValues::len`], `(N, C)` and `(N, D)`.
+    /// The values of these tokens, which are below [`RowValues::len`], `(N, C)` and `(N, D)`; of a cross-layer transcoder block after
+    /// block, `(L · N, C)` each.
     ///
     /// # Errors
     /// When there is no memory for them.

@@ -26,7 +26,7 @@ pub trait Examples {
     }
 
     /// What a model has at the hook points of a dictionary, read and written, `(N, C)` and `(N, D)`, where it is at hand and need not be
-    /// computed.
+    /// computed; of a cross-layer transcoder block after block, `(L · N, C)` each.
     ///
     /// # Errors
     /// When there is no memory for them.

@@ -34,7 +34,8 @@ pub use activation_rows::{ActivationRows, RowValues};
 pub use compute_dtype::ComputeDType;
 pub use confusion::{ClassificationReport, Confusion, LabelReport};
 pub use dictionary::{
-    CONFIG_FILE, CrossEntropies, DictionaryKind, DictionaryMetrics, DictionaryNumbers, WEIGHTS_FILE,
+    CONFIG_FILE, CrossEntropies, DictionaryKind, DictionaryMetrics, DictionaryNumbers, LAYERS_CONFIG_FILE,
+    WEIGHTS_FILE, layer_files,
 };
 pub use error::{StateDifference, TrainingError};
 pub use examples::{Data, Examples};

@@ -41,11 +41,13 @@ pub fn estimated_bytes(
     const COMPOSED_ROWS: u64 = 1024;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
     if let Some(dictionary) = &numbers.dictionary
-        && let (Ok(count), Ok([(_, inputs), (_, outputs)])) =
-            (dictionary.parameter_count(config), dictionary.sites(config))
+        && let (Ok(count), Ok(sites)) = (dictionary.parameter_count(config), dictionary.sites(config))
     {
         // Of each token all latents before the few are chosen, and its values: as the model has them, scaled, centred; output, error.
-        let of_token = (2 * dictionary.latents + 3 * inputs + 4 * outputs) as u64;
+        let of_token = sites
+            .iter()
+            .map(|[(_, inputs), (_, outputs)]| (2 * dictionary.latents + 3 * inputs + 4 * outputs) as u64);
+        let of_token: u64 = of_token.sum();
         // The model's weights are there in any case; a copy of the trained ones is read besides.
         let values = ((COPIES + 1) * count as u64).saturating_add(tokens.saturating_mul(of_token));
         return values.saturating_mul(F32_BYTES);

@@ -488,8 +488,9 @@ impl Trainer {
         }
     }
 
-    /// Writes the dictionary as SAELens does, where one is trained: [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
-    /// [`CONFIG_FILE`](crate::CONFIG_FILE). Says whether one is.
+    /// Writes the dictionary, where one is trained, and says whether one is: as SAELens does, [`WEIGHTS_FILE`](crate::WEIGHTS_FILE) and
+    /// [`CONFIG_FILE`](crate::CONFIG_FILE), or a cross-layer transcoder as circuit-tracer does, [`layer_files`](crate::layer_files) and
+    /// [`LAYERS_CONFIG_FILE`](crate::LAYERS_CONFIG_FILE).
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -497,6 +498,11 @@ impl Trainer {
         let Some(learner) = self.learner() else { return Ok(false) };
         crate::dictionary::save(learner, &self.parameters, self.numbers.context, folder)?;
         Ok(true)
+    }
+
+    /// The files that [`Trainer::save_dictionary`] writes; none where no dictionary is trained.
+    pub fn dictionary_files(&self) -> Vec<String> {
+        self.learner().map_or_else(Vec::new, crate::dictionary::files)
     }
 
     /// How good the dictionary is on these texts, of three tokens at least each; `None` where none is trained.

@@ -26,6 +26,7 @@ Examples:
   gpt2 train --task answer --data questions.jsonl --init gpt2 --out clerk --lora-rank 8
   gpt2 train --task dictionary --data stories.txt --init built-in --site blocks.3.hook_resid_post --latents 1536 --k 16 --out features
   gpt2 train --task dictionary --data activations --init gpt2 --site blocks.8.hook_resid_pre --kind batch-top-k --out features
+  gpt2 train --task dictionary --data stories.txt --init built-in --site hook_resid_mid --kind cross-layer-transcoder --out clt
   gpt2 train … --resume    # the same command again, after it was stopped
 
 --out becomes a Hugging Face folder with the weights of the lowest held-out loss, along with log.jsonl, \
@@ -44,7 +45,8 @@ tokens.
 
 --task dictionary trains a sparse autoencoder or a transcoder of the hook point --site of --init, on texts, whose activations are \
 computed on the fly, or on a folder of gpt2 cache --prompts-file. The first token of each text is left out. --out then gets \
-sae_weights.safetensors and cfg.json, as SAELens reads them; a batch has --batch-size times --context tokens.")]
+sae_weights.safetensors and cfg.json, as SAELens reads them; a batch has --batch-size times --context tokens. A cross-layer \
+transcoder gets config.yaml and two files per layer, as circuit-tracer and gpt2 look graph --transcoders read them.")]
 pub(crate) struct TrainArguments {
     /// Texts: plain UTF-8 files, or .jsonl files with a `text` in each line; or one folder of token files, as gpt2 tokenize, nanoGPT and llm.c make them. Rows for the other tasks: .jsonl or .tsv, see below
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
@@ -188,6 +190,10 @@ fn write_dictionary(metrics: &DictionaryMetrics) -> Result<()> {
         output::grouped(metrics.dead_latents),
         output::grouped(metrics.tokens),
     ))?;
+    if !metrics.explained_variance_per_layer.is_empty() {
+        let layers = metrics.explained_variance_per_layer.iter().map(|explained| format!(" {explained:.4}"));
+        output::write_line(&format!("explained variance by layer:{}", layers.collect::<String>()))?;
+    }
     output::write_line(&format!(
         "loss of the model {:.4} -> {:.4} nats per token with the reconstruction; recovered from zeros {}, from the mean {}",
         metrics.cross_entropy.model,

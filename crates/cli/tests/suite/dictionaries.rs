@@ -125,3 +125,40 @@ fn prompts_become_shards_and_shards_a_dictionary() {
     // A folder goes on only when it is asked to.
     assert_refused(&train(&["--site", "3.resid_post", "--kind", "batch-top-k"]), USAGE, "--resume");
 }
+
+#[test]
+fn a_cross_layer_transcoder_is_trained_and_a_graph_is_traced_through_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, layers) = (folder.path().join("text.txt"), folder.path().join("layers"));
+    let names = ["Mia", "Tom", "Ben", "Lily", "Sam"];
+    let sentence =
+        |line: usize| format!("One day, {} and {} had a red ball. ", names[line % 5], names[line * 2 % 3]);
+    fs::write(&text, (0..120).map(sentence).collect::<String>()).unwrap();
+    let given = ["train", "--task", "dictionary", "--kind", "cross-layer-transcoder", "--data", path(&text)];
+    let sizes = ["--latents", "64", "--k", "24", "--steps", "8", "--batch-size", "4", "--context", "16"];
+    let train = |site: &str, more: &[&str]| {
+        let site = ["--init", "built-in", "--site", site, "--out", path(&layers)];
+        run(&[&given[..], &sizes, &site, more].concat())
+    };
+    assert_refused(&train("3.resid_mid", &[]), USAGE, "--site: a cross-layer transcoder reads all blocks");
+    let trained = train("resid_mid", &[]);
+    assert_eq!(trained.code, SUCCESS, "{}", trained.stderr);
+    let by_layer = trained.stdout.lines().find_map(|line| line.strip_prefix("explained variance by layer: "));
+    let numbers: Vec<f64> = by_layer.unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
+    assert_eq!(numbers.len(), 6, "{numbers:?}");
+    // As many matrices as there are pairs of layers.
+    let parameters = 6 * (64 * (192 + 1) + 192) + 21 * 64 * 192;
+    assert_eq!(parameters, 333_312);
+    assert!(trained.stdout.starts_with("333,312 parameters, "), "{}", trained.stdout);
+    let told = "a cross-layer transcoder of 333,312 parameters; training it takes about ";
+    assert!(trained.stderr.contains(told), "{}", trained.stderr);
+
+    let graph = ["look", "graph", "One day, Mia had a red", "--transcoders", path(&layers)];
+    let traced = run(&[&graph[..], &["--json"]].concat()).json();
+    let is_feature = |node: &&serde_json::Value| node["feature_type"] == "cross layer transcoder";
+    assert!(traced["nodes"].as_array().unwrap().iter().filter(is_feature).count() > 0, "{traced}");
+    assert!(!traced["links"].as_array().unwrap().is_empty());
+    // A folder that was not written to its end has no config.yaml, and is none.
+    fs::remove_file(layers.join("config.yaml")).unwrap();
+    assert_refused(&run(&graph), USAGE, "there are no transcoders here");
+}

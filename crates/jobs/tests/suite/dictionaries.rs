@@ -10,7 +10,7 @@ use candle_gpt2_jobs::{
     ActivationsJob, ActivationsOptions, JobError, Start, TrainEvent, TrainJob, TrainOptions, TrainReport,
 };
 use candle_gpt2_testing::{CheckpointFolder, files};
-use candle_gpt2_training::{DictionaryKind, Task};
+use candle_gpt2_training::{DictionaryKind, Task, layer_files};
 use candle_gpt2_weights::WrittenDType;
 use serde_json::Value;
 
@@ -57,7 +57,7 @@ impl Work {
             prompts: "rows.jsonl".into(),
             rows: RowFile::new(Path::new("rows.jsonl"), rows.into_bytes()),
             model: "tiny".into(),
-            sites: named_sites("1.ln2.normalized,1.mlp_out,1.resid_post", 3).unwrap(),
+            sites: named_sites("ln2.normalized,mlp_out,1.resid_post", 3).unwrap(),
             bos,
             out: self.path("activations"),
             options: ActivationsOptions { shard_size: 700, resume: false },
@@ -88,6 +88,12 @@ fn options() -> TrainOptions {
 fn run(job: &TrainJob) -> Result<TrainReport, JobError> {
     let silent: Arc<dyn Reporter> = Arc::new(Silent);
     job.run(&silent, &mut |_| {})
+}
+
+/// Of a cross-layer transcoder.
+fn of_layers() -> TrainOptions {
+    let kind = Some(DictionaryKind::CrossLayerTranscoder);
+    TrainOptions { kind, site: Some("ln2.hook_normalized".into()), ..options() }
 }
 
 fn config(job: &TrainJob) -> Value {
@@ -161,16 +167,57 @@ fn shards_teach_what_texts_do() {
 }
 
 #[test]
+fn the_layers_of_a_cross_layer_transcoder_come_from_texts_and_from_shards() {
+    let work = Work::new();
+    work.cached(Some(0));
+    let layers: Vec<String> = (0..3).flat_map(layer_files).collect();
+    for data in ["text.txt", "activations"] {
+        let job = work.job(data, &format!("out-{data}"), TrainOptions { k: None, ..of_layers() });
+        let report = run(&job).unwrap();
+        assert_eq!(report.parameters, 3 * (64 * (28 + 1) + 28) + 6 * 64 * 28);
+        let metrics = report.dictionary.unwrap();
+        let explained = &metrics.explained_variance_per_layer;
+        assert!(explained.len() == 3 && explained.iter().all(|of_layer| *of_layer > 0.2), "{metrics:?}");
+        // 16 of each layer.
+        assert!(metrics.l0 > 24.0 && metrics.l0 < 72.0, "{}", metrics.l0);
+        let mut expected = layers.clone();
+        expected.extend(
+            ["config.yaml", "log.jsonl", "loss.svg", "training-state.safetensors"].map(str::to_owned),
+        );
+        expected.sort();
+        let names: Vec<String> = files(&job.out).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, expected);
+        let config = fs::read_to_string(job.out.join("config.yaml")).unwrap();
+        assert!(
+            config.contains("model_kind: cross_layer_transcoder\nfeature_input_hook: ln2.hook_normalized\n")
+        );
+    }
+
+    // What a process that was killed left of any layer is no reason to refuse a folder.
+    let out = work.path("killed");
+    for left in ["W_enc_0.safetensors.partial-aB3dE6", "W_dec_1.safetensors.partial-aB3dE6"] {
+        fs::create_dir_all(out.join(left)).unwrap();
+    }
+    fs::create_dir(out.join("W_enc_1.safetensors.partial-x2x4x6")).unwrap();
+    run(&work.job("text.txt", "killed", TrainOptions { steps: 1, ..of_layers() })).unwrap();
+    assert!(files(&out).into_iter().all(|(name, _)| !name.contains("partial")));
+}
+
+#[test]
 fn an_interrupted_training_goes_on_to_the_same_files() {
     let work = Work::new();
     work.cached(None);
     let batch_top_k =
         TrainOptions { kind: Some(DictionaryKind::BatchTopK), dead_after: Some(400), ..options() };
-    for data in ["text.txt", "activations"] {
-        let whole = work.job(data, &format!("whole-{data}"), batch_top_k.clone());
+    let of_layers = TrainOptions { dead_after: Some(400), ..of_layers() };
+    for (data, options) in
+        [("text.txt", &batch_top_k), ("activations", &batch_top_k), ("activations", &of_layers)]
+    {
+        let name = format!("{data}-{}", options.kind.unwrap());
+        let whole = work.job(data, &format!("whole-{name}"), options.clone());
         run(&whole).unwrap();
         let resumed =
-            work.job(data, &format!("cut-{data}"), TrainOptions { resume: true, ..batch_top_k.clone() });
+            work.job(data, &format!("cut-{name}"), TrainOptions { resume: true, ..options.clone() });
         // Before the first evaluation, between saved states, and after the last evaluation but one.
         for at in [7, 19, 33] {
             let interrupter = Arc::new(Interrupter::new(1));
@@ -185,16 +232,19 @@ fn an_interrupted_training_goes_on_to_the_same_files() {
             assert!(stopped.unwrap_err().is_interrupted());
         }
         run(&resumed).unwrap();
-        for name in ["sae_weights.safetensors", "cfg.json", "training-state.safetensors"] {
-            assert_eq!(
-                fs::read(resumed.out.join(name)).unwrap(),
-                fs::read(whole.out.join(name)).unwrap(),
-                "{data}: {name}"
-            );
+        // But the log and its curve, which have times.
+        let results = |job: &TrainJob| -> Vec<(String, Vec<u8>)> {
+            files(&job.out).into_iter().filter(|(name, _)| !name.starts_with("lo")).collect()
+        };
+        let (found, expected) = (results(&resumed), results(&whole));
+        assert!(expected.len() >= 3);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert!(found == expected, "{name}: {} for {}", found.0, expected.0);
         }
+        assert_eq!(found.len(), expected.len(), "{name}");
         // Other numbers of the dictionary are another training.
-        let other = TrainOptions { resume: true, k: Some(7), ..batch_top_k.clone() };
-        let told = run(&work.job(data, &format!("cut-{data}"), other)).unwrap_err().to_string();
+        let other = TrainOptions { resume: true, k: Some(7), ..options.clone() };
+        let told = run(&work.job(data, &format!("cut-{name}"), other)).unwrap_err().to_string();
         assert!(told.contains("dictionary is {") && told.contains("give the same ones"), "{told}");
     }
 }
@@ -220,6 +270,12 @@ fn what_does_not_go_together_is_refused_by_its_names() {
         (TrainOptions { k: Some(65), ..options() }, "`k`: expected from 1 to the 64 latents"),
         (TrainOptions { site: Some("blocks.7.hook_resid_post".into()), ..options() }, "there is no block 7"),
         (TrainOptions { context: Some(1), ..options() }, "at least 2 for a dictionary"),
+        (
+            TrainOptions { site: Some("1.resid_mid".into()), ..of_layers() },
+            "give the hook point without a block",
+        ),
+        (TrainOptions { output_site: Some("1.mlp_out".into()), ..of_layers() }, "the outputs of all MLPs"),
+        (TrainOptions { k: Some(3 * 64 + 1), ..of_layers() }, "`k`: expected from 1 to the 192 latents"),
     ] {
         let found = text(options);
         assert!(found.contains(told), "{found} for {told}");
@@ -234,7 +290,7 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     let shards = |options: TrainOptions| refused("activations", options);
     let told = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
     assert!(
-        told.contains("it has activations of blocks.1.ln2.hook_normalized, ")
+        told.contains("it has activations of blocks.0.ln2.hook_normalized, ")
             && told.ends_with("none of blocks.0.hook_resid_post"),
         "{told}"
     );

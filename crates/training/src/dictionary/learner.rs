@@ -1,10 +1,11 @@
 //! The state of a dictionary between steps, and what a step is made of: values of the model, their scale, loss and gradient, directions
 //! of length 1, the running threshold, latents that have not been active for long.
 //!
-//! Values are divided by their deviation, a number for the whole training that the first batch gives; `save.rs` folds it into the
-//! weights.
+//! Values are divided by the deviation of their hook point, a number for the whole training that the first batch gives; `save.rs` folds it
+//! into the weights.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Pass, Site};
@@ -35,10 +36,11 @@ pub(crate) struct Learner {
     /// Whether every text of the data begins with the BOS token.
     pub(super) prepends_bos: bool,
     pub(super) numbers: DictionaryNumbers,
-    pub(super) sites: [Site; 2],
+    /// What each block reads and writes.
+    pub(super) sites: Vec<[Site; 2]>,
     pub(super) objective: Objective,
-    /// What the values read and written are multiplied by, once a batch has told.
-    pub(super) scales: Option<[f32; 2]>,
+    /// What the values read and written in each block are multiplied by, once a batch has told.
+    scales: Option<[Vec<f32>; 2]>,
     pub(super) threshold: f32,
     /// Tokens since each latent was active.
     unused_tokens: Vec<f32>,
@@ -63,17 +65,18 @@ impl Learner {
         numbers: &DictionaryNumbers,
     ) -> std::result::Result<Self, TrainingError> {
         numbers.check(model.config())?;
-        let [(input, inputs), (output, outputs)] = numbers.sites(model.config())?;
+        let objective = numbers.objective(model.config())?;
+        let sites = numbers.sites(model.config())?.into_iter().map(|pair| pair.map(|(site, _)| site));
         Ok(Self {
+            sites: sites.collect(),
             model,
             model_name,
             prepends_bos,
             numbers: numbers.clone(),
-            sites: [input, output],
-            objective: objective(numbers, inputs, outputs),
+            objective,
             scales: None,
             threshold: 0.0,
-            unused_tokens: vec![0.0; numbers.latents],
+            unused_tokens: vec![0.0; objective.blocks * objective.latents],
             seen: None,
         })
     }
@@ -90,40 +93,46 @@ impl Learner {
         config: &Gpt2Config,
         seed: u64,
     ) -> std::result::Result<Parameters, TrainingError> {
-        let [(_, inputs), (_, outputs)] = numbers.sites(config)?;
+        let objective = numbers.objective(config)?;
+        let Objective { blocks, inputs, outputs, latents, .. } = objective;
         let mut generator = Stream::Initialization.generator(seed);
-        let latents = numbers.latents;
-        let decoder = unit_rows(latents, outputs, &mut generator);
+        let decoder = directions(&objective, &mut generator);
         let mut encoder = match numbers.kind.is_transcoder() {
-            true => unit_rows(latents, inputs, &mut generator),
+            true => unit_rows(blocks * latents, inputs, &mut generator),
             false => decoder.clone(),
         };
-        let probes = unit_rows(PROBES, inputs, &mut generator);
-        let zeros = (vec![0f32; latents], vec![0f32; outputs]);
-        let top_k = Objective { kind: DictionaryKind::TopK, ..objective(numbers, inputs, outputs) };
+        let probes = unit_rows(PROBES, inputs, &mut generator).repeat(blocks);
+        let zeros = (vec![0f32; blocks * latents], vec![0f32; blocks * outputs]);
+        // As many latents in each block.
+        let k = (objective.k / blocks).max(1);
+        let top_k = Objective { kind: DictionaryKind::TopK, k, ..objective };
         if let Some(weights) = Weights::of(&[&encoder, &zeros.0, &decoder, &zeros.1]) {
-            let probed = top_k.encode(weights, &probes, Selection::Training);
-            let lengths = probed.output.chunks(outputs).map(|row| super::objective::squares(row).sqrt());
-            let mean = lengths.sum::<f64>() / PROBES as f64;
+            let active = top_k.encode(weights, &probes, Selection::Training).active;
+            let mut probed = top_k.biases(weights, PROBES);
+            for (block, active) in active.iter().enumerate() {
+                top_k.write(weights, block, (top_k.of_block(&probes, block), active), &mut probed);
+            }
+            let lengths = probed.chunks(outputs).map(|row| super::objective::squares(row).sqrt());
+            let mean = lengths.sum::<f64>() / (blocks * PROBES) as f64;
             if mean > 0.0 {
                 f32::scale(&mut encoder, 1.0 / mean);
             }
         }
         let named = names(numbers.kind).iter().map(|name| {
             let (values, shape) = match *name {
-                "W_enc" => (encoder.clone(), vec![latents, inputs]),
-                "W_dec" => (decoder.clone(), vec![latents, outputs]),
-                "b_dec" => (zeros.1.clone(), vec![outputs]),
+                "W_enc" => (encoder.clone(), vec![blocks * latents, inputs]),
+                "W_dec" => (decoder.clone(), vec![objective.matrices() * latents, outputs]),
+                "b_dec" => (zeros.1.clone(), vec![blocks * outputs]),
                 "W_skip" => (vec![0.0; outputs * inputs], vec![outputs, inputs]),
-                _ => (zeros.0.clone(), vec![latents]),
+                _ => (zeros.0.clone(), vec![blocks * latents]),
             };
             Ok(((*name).to_owned(), Var::from_tensor(&Tensor::from_vec(values, shape, &Device::Cpu)?)?))
         });
         Ok(Parameters::from_named(named.collect::<Result<_>>()?))
     }
 
-    /// What the model has at both hook points, a row for each token but the first of each text, whose values are many times longer than
-    /// those of others.
+    /// What the model has at the hook points that are read and at those that are written, block after block a row for each token but the
+    /// first of each text, whose values are many times longer than those of others.
     ///
     /// # Errors
     /// Those of the model.
@@ -132,40 +141,67 @@ impl Learner {
         if let Some([x, y]) = examples.activations()? {
             return Ok([of(&x)?, of(&y)?]);
         }
-        let mut record = Record::new(self.sites);
+        let mut record = self.record();
         let mut pass = Pass::inference().observed_by(&mut record);
-        if let Some(layer) = stop_after(self.sites) {
+        if let Some(layer) = stop_after(self.all_sites()) {
             pass = pass.stopping_at(layer);
         }
         examples.hidden_states(self.model.transformer(), self.model.device(), &mut pass)?;
-        let rows = |site| of(&rows_after_first(site, record.get(site)?)?);
-        let [input, output] = self.sites;
-        Ok([rows(input)?, rows(output)?])
+        let rows = |side: usize| -> Result<Vec<f32>> {
+            let of_blocks = self.sites.iter().map(|pair| of(&rows_of(&record, pair[side])?));
+            Ok(of_blocks.collect::<Result<Vec<_>>>()?.concat())
+        };
+        Ok([rows(0)?, rows(1)?])
+    }
+
+    fn all_sites(&self) -> impl Iterator<Item = Site> + '_ {
+        self.sites.iter().flatten().copied()
+    }
+
+    /// A record of every hook point that is read or written.
+    pub(super) fn record(&self) -> Record {
+        Record::new(self.all_sites())
+    }
+
+    /// What the values read and written in a block are multiplied by.
+    pub(super) fn scales(&self, block: usize) -> [f32; 2] {
+        let of_side = |side: usize| self.scales.as_ref().map_or(1.0, |scales| scales[side][block]);
+        [of_side(0), of_side(1)]
     }
 
     /// Sets what the first batch decides: the scale of the values, and the biases and thresholds that suit it.
     fn begin(&mut self, [x, y]: &[Vec<f32>; 2], parameters: &Parameters) -> Result<()> {
-        let Objective { inputs, outputs, .. } = self.objective;
-        let scales = match self.objective.kind.is_transcoder() {
-            true => [inverse_deviation(x, inputs), inverse_deviation(y, outputs)],
-            false => [inverse_deviation(x, inputs); 2],
+        let all = self.objective;
+        let Objective { blocks, inputs, outputs, .. } = all;
+        let of = |values: &[f32], width: usize| -> Vec<f32> {
+            (0..blocks).map(|block| inverse_deviation(all.of_block(values, block), width)).collect()
         };
-        self.scales = Some(scales);
+        let of_input = of(x, inputs);
+        let of_output = match all.kind.is_transcoder() {
+            true => of(y, outputs),
+            false => of_input.clone(),
+        };
+        self.scales = Some([of_input, of_output]);
         let [x, y] = self.scaled([x, y]);
         let set = |name: &str, values: Vec<f32>| match parameters.get(name) {
             Some(variable) => variable.set(&Tensor::from_vec(values, variable.shape(), &Device::Cpu)?),
             None => Ok(()),
         };
-        if self.objective.kind.is_transcoder() {
-            set("b_dec", rounded(&mean(&y, outputs)))?;
+        if all.kind.is_transcoder() {
+            let means = (0..blocks).flat_map(|block| rounded(&mean(all.of_block(&y, block), outputs)));
+            set("b_dec", means.collect())?;
             // The directions see how far a value is from the mean.
-            let mean = rounded(&mean(&x, inputs));
             let values = slices(parameters)?;
-            let of_mean = values.first().map_or(&[][..], |encoder| &encoder[..]).chunks(inputs).map(|row| {
-                let product: f64 = row.iter().zip(&mean).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                -product
+            let encoder = values.first().map_or(&[][..], |encoder| &encoder[..]);
+            let of_means = (0..blocks).flat_map(|block| {
+                let mean = rounded(&mean(all.of_block(&x, block), inputs));
+                all.of_block(encoder, block).chunks(inputs).map(move |row| {
+                    let product: f64 =
+                        row.iter().zip(&mean).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                    -product
+                })
             });
-            set("b_enc", rounded(&of_mean.collect::<Vec<_>>()))?;
+            set("b_enc", rounded(&of_means.collect::<Vec<_>>()))?;
         } else {
             set("b_dec", rounded(&geometric_median(&y, outputs)))?;
         }
@@ -181,10 +217,14 @@ impl Learner {
     }
 
     fn scaled(&self, values: [&[f32]; 2]) -> [Vec<f32>; 2] {
-        let scales = self.scales.unwrap_or([1.0; 2]);
-        let [x, y] = values;
-        [(x, scales[0]), (y, scales[1])]
-            .map(|(values, scale)| values.iter().map(|value| value * scale).collect())
+        let of_side = |side: usize| {
+            let of_block = |block: usize| {
+                let scale = self.scales(block)[side];
+                self.objective.of_block(values[side], block).iter().map(move |value| value * scale)
+            };
+            (0..self.objective.blocks).flat_map(of_block).collect()
+        };
+        [of_side(0), of_side(1)]
     }
 
     /// The loss of some examples, and the gradient of every parameter without what would make directions longer or shorter.
@@ -209,17 +249,22 @@ impl Learner {
         let dead: Vec<bool> =
             self.unused_tokens.iter().map(|tokens| f64::from(*tokens) >= self.dead_after()).collect();
         let Computed { loss, mut gradients, fired, least } = self.objective.compute(weights, (&x, &y), &dead);
-        let width = self.objective.outputs;
         if let Some(decoder) = gradients.get_mut(2) {
-            for (gradient, direction) in decoder.chunks_mut(width).zip(weights.decoder.chunks(width)) {
-                let along: f64 =
-                    gradient.iter().zip(direction).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                gradient.iter_mut().zip(direction).for_each(|(gradient, direction)| {
-                    *gradient = rounded_one(f64::from(*gradient) - along * f64::from(*direction));
-                });
+            for rows in self.objective.directions() {
+                let along = |row: Range<usize>| -> f64 {
+                    let both = decoder[row.clone()].iter().zip(&weights.decoder[row]);
+                    both.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+                };
+                let along: f64 = rows.clone().map(along).sum();
+                for row in rows {
+                    let both = decoder[row.clone()].iter_mut().zip(&weights.decoder[row]);
+                    both.for_each(|(gradient, direction)| {
+                        *gradient = rounded_one(f64::from(*gradient) - along * f64::from(*direction));
+                    });
+                }
             }
         }
-        let tokens = x.len() / self.objective.inputs;
+        let tokens = x.len() / (self.objective.blocks * self.objective.inputs);
         self.seen = Some(match self.seen.take() {
             None => Seen { tokens, fired, least },
             Some(before) => Seen {
@@ -252,10 +297,14 @@ impl Learner {
     pub(crate) fn after_step(&mut self, parameters: &Parameters) -> Result<()> {
         if let Some(decoder) = parameters.get("W_dec") {
             let mut values = decoder.flatten_all()?.to_vec1::<f32>()?;
-            for row in values.chunks_mut(self.objective.outputs) {
-                let length = super::objective::squares(row).sqrt();
+            for rows in self.objective.directions() {
+                let square: f64 = rows.clone().map(|row| super::objective::squares(&values[row])).sum();
+                let length = square.sqrt();
                 if length > 0.0 {
-                    row.iter_mut().for_each(|value| *value = rounded_one(f64::from(*value) / length));
+                    for row in rows {
+                        let row = values[row].iter_mut();
+                        row.for_each(|value| *value = rounded_one(f64::from(*value) / length));
+                    }
                 }
             }
             decoder.set(&Tensor::from_vec(values, decoder.shape(), &Device::Cpu)?)?;
@@ -279,7 +328,8 @@ impl Learner {
     /// When there is no memory.
     pub(crate) fn state(&self) -> Result<Vec<(String, Tensor)>> {
         // A scale is greater than 0.
-        let scales = self.scales.unwrap_or_default().to_vec();
+        let none = vec![0.0; 2 * self.objective.blocks];
+        let scales = self.scales.as_ref().map_or(none, |scales| scales.concat());
         let values = [scales, vec![self.threshold], self.unused_tokens.clone()];
         let named = STATE.iter().zip(values).map(|(name, values)| {
             let count = values.len();
@@ -290,7 +340,8 @@ impl Learner {
 
     /// Goes back to what was saved; says which of it is missing.
     pub(crate) fn restore(&mut self, saved: &HashMap<String, Tensor>) -> std::result::Result<(), String> {
-        let counts = [2, 1, self.objective.latents];
+        let blocks = self.objective.blocks;
+        let counts = [2 * blocks, 1, blocks * self.objective.latents];
         let found = STATE.iter().zip(counts).map(|(name, count)| {
             let values =
                 saved.get(&format!("dictionary.{name}")).and_then(|tensor| tensor.to_vec1::<f32>().ok());
@@ -299,21 +350,15 @@ impl Learner {
         });
         let found = found.collect::<std::result::Result<Vec<_>, String>>()?;
         if let [scales, threshold, unused] = &found[..] {
-            self.scales = match scales[..] {
-                [input, output] if input > 0.0 && output > 0.0 => Some([input, output]),
-                _ => None,
-            };
+            let (inputs, outputs) = scales.split_at(blocks);
+            let is_set = scales.iter().all(|scale| *scale > 0.0);
+            self.scales = is_set.then(|| [inputs.to_vec(), outputs.to_vec()]);
             self.threshold = threshold.first().copied().unwrap_or_default();
             self.unused_tokens.clone_from(unused);
         }
         self.seen = None;
         Ok(())
     }
-}
-
-fn objective(numbers: &DictionaryNumbers, inputs: usize, outputs: usize) -> Objective {
-    let DictionaryNumbers { kind, k, sparsity, latents, .. } = *numbers;
-    Objective { kind, k, sparsity, inputs, outputs, latents }
 }
 
 /// The rows of a value `(B, T, …)` but those of first tokens, `(B · (T − 1), width)`.
@@ -331,6 +376,11 @@ pub(super) fn rows_after_first(site: Site, value: &Tensor) -> Result<Tensor> {
     token_rows(site, &value.narrow(TOKEN_DIM, 1, after)?.contiguous()?)
 }
 
+/// What a record has of a hook point, without first tokens.
+pub(super) fn rows_of(record: &Record, site: Site) -> Result<Tensor> {
+    rows_after_first(site, record.get(site)?)
+}
+
 /// The values of every parameter.
 pub(super) fn slices(parameters: &Parameters) -> Result<Vec<Vec<f32>>> {
     parameters.iter().map(|(_, variable)| variable.flatten_all()?.to_vec1::<f32>()).collect()
@@ -338,13 +388,26 @@ pub(super) fn slices(parameters: &Parameters) -> Result<Vec<Vec<f32>>> {
 
 /// Rows of length 1 in random directions.
 fn unit_rows(rows: usize, width: usize, generator: &mut RandomStream) -> Vec<f32> {
-    let mut values = Vec::with_capacity(rows * width);
-    for _ in 0..rows {
-        let row: Vec<f64> = (0..width).map(|_| generator.normal()).collect();
-        let length = row.iter().map(|value| value * value).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
-        values.extend(row.iter().map(|value| rounded_one(value / length)));
+    (0..rows).flat_map(|_| unit_row(width, generator)).collect()
+}
+
+fn unit_row(width: usize, generator: &mut RandomStream) -> Vec<f32> {
+    let row: Vec<f64> = (0..width).map(|_| generator.normal()).collect();
+    let length = row.iter().map(|value| value * value).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+    row.iter().map(|value| rounded_one(value / length)).collect()
+}
+
+/// A decoder of random directions of length 1.
+fn directions(objective: &Objective, generator: &mut RandomStream) -> Vec<f32> {
+    let width = objective.outputs;
+    let mut decoder = vec![0.0; objective.matrices() * objective.latents * width];
+    for rows in objective.directions() {
+        let direction = unit_row(rows.clone().map(|row| row.len()).sum(), generator);
+        for (row, values) in rows.zip(direction.chunks(width)) {
+            decoder[row].copy_from_slice(values);
+        }
     }
-    values
+    decoder
 }
 
 fn mean(values: &[f32], width: usize) -> Vec<f64> {

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{D, DType, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2::{LogitsFor, Observer, Pass, Site};
-use candle_gpt2_interpret::Record;
+use candle_gpt2_kernels::SparseRows;
 use candle_nn::ops::log_softmax;
 use serde::{Deserialize, Serialize};
 
-use super::Learner;
-use super::learner::{rows_after_first, slices};
-use super::objective::{Selection, Weights, squares};
+use super::learner::{rows_after_first, rows_of, slices};
+use super::objective::{Objective, Selection, Weights, squares};
+use super::{DictionaryKind, Learner};
 use crate::Parameters;
 
 /// Tokens of held-out texts that a dictionary is measured on at most: the model reads them four times.
@@ -34,13 +34,16 @@ pub(crate) const SHORTEST: usize = 3;
 pub struct DictionaryMetrics {
     /// Tokens that it was measured on.
     pub tokens: usize,
-    /// Mean number of active latents.
+    /// Mean number of active latents; of a cross-layer transcoder in all layers together.
     pub l0: f64,
-    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`.
+    /// `1 − Σ‖x − x̂‖² / Σ‖x − mean x‖²`; of a cross-layer transcoder with sums over all layers, each divided by its deviation.
     pub explained_variance: f64,
+    /// The same of each layer that a cross-layer transcoder writes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub explained_variance_per_layer: Vec<f64>,
     /// Latents that were never active.
     pub dead_latents: usize,
-    /// Losses of the model with something else at the hook point that is written.
+    /// Losses of the model with something else at the hook point that is written, or at all of them.
     pub cross_entropy: CrossEntropies,
     /// The rise of the loss when the dictionary replaces the activations, in nats per token.
     pub delta_cross_entropy: f64,
@@ -85,98 +88,178 @@ const DEFINITIONS: [(&str, &str); 7] = [
     ("recovered_from_mean", "(mean - reconstructed) / (mean - model) of the cross-entropies"),
 ];
 
-/// Puts rows in the place of what is written at a hook point, for all tokens but the first.
-struct Written<'a> {
-    sites: [Site; 2],
-    input: Option<Tensor>,
-    rows: &'a dyn Fn(&Tensor) -> Result<Tensor>,
+/// What is another thing for a cross-layer transcoder, or only there.
+const DEFINITIONS_OF_LAYERS: [(&str, &str); 4] = [
+    ("l0", "mean number of latents that are not 0, in all layers together"),
+    (
+        "explained_variance",
+        "1 - sum |y' - y|^2 / sum |y - mean y|^2, summed over the outputs y of all MLPs, those of each layer divided by their deviation in the first batch, with one mean over all tokens; y' is what the transcoder writes for the inputs that the model has",
+    ),
+    ("explained_variance_per_layer", "the same of the output of each MLP alone"),
+    (
+        "cross_entropy",
+        "mean loss of the next token in nats: of the model, and with the outputs of all MLPs replaced by what the transcoder writes for the inputs that it then finds, by zeros, or by their means over these tokens",
+    ),
+];
+
+/// A dictionary at work on a text: what its blocks, which read one after the other, have written.
+struct Writing<'a> {
+    learner: &'a Learner,
+    weights: Weights<'a, f32>,
+    /// `(L, N, D)`, in deviations.
+    outputs: Vec<f32>,
 }
 
-impl Observer for Written<'_> {
+impl<'a> Writing<'a> {
+    /// Of a text of so many tokens, of which the first is left out.
+    fn new(learner: &'a Learner, weights: Weights<'a, f32>, tokens: usize) -> Self {
+        Self { learner, weights, outputs: learner.objective.biases(weights, tokens - 1) }
+    }
+
+    /// Writes what a block makes of the rows that it reads, and gives its latents.
+    fn read(&mut self, block: usize, rows: &Tensor) -> Result<SparseRows<f32>> {
+        let Self { learner, weights, outputs } = self;
+        let [scale, _] = learner.scales(block);
+        let x: Vec<f32> = rows.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        let x: Vec<f32> = x.into_iter().map(|value| value * scale).collect();
+        let all = &learner.objective;
+        let one = Objective { blocks: 1, ..*all };
+        let selection = Selection::Use(f64::from(learner.threshold));
+        let mut of_blocks = one.encode(weights.of_block(all, block), &x, selection).active;
+        let active = of_blocks.pop().unwrap_or_default();
+        all.write(*weights, block, (&x, &active), outputs);
+        Ok(active)
+    }
+
+    /// What is written at the output of a block, in the units of the model.
+    fn written(&self, block: usize) -> Result<Tensor> {
+        let [_, scale] = self.learner.scales(block);
+        let Objective { outputs: width, .. } = self.learner.objective;
+        let output = self.learner.objective.of_block(&self.outputs, block);
+        let output: Vec<f32> = output.iter().map(|value| value / scale).collect();
+        Tensor::from_vec(output, (self.outputs.len() / self.learner.sites.len() / width, width), &Device::Cpu)
+    }
+}
+
+/// What comes in the place of what is written, for all tokens but the first.
+enum Replacement<'a> {
+    Reconstruction(Writing<'a>),
+    Zeros,
+    /// A row for each block.
+    Means(&'a [Tensor]),
+}
+
+/// Replaces what is written at the hook points of a dictionary.
+struct Replaced<'a> {
+    sites: &'a [[Site; 2]],
+    by: Replacement<'a>,
+}
+
+impl Observer for Replaced<'_> {
     fn wants(&self, site: Site) -> bool {
-        self.sites.contains(&site)
+        self.sites.iter().any(|pair| pair.contains(&site))
     }
 
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
         const TOKEN_DIM: usize = 1;
-        let [input, output] = self.sites;
-        if site == input {
-            self.input = Some(rows_after_first(site, &value)?);
+        let block_of = |side: usize| self.sites.iter().position(|pair| pair[side] == site);
+        if let (Some(block), Replacement::Reconstruction(writing)) = (block_of(0), &mut self.by) {
+            writing.read(block, &rows_after_first(site, &value)?)?;
         }
-        let Some(rows) = self.input.as_ref().filter(|_| site == output) else { return Ok(value) };
+        let Some(block) = block_of(1) else { return Ok(value) };
         let after = value.narrow(TOKEN_DIM, 1, value.dim(TOKEN_DIM)? - 1)?;
-        let rows = (self.rows)(rows)?.reshape(after.shape())?.to_dtype(value.dtype())?;
-        let rows = rows.to_device(value.device())?;
+        let rows = match &self.by {
+            Replacement::Reconstruction(writing) => writing.written(block)?.reshape(after.shape())?,
+            Replacement::Zeros => after.zeros_like()?,
+            Replacement::Means(means) => {
+                let rows = after.elem_count() / means[block].elem_count();
+                means[block].repeat((rows, 1))?.reshape(after.shape())?
+            }
+        };
+        let rows = rows.to_dtype(value.dtype())?.to_device(value.device())?;
         Tensor::cat(&[&value.narrow(TOKEN_DIM, 0, 1)?, &rows], TOKEN_DIM)
     }
 }
 
+/// Sums over tokens of what is to be written at a hook point.
+struct Variance {
+    /// Of the squared error.
+    error: f64,
+    square: f64,
+    sums: Vec<f64>,
+}
+
+impl Variance {
+    fn new(width: usize) -> Self {
+        Self { error: 0.0, square: 0.0, sums: vec![0.0; width] }
+    }
+
+    fn add(&mut self, wanted: &Tensor, written: &Tensor) -> Result<()> {
+        self.error += squares(&(wanted - written)?.flatten_all()?.to_vec1::<f32>()?);
+        let wanted = wanted.flatten_all()?.to_vec1::<f32>()?;
+        self.square += squares(&wanted);
+        for row in wanted.chunks(self.sums.len()) {
+            self.sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+        }
+        Ok(())
+    }
+
+    fn mean(&self, tokens: f64) -> Vec<f64> {
+        self.sums.iter().map(|sum| sum / tokens).collect()
+    }
+
+    /// The summed squared distance from the mean.
+    fn total(&self, tokens: f64) -> f64 {
+        self.square - tokens * self.mean(tokens).iter().map(|mean| mean * mean).sum::<f64>()
+    }
+}
+
 impl Learner {
-    /// What the dictionary writes for rows of the input, with how many latents were active, and which.
-    fn written(&self, parameters: &Parameters, rows: &Tensor, fired: &mut [bool]) -> Result<(Tensor, usize)> {
+    /// How good the dictionary is on texts, each of three tokens at least.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub(crate) fn measure(&self, parameters: &Parameters, texts: &[Vec<u32>]) -> Result<DictionaryMetrics> {
         let values = slices(parameters)?;
         let values: Vec<&[f32]> = values.iter().map(|values| &values[..]).collect();
         let Some(weights) = Weights::of(&values) else {
             candle_core::bail!("a dictionary has four parameters at least, found {}", values.len());
         };
-        let [of_input, of_output] = self.scales.unwrap_or([1.0; 2]);
-        let x: Vec<f32> = rows.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-        let x: Vec<f32> = x.into_iter().map(|value| value * of_input).collect();
-        let encoded = self.objective.encode(weights, &x, Selection::Use(f64::from(self.threshold)));
-        let mut count = 0;
-        for (latent, value) in encoded.active.columns().iter().zip(encoded.active.values()) {
-            fired[*latent] |= *value > 0.0;
-            count += usize::from(*value > 0.0);
-        }
-        let output: Vec<f32> = encoded.output.into_iter().map(|value| value / of_output).collect();
-        let tokens = x.len() / self.objective.inputs;
-        Ok((Tensor::from_vec(output, (tokens, self.objective.outputs), rows.device())?, count))
-    }
-
-    /// How good the dictionary is on texts, each of three tokens at least; `is_interrupted` is asked before each of them.
-    ///
-    /// # Errors
-    /// Those of the model.
-    pub(crate) fn measure(&self, parameters: &Parameters, texts: &[Vec<u32>]) -> Result<DictionaryMetrics> {
-        let width = self.objective.outputs;
-        let [input, output] = self.sites;
-        let mut fired = vec![false; self.objective.latents];
+        let Objective { blocks, outputs, latents, .. } = self.objective;
+        let mut fired = vec![false; blocks * latents];
         let (mut tokens, mut active) = (0usize, 0usize);
-        let (mut error, mut square, mut sums) = (0.0, 0.0, vec![0.0; width]);
+        let mut layers: Vec<Variance> = (0..blocks).map(|_| Variance::new(outputs)).collect();
         let mut losses = CrossEntropies { model: 0.0, reconstructed: 0.0, zero: 0.0, mean: 0.0 };
         let mut predicted = 0;
         for ids in texts {
-            let mut record = Record::new(self.sites);
+            let mut record = self.record();
             losses.model += self.loss(ids, &mut record)?;
             predicted += ids.len() - 2;
-            let rows = rows_after_first(input, record.get(input)?)?;
-            let (written, count) = self.written(parameters, &rows, &mut fired)?;
-            let wanted = rows_after_first(output, record.get(output)?)?.to_dtype(DType::F32)?;
-            let differences = (&wanted - &written)?.flatten_all()?.to_vec1::<f32>()?;
-            error += squares(&differences);
-            let wanted = wanted.flatten_all()?.to_vec1::<f32>()?;
-            square += squares(&wanted);
-            for row in wanted.chunks(width) {
-                sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+            let mut writing = Writing::new(self, weights, ids.len());
+            for (block, [input, _]) in self.sites.iter().enumerate() {
+                let entries = writing.read(block, &rows_of(&record, *input)?)?;
+                let fired = self.objective.of_block_mut(&mut fired, block);
+                for (latent, value) in entries.columns().iter().zip(entries.values()) {
+                    fired[*latent] |= *value > 0.0;
+                    active += usize::from(*value > 0.0);
+                }
             }
-            active += count;
+            for (block, [_, output]) in self.sites.iter().enumerate() {
+                let wanted = rows_of(&record, *output)?.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
+                layers[block].add(&wanted, &writing.written(block)?)?;
+            }
             tokens += ids.len() - 1;
         }
         let count = tokens.max(1) as f64;
-        let mean: Vec<f64> = sums.into_iter().map(|sum| sum / count).collect();
-        let variance = square - count * mean.iter().map(|mean| mean * mean).sum::<f64>();
-        let mean = Tensor::from_vec(mean, (1, width), self.model.device())?.to_dtype(DType::F32)?;
+        let means = layers.iter().map(|layer| {
+            Tensor::from_vec(layer.mean(count), (1, outputs), &Device::Cpu)?.to_dtype(DType::F32)
+        });
+        let means = means.collect::<Result<Vec<_>>>()?;
         for ids in texts {
-            let reconstruct = |rows: &Tensor| {
-                // Which latents are active was counted before.
-                let mut again = vec![false; self.objective.latents];
-                Ok(self.written(parameters, rows, &mut again)?.0)
-            };
-            losses.reconstructed += self.loss_with(ids, &reconstruct)?;
-            losses.zero +=
-                self.loss_with(ids, &|rows| Tensor::zeros((rows.dim(0)?, width), DType::F32, rows.device()))?;
-            losses.mean +=
-                self.loss_with(ids, &|rows| mean.broadcast_as((rows.dim(0)?, width))?.contiguous())?;
+            let writing = Writing::new(self, weights, ids.len());
+            losses.reconstructed += self.loss_with(ids, Replacement::Reconstruction(writing))?;
+            losses.zero += self.loss_with(ids, Replacement::Zeros)?;
+            losses.mean += self.loss_with(ids, Replacement::Means(&means))?;
         }
         let of = |sum: f64| sum / f64::from(u32::try_from(predicted.max(1)).unwrap_or(u32::MAX));
         let losses = CrossEntropies {
@@ -189,21 +272,35 @@ impl Learner {
             let cost = ablated - losses.model;
             (cost != 0.0).then(|| (ablated - losses.reconstructed) / cost)
         };
+        // In deviations, as the loss counts the layers.
+        let in_deviations = |of_layer: &dyn Fn(&Variance) -> f64| -> f64 {
+            let squared = |block| f64::from(self.scales(block)[1]).powi(2);
+            layers.iter().enumerate().map(|(block, layer)| squared(block) * of_layer(layer)).sum()
+        };
+        let (error, variance) =
+            (in_deviations(&|layer| layer.error), in_deviations(&|layer| layer.total(count)));
+        let has_layers = self.objective.kind == DictionaryKind::CrossLayerTranscoder;
+        let of_layers = layers.iter().filter(|_| has_layers);
+        let more = DEFINITIONS_OF_LAYERS.iter().filter(|_| has_layers);
+        let definitions = DEFINITIONS.iter().chain(more);
         Ok(DictionaryMetrics {
             tokens,
             l0: active as f64 / count,
             explained_variance: 1.0 - error / variance,
+            explained_variance_per_layer: of_layers
+                .map(|layer| 1.0 - layer.error / layer.total(count))
+                .collect(),
             dead_latents: fired.iter().filter(|fired| !**fired).count(),
             cross_entropy: losses,
             delta_cross_entropy: losses.reconstructed - losses.model,
             recovered_from_zero: recovered(losses.zero),
             recovered_from_mean: recovered(losses.mean),
-            definitions: DEFINITIONS.map(|(name, is)| (name.to_owned(), is.to_owned())).into(),
+            definitions: definitions.map(|(name, is)| ((*name).to_owned(), (*is).to_owned())).collect(),
         })
     }
 
-    fn loss_with(&self, ids: &[u32], rows: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<f64> {
-        self.loss(ids, &mut Written { sites: self.sites, input: None, rows })
+    fn loss_with(&self, ids: &[u32], by: Replacement<'_>) -> Result<f64> {
+        self.loss(ids, &mut Replaced { sites: &self.sites, by })
     }
 
     /// The summed loss of the predictions of a text but that of the first token.

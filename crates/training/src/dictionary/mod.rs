@@ -1,32 +1,37 @@
 //! Dictionaries of features in training: what there is to learn, and how.
 //!
 //! A dictionary writes the values `x` of a hook point as a sum of few directions out of many, `x̂ = z W_dec + b_dec`, where few of the
-//! latents `z` are not zero; a transcoder writes the output of an MLP so, from its input. `objective.rs` has losses and gradients,
-//! `learner.rs` the state between steps, `metrics.rs` how good a dictionary is, `save.rs` the files.
+//! latents `z` are not zero; a transcoder writes the output of an MLP so, from its input, and a cross-layer transcoder the outputs of
+//! all MLPs, from the input of each. `objective.rs` has losses and gradients, `learner.rs` the state between steps, `metrics.rs` how good
+//! a dictionary is, `save.rs` the files, `save_layers.rs` those of cross-layer transcoders.
 //!
 //! Sources: "Scaling and evaluating sparse autoencoders" (arXiv:2406.04093) and openai/sparse_autoencoder for top-k, dead latents and
 //! the beginning; "BatchTopK Sparse Autoencoders" (arXiv:2412.06410); "Jumping Ahead" (arXiv:2407.14435) for JumpReLU; "Improving
 //! Dictionary Learning with Gated Sparse Autoencoders" (arXiv:2404.16014); "Transcoders Beat Sparse Autoencoders for Interpretability"
-//! (arXiv:2501.18823) for the skip connection.
+//! (arXiv:2501.18823) for the skip connection; "Circuit Tracing: Revealing Computational Graphs in Language Models"
+//! (<https://transformer-circuits.pub/2025/attribution-graphs/methods.html>) for cross-layer transcoders.
 
 mod learner;
 mod metrics;
 mod objective;
 mod save;
+mod save_layers;
 
 use std::fmt;
 use std::str::FromStr;
 
-use candle_gpt2::{Gpt2Config, Site};
-use candle_gpt2_interpret::{named_site, site_width};
+use candle_gpt2::{Gpt2Config, Site, SiteKind};
+use candle_gpt2_interpret::{TranscoderInput, named_site, named_sites, site_width};
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use learner::Learner;
 pub use metrics::{CrossEntropies, DictionaryMetrics};
 pub(crate) use metrics::{MOST_TOKENS, SHORTEST};
-pub(crate) use save::save;
+use objective::Objective;
 pub use save::{CONFIG_FILE, WEIGHTS_FILE};
+pub(crate) use save::{files, save};
+pub use save_layers::{LAYERS_CONFIG_FILE, layer_files};
 
 use crate::TrainingError;
 
@@ -54,27 +59,30 @@ pub enum DictionaryKind {
     Transcoder,
     /// The same beside a linear map.
     SkipTranscoder,
+    /// As [`DictionaryKind::BatchTopK`] over all blocks together, from the input of every MLP to its output and to those after it.
+    CrossLayerTranscoder,
 }
 
 impl DictionaryKind {
     /// Every kind by its name.
-    pub const NAMES: [(&'static str, Self); 6] = [
+    pub const NAMES: [(&'static str, Self); 7] = [
         ("top-k", Self::TopK),
         ("batch-top-k", Self::BatchTopK),
         ("jump-relu", Self::JumpRelu),
         ("gated", Self::Gated),
         ("transcoder", Self::Transcoder),
         ("skip-transcoder", Self::SkipTranscoder),
+        ("cross-layer-transcoder", Self::CrossLayerTranscoder),
     ];
 
     /// Whether it writes the values of another hook point than it reads.
     pub fn is_transcoder(self) -> bool {
-        matches!(self, Self::Transcoder | Self::SkipTranscoder)
+        matches!(self, Self::Transcoder | Self::SkipTranscoder | Self::CrossLayerTranscoder)
     }
 
     /// Whether a running threshold decides in use.
     pub(crate) fn has_running_threshold(self) -> bool {
-        matches!(self, Self::BatchTopK | Self::Transcoder | Self::SkipTranscoder)
+        self == Self::BatchTopK || self.is_transcoder()
     }
 }
 
@@ -98,13 +106,13 @@ impl fmt::Display for DictionaryKind {
 pub struct DictionaryNumbers {
     /// Which latents are active.
     pub kind: DictionaryKind,
-    /// The hook point that is read, by any of its names.
+    /// The hook point that is read, by any of its names; of a cross-layer transcoder without the block, for it reads every one.
     pub site: String,
     /// The hook point that is written; `None` for the same one, or, of a transcoder, the output of the MLP in the block of `site`.
     pub output_site: Option<String>,
-    /// Number of latents.
+    /// Number of latents; of a cross-layer transcoder, of each block.
     pub latents: usize,
-    /// Active latents for each token; not of gated ones.
+    /// Active latents for each token, of all blocks together; not of gated ones.
     pub k: usize,
     /// What sparsity counts beside the share of variance that is not explained: of JumpReLU the square of `L0 / k − 1`, of gated ones the
     /// sum of the open gates divided by the root of the width.
@@ -114,13 +122,17 @@ pub struct DictionaryNumbers {
 }
 
 impl DictionaryNumbers {
-    /// The hook points that are read and written, and their widths in a model.
+    /// The hook points that are read and written, and their widths in a model: a pair of them, or of a cross-layer transcoder one for
+    /// each block.
     ///
     /// # Errors
     /// When a name is none, a block is not there, or a hook point has no vector for each token; when a dictionary that is no transcoder
     /// is to write another one than it reads, or there is no MLP to transcode.
-    pub fn sites(&self, config: &Gpt2Config) -> Result<[(Site, usize); 2], TrainingError> {
+    pub fn sites(&self, config: &Gpt2Config) -> Result<Vec<[(Site, usize); 2]>, TrainingError> {
         let call = |what: String| TrainingError::Call { what };
+        if self.kind == DictionaryKind::CrossLayerTranscoder {
+            return self.sites_of_blocks(config);
+        }
         let found = |option: &str, name: &str| {
             let site = named_site(name).map_err(|error| call(format!("`{option}`: {error}")))?;
             if let Some(layer) = site.layer.filter(|layer| *layer >= config.n_layer) {
@@ -159,7 +171,50 @@ impl DictionaryNumbers {
             );
             return Err(call(what));
         }
-        Ok([input, output])
+        Ok(vec![[input, output]])
+    }
+
+    /// The hook points of a cross-layer transcoder.
+    fn sites_of_blocks(&self, config: &Gpt2Config) -> Result<Vec<[(Site, usize); 2]>, TrainingError> {
+        let call = |what: String| TrainingError::Call { what };
+        if self.output_site.is_some() {
+            let what = "`output_site`: a cross-layer transcoder writes the outputs of all MLPs";
+            return Err(call(what.into()));
+        }
+        let blocks = config.n_layer;
+        let inputs = named_sites(&self.site, blocks).map_err(|error| call(format!("`site`: {error}")))?;
+        if inputs.iter().any(|site| TranscoderInput::of_kind(site.kind).is_none()) {
+            let what = format!(
+                "`site`: a cross-layer transcoder reads the input of every MLP, hook_resid_mid or ln2.hook_normalized; found {}",
+                self.site
+            );
+            return Err(call(what));
+        }
+        let is_whole = inputs.len() == blocks && inputs.iter().all(|site| site.kind == inputs[0].kind);
+        if !is_whole {
+            let what = format!(
+                "`site`: a cross-layer transcoder reads all blocks; give the hook point without a block, as hook_resid_mid; found {}",
+                self.site
+            );
+            return Err(call(what));
+        }
+        let outputs = (0..blocks).map(|layer| Site::in_block(layer, SiteKind::MlpOut));
+        Ok(inputs
+            .into_iter()
+            .zip(outputs)
+            .map(|pair| [pair.0, pair.1].map(|site| (site, config.n_embd)))
+            .collect())
+    }
+
+    /// What is trained for a model of this configuration.
+    ///
+    /// # Errors
+    /// Those of [`DictionaryNumbers::sites`].
+    fn objective(&self, config: &Gpt2Config) -> Result<Objective, TrainingError> {
+        let Self { kind, k, sparsity, latents, .. } = *self;
+        let sites = self.sites(config)?;
+        let [(_, inputs), (_, outputs)] = sites[0]; // A dictionary has a block.
+        Ok(Objective { kind, k, sparsity, blocks: sites.len(), inputs, outputs, latents })
     }
 
     /// Number of trained values, for a model of this configuration.
@@ -167,14 +222,16 @@ impl DictionaryNumbers {
     /// # Errors
     /// Those of [`DictionaryNumbers::sites`].
     pub fn parameter_count(&self, config: &Gpt2Config) -> Result<usize, TrainingError> {
-        let [(_, inputs), (_, outputs)] = self.sites(config)?;
+        let objective = self.objective(config)?;
+        let Objective { blocks, inputs, outputs, latents, .. } = objective;
         let more = match self.kind {
-            DictionaryKind::JumpRelu => self.latents,
-            DictionaryKind::Gated => 2 * self.latents,
+            DictionaryKind::JumpRelu => latents,
+            DictionaryKind::Gated => 2 * latents,
             DictionaryKind::SkipTranscoder => inputs * outputs,
             _ => 0,
         };
-        Ok(self.latents * (inputs + outputs + 1) + outputs + more)
+        let decoder = objective.matrices() * latents * outputs;
+        Ok(decoder + blocks * (latents * (inputs + 1) + outputs) + more)
     }
 
     /// Checks every number.
@@ -187,12 +244,13 @@ impl DictionaryNumbers {
         let refuse = |option, expected: String, found: String| {
             Err(TrainingError::OptionOutOfRange { option, expected, found })
         };
-        self.sites(config)?;
+        let blocks = self.sites(config)?.len();
         if !(1..=MOST_LATENTS).contains(&self.latents) {
             return refuse("latents", format!("from 1 to {MOST_LATENTS}"), self.latents.to_string());
         }
-        if !(1..=self.latents).contains(&self.k) {
-            let expected = format!("from 1 to the {} latents", self.latents);
+        let latents = blocks * self.latents;
+        if !(1..=latents).contains(&self.k) {
+            let expected = format!("from 1 to the {latents} latents");
             return refuse("k", expected, self.k.to_string());
         }
         if !(self.sparsity >= 0.0 && self.sparsity.is_finite()) {

@@ -14,6 +14,13 @@
 //!
 //! Gradients of a selection are those of what it selects. Matrices have a row for each latent: `W_enc` is `(F, C)`, the transpose of
 //! SAELens'.
+//!
+//! A cross-layer transcoder has `L` blocks, each with an input, latents and an output of its own, and latents write to the outputs of
+//! their block and of those after it: `ŷ_k = Σ_{l ≤ k} z_l W_dec_{l→k} + b_dec_k`. The largest are chosen among the latents of all
+//! blocks, and the losses are sums over all outputs. Every other kind has one block. Values and parameters of blocks lie one after the
+//! other, as do the matrices of a decoder: those of block 0 to each output, of block 1 to each from the second on, and so forth.
+
+use std::ops::Range;
 
 use candle_gpt2_kernels::{Float, MatrixView, SparseRows, map_items};
 
@@ -29,13 +36,13 @@ const PART_ROWS: usize = 16;
 /// The parameters of a dictionary, in the order in which the trainer holds them.
 #[derive(Clone, Copy)]
 pub(super) struct Weights<'a, T> {
-    /// `(F, C)`.
+    /// `(L, F, C)`.
     pub(super) encoder: &'a [T],
-    /// `(F)`.
+    /// `(L, F)`.
     pub(super) encoder_bias: &'a [T],
-    /// `(F, D)`.
+    /// A matrix `(F, D)` for each output that each block writes.
     pub(super) decoder: &'a [T],
-    /// `(D)`.
+    /// `(L, D)`.
     pub(super) decoder_bias: &'a [T],
     /// Of the kind: the logarithm of the thresholds `(F)`; `r` and `b_mag` `(F)`; the skip connection `(D, C)`.
     pub(super) more: [&'a [T]; 2],
@@ -44,9 +51,10 @@ pub(super) struct Weights<'a, T> {
 /// The names of the parameters of a kind.
 pub(super) fn names(kind: DictionaryKind) -> &'static [&'static str] {
     match kind {
-        DictionaryKind::TopK | DictionaryKind::BatchTopK | DictionaryKind::Transcoder => {
-            &["W_enc", "b_enc", "W_dec", "b_dec"]
-        }
+        DictionaryKind::TopK
+        | DictionaryKind::BatchTopK
+        | DictionaryKind::Transcoder
+        | DictionaryKind::CrossLayerTranscoder => &["W_enc", "b_enc", "W_dec", "b_dec"],
         DictionaryKind::JumpRelu => &["W_enc", "b_enc", "W_dec", "b_dec", "log_threshold"],
         DictionaryKind::Gated => &["W_enc", "b_enc", "W_dec", "b_dec", "r_mag", "b_mag"],
         DictionaryKind::SkipTranscoder => &["W_enc", "b_enc", "W_dec", "b_dec", "W_skip"],
@@ -60,6 +68,12 @@ impl<'a, T> Weights<'a, T> {
         let more = [0, 1].map(|index| more.get(index).copied().unwrap_or_default());
         Some(Self { encoder, encoder_bias, decoder, decoder_bias, more })
     }
+
+    /// With the encoder of one block.
+    pub(super) fn of_block(self, objective: &Objective, block: usize) -> Self {
+        let encoder = objective.of_block(self.encoder, block);
+        Self { encoder, encoder_bias: objective.of_block(self.encoder_bias, block), ..self }
+    }
 }
 
 /// What a dictionary is, apart from its parameters.
@@ -68,11 +82,13 @@ pub(super) struct Objective {
     pub(super) kind: DictionaryKind,
     pub(super) k: usize,
     pub(super) sparsity: f64,
-    /// Width of the input, `C`.
+    /// Blocks, `L`: of cross-layer transcoders the model's, else 1.
+    pub(super) blocks: usize,
+    /// Width of the input of a block, `C`.
     pub(super) inputs: usize,
-    /// Width of the output, `D`.
+    /// Width of the output of a block, `D`.
     pub(super) outputs: usize,
-    /// Latents, `F`.
+    /// Latents of a block, `F`.
     pub(super) latents: usize,
 }
 
@@ -84,16 +100,14 @@ pub(super) enum Selection {
     Use(f64),
 }
 
-/// What a dictionary makes of some rows.
+/// The latents of some rows.
 pub(super) struct Encoded<T> {
-    /// `xc`, `(N, C)`.
+    /// `xc`, `(L, N, C)`.
     centred: Vec<T>,
-    /// `a`, `(N, F)`.
+    /// `a`, `(L, N, F)`.
     before: Vec<T>,
-    /// The latents; of JumpReLU in training also, with 0, those that are near their threshold and below it.
-    pub(super) active: SparseRows<T>,
-    /// `ŷ`, `(N, D)`.
-    pub(super) output: Vec<T>,
+    /// The latents of each block; of JumpReLU in training also, with 0, those that are near their threshold and below it.
+    pub(super) active: Vec<SparseRows<T>>,
     /// The least value that was kept, where the largest were.
     least: Option<f64>,
 }
@@ -110,35 +124,140 @@ pub(super) struct Computed<T> {
 }
 
 impl Objective {
-    /// Latents and output of rows, `(N, C)`.
+    /// What one block has of values, or parameters, of all.
+    pub(super) fn of_block<'a, V>(&self, values: &'a [V], block: usize) -> &'a [V] {
+        let count = values.len() / self.blocks;
+        &values[block * count..(block + 1) * count]
+    }
+
+    /// The same, to be changed.
+    pub(super) fn of_block_mut<'a, V>(&self, values: &'a mut [V], block: usize) -> &'a mut [V] {
+        let count = values.len() / self.blocks;
+        &mut values[block * count..(block + 1) * count]
+    }
+
+    /// Where the decoder has the matrix from the latents of a block to the output of one that is not before it.
+    fn matrix(&self, block: usize, target: usize) -> Range<usize> {
+        let before: usize = (0..block).map(|block| self.blocks - block).sum();
+        let size = self.latents * self.outputs;
+        (before + target - block) * size..(before + target - block + 1) * size
+    }
+
+    /// How many matrices a decoder has.
+    pub(super) fn matrices(&self) -> usize {
+        self.blocks * (self.blocks + 1) / 2
+    }
+
+    /// Where the decoder has what each latent writes: a row for each output.
+    pub(super) fn directions(&self) -> impl Iterator<Item = impl Iterator<Item = Range<usize>> + Clone> {
+        let (all, width) = (*self, self.outputs);
+        let of_latent = move |block: usize, latent: usize| {
+            (block..all.blocks).map(move |target| {
+                let start = all.matrix(block, target).start + latent * width;
+                start..start + width
+            })
+        };
+        (0..all.blocks).flat_map(move |block| (0..all.latents).map(move |latent| of_latent(block, latent)))
+    }
+
+    /// The latents of rows, `(L, N, C)`.
     pub(super) fn encode<T: Float>(
         &self,
         weights: Weights<'_, T>,
         x: &[T],
         selection: Selection,
     ) -> Encoded<T> {
-        let Self { inputs, outputs, latents, .. } = *self;
-        let rows = x.len() / inputs;
+        let Self { inputs, latents, .. } = *self;
+        let rows = x.len() / (self.blocks * inputs);
         let mut centred = x.to_vec();
         if !self.kind.is_transcoder() {
             for row in centred.chunks_mut(inputs) {
                 row.iter_mut().zip(weights.decoder_bias).for_each(|(value, bias)| *value -= *bias);
             }
         }
-        let encoder = MatrixView::new(weights.encoder, latents, inputs);
-        let before = T::product(
-            MatrixView::new(&centred, rows, inputs),
-            encoder.transposed(),
-            Some(weights.encoder_bias),
-        );
+        let mut of_blocks = (0..self.blocks).map(|block| {
+            let weights = weights.of_block(self, block);
+            let encoder = MatrixView::new(weights.encoder, latents, inputs);
+            let centred = MatrixView::new(self.of_block(&centred, block), rows, inputs);
+            T::product(centred, encoder.transposed(), Some(weights.encoder_bias))
+        });
+        let mut before = of_blocks.next().unwrap_or_default();
+        before.reserve_exact((self.blocks - 1) * rows * latents);
+        of_blocks.for_each(|of_block| before.extend(of_block));
         let (active, least) = self.select(weights, &before, selection);
-        let mut output = weights.decoder_bias.repeat(rows);
+        Encoded { centred, before, active, least }
+    }
+
+    /// The outputs of so many rows before a block has written to them, `(L, N, D)`.
+    pub(super) fn biases<T: Float>(&self, weights: Weights<'_, T>, rows: usize) -> Vec<T> {
+        (0..self.blocks).flat_map(|block| self.of_block(weights.decoder_bias, block).repeat(rows)).collect()
+    }
+
+    /// Adds what a block, which reads `x` `(N, C)`, writes to the outputs: its latents, and its skip connection.
+    pub(super) fn write<T: Float>(
+        &self,
+        weights: Weights<'_, T>,
+        block: usize,
+        (x, active): (&[T], &SparseRows<T>),
+        outputs: &mut [T],
+    ) {
         if self.kind == DictionaryKind::SkipTranscoder {
-            let skip = MatrixView::new(weights.more[0], outputs, inputs);
-            T::product_to(MatrixView::new(x, rows, inputs), skip.transposed(), &mut output, false);
+            let skip = MatrixView::new(weights.more[0], self.outputs, self.inputs);
+            let x = MatrixView::new(x, active.rows(), self.inputs);
+            T::product_to(x, skip.transposed(), self.of_block_mut(outputs, block), false);
         }
-        T::add_sparse_product(&active, MatrixView::new(weights.decoder, latents, outputs), &mut output);
-        Encoded { centred, before, active, output, least }
+        self.write_latents(weights, block, active, outputs);
+    }
+
+    /// Adds what the latents of a block write to the outputs.
+    fn write_latents<T: Float>(
+        &self,
+        weights: Weights<'_, T>,
+        block: usize,
+        active: &SparseRows<T>,
+        outputs: &mut [T],
+    ) {
+        for target in block..self.blocks {
+            let decoder = self.decoder(weights, block, target);
+            T::add_sparse_product(active, decoder, self.of_block_mut(outputs, target));
+        }
+    }
+
+    /// What a gradient of the outputs is for entries of a block, and, added to its gradient, for the decoder.
+    fn write_back<T: Float>(
+        &self,
+        weights: Weights<'_, T>,
+        block: usize,
+        active: &SparseRows<T>,
+        gradient: &[T],
+        of_decoder: &mut [T],
+    ) -> Vec<T> {
+        let mut of_latents = Vec::new();
+        for target in block..self.blocks {
+            let gradient = MatrixView::new(self.of_block(gradient, target), active.rows(), self.outputs);
+            T::add_sparse_gradient(active, gradient, &mut of_decoder[self.matrix(block, target)]);
+            let products = T::sparse_products(active, gradient, self.decoder(weights, block, target));
+            match target == block {
+                true => of_latents = products,
+                false => T::add_to(&mut of_latents, &products),
+            }
+        }
+        of_latents
+    }
+
+    /// What the latents of a block write to one output.
+    fn decoder<'a, T: Float>(
+        &self,
+        weights: Weights<'a, T>,
+        block: usize,
+        target: usize,
+    ) -> MatrixView<'a, T> {
+        MatrixView::new(&weights.decoder[self.matrix(block, target)], self.latents, self.outputs)
+    }
+
+    /// The sum of the squared distances of rows from the mean of their block.
+    fn deviations<T: Float>(&self, values: &[T]) -> f64 {
+        (0..self.blocks).map(|block| deviations(self.of_block(values, block), self.outputs)).sum()
     }
 
     /// The latents of values before their selection, and the least that was kept.
@@ -147,14 +266,14 @@ impl Objective {
         weights: Weights<'_, T>,
         before: &[T],
         selection: Selection,
-    ) -> (SparseRows<T>, Option<f64>) {
+    ) -> (Vec<SparseRows<T>>, Option<f64>) {
         let in_training = matches!(selection, Selection::Training);
         match (self.kind, selection) {
             (DictionaryKind::TopK, _) => {
-                (self.each_row(before, |row| largest(row, self.k, |_, value| value > T::ZERO)), None)
+                (self.each_row(before, |_, row| largest(row, self.k, |_, value| value > T::ZERO)), None)
             }
             (DictionaryKind::JumpRelu, _) => {
-                let of_row = |row: &[T]| {
+                let of_row = |_, row: &[T]| {
                     let with_thresholds = row.iter().zip(weights.more[0]).enumerate();
                     let latent = |(place, (value, threshold)): (usize, (&T, &T))| {
                         let threshold = libm::exp(threshold.to_f64());
@@ -169,7 +288,7 @@ impl Objective {
                 (self.each_row(before, of_row), None)
             }
             (DictionaryKind::Gated, _) => {
-                let of_row = |row: &[T]| {
+                let of_row = |_, row: &[T]| {
                     let open = row.iter().enumerate().filter(|(_, value)| **value > T::ZERO);
                     open.map(|(place, value)| (place, self.magnitude(weights, place, *value))).collect()
                 };
@@ -177,7 +296,7 @@ impl Objective {
             }
             (_, Selection::Use(threshold)) => {
                 let threshold = T::of(threshold.max(0.0));
-                let of_row = |row: &[T]| {
+                let of_row = |_, row: &[T]| {
                     let above = row.iter().copied().enumerate();
                     above.filter(|(_, value)| *value > threshold).collect()
                 };
@@ -195,46 +314,56 @@ impl Objective {
         if size > T::ZERO { size } else { T::ZERO }
     }
 
+    /// Entries of each row of every block; `of_row` is given the block, too.
     fn each_row<T: Float>(
         &self,
         before: &[T],
-        of_row: impl Fn(&[T]) -> Vec<(usize, T)> + Sync,
-    ) -> SparseRows<T> {
-        let parts = before.chunks(PART_ROWS * self.latents);
-        let selected = map_items(parts, |part| part.chunks(self.latents).map(&of_row).collect::<Vec<_>>());
-        let mut rows = SparseRows::default();
-        selected.into_iter().flatten().for_each(|entries| rows.add_row(entries));
-        rows
+        of_row: impl Fn(usize, &[T]) -> Vec<(usize, T)> + Sync,
+    ) -> Vec<SparseRows<T>> {
+        let of_block = |block| {
+            let parts = self.of_block(before, block).chunks(PART_ROWS * self.latents);
+            let selected = map_items(parts, |part| {
+                part.chunks(self.latents).map(|row| of_row(block, row)).collect::<Vec<_>>()
+            });
+            let mut rows = SparseRows::default();
+            selected.into_iter().flatten().for_each(|entries| rows.add_row(entries));
+            rows
+        };
+        (0..self.blocks).map(of_block).collect()
     }
 
-    /// The largest positive values of all rows together, `k` for each row; of equals the first.
-    fn largest_of_batch<T: Float>(&self, before: &[T]) -> (SparseRows<T>, Option<f64>) {
-        let wanted = self.k * (before.len() / self.latents);
+    /// The largest positive values of all rows and blocks together, `k` for each row; of equals the first.
+    fn largest_of_batch<T: Float>(&self, before: &[T]) -> (Vec<SparseRows<T>>, Option<f64>) {
+        let wanted = self.k * (before.len() / (self.blocks * self.latents));
         let mut positive: Vec<T> = before.iter().copied().filter(|value| *value > T::ZERO).collect();
         if positive.len() <= wanted {
             let least = positive.iter().map(|value| value.to_f64()).reduce(f64::min);
-            let of_row =
-                |row: &[T]| row.iter().copied().enumerate().filter(|(_, value)| *value > T::ZERO).collect();
+            let of_row = |_, row: &[T]| {
+                row.iter().copied().enumerate().filter(|(_, value)| *value > T::ZERO).collect()
+            };
             return (self.each_row(before, of_row), least);
         }
         let (above, cut, _) =
             positive.select_nth_unstable_by(wanted - 1, |a, b| b.to_f64().total_cmp(&a.to_f64()));
         let cut = *cut;
         let mut equals = wanted - above.iter().filter(|value| **value > cut).count();
-        let mut rows = SparseRows::default();
-        for row in before.chunks(self.latents) {
-            let kept = row.iter().copied().enumerate().filter(|(_, value)| {
-                let is_equal = *value == cut && equals > 0;
-                equals -= usize::from(is_equal);
-                *value > cut || is_equal
-            });
-            rows.add_row(kept);
-        }
-        (rows, Some(cut.to_f64()))
+        let of_block = |block| {
+            let mut rows = SparseRows::default();
+            for row in self.of_block(before, block).chunks(self.latents) {
+                let kept = row.iter().copied().enumerate().filter(|(_, value)| {
+                    let is_equal = *value == cut && equals > 0;
+                    equals -= usize::from(is_equal);
+                    *value > cut || is_equal
+                });
+                rows.add_row(kept);
+            }
+            rows
+        };
+        ((0..self.blocks).map(of_block).collect(), Some(cut.to_f64()))
     }
 
-    /// The loss of `x` `(N, C)` with `y` `(N, D)` to be written, and its gradients. `dead` tells the latents that are to explain what the
-    /// others leave.
+    /// The loss of `x` `(L, N, C)` with `y` `(L, N, D)` to be written, and its gradients. `dead` tells the latents that are to explain
+    /// what the others leave.
     pub(super) fn compute<T: Float>(
         &self,
         weights: Weights<'_, T>,
@@ -242,54 +371,67 @@ impl Objective {
         dead: &[bool],
     ) -> Computed<T> {
         let Self { inputs, outputs, latents, .. } = *self;
-        let rows = x.len() / inputs;
         let encoded = self.encode(weights, x, Selection::Training);
-        let Encoded { centred, before, active, output, least } = &encoded;
-        let decoder = MatrixView::new(weights.decoder, latents, outputs);
+        let Encoded { centred, before, active, least } = &encoded;
+        let rows = active[0].rows(); // There is a block.
 
-        let variance = deviations(y, outputs);
+        let variance = self.deviations(y);
         let of_variance = if variance > 0.0 { 1.0 / variance } else { 1.0 };
-        let mut error: Vec<T> = output.clone();
+        let mut error = self.biases(weights, rows);
+        for (block, active) in active.iter().enumerate() {
+            self.write(weights, block, (self.of_block(x, block), active), &mut error);
+        }
         error.iter_mut().zip(y).for_each(|(output, y)| *output -= *y); // ŷ − y
         let mut loss = squares(&error) * of_variance;
         let mut output_gradient = error.clone();
         T::scale(&mut output_gradient, 2.0 * of_variance);
-        let gradient = MatrixView::new(&output_gradient, rows, outputs); // of ŷ
 
         let mut sums = Gradients::new(self, weights);
-        T::add_sparse_gradient(active, gradient, &mut sums.decoder);
-        T::sum_columns(&output_gradient, &mut sums.decoder_bias, true);
+        let of_latents = active.iter().enumerate().map(|(block, active)| {
+            let of_bias = self.of_block_mut(&mut sums.decoder_bias, block);
+            T::sum_columns(self.of_block(&output_gradient, block), of_bias, true);
+            self.write_back(weights, block, active, &output_gradient, &mut sums.decoder)
+        });
+        let of_latents: Vec<Vec<T>> = of_latents.collect();
         if self.kind == DictionaryKind::SkipTranscoder {
+            let gradient = MatrixView::new(&output_gradient, rows, outputs); // of ŷ
             T::product_to(gradient.transposed(), MatrixView::new(x, rows, inputs), &mut sums.more[0], true);
         }
-        let of_latents = T::sparse_products(active, gradient, decoder);
-        let centred = MatrixView::new(centred, rows, inputs);
         match self.kind {
             DictionaryKind::JumpRelu => {
-                loss += self.jump(weights, &encoded, &of_latents, &mut sums, centred);
+                loss += self.jump(weights, &encoded, &of_latents[0], &mut sums);
             }
             DictionaryKind::Gated => {
-                loss += self.gate(weights, &encoded, (y, of_variance), &of_latents, &mut sums, centred);
+                loss += self.gate(weights, &encoded, (y, of_variance), &of_latents[0], &mut sums);
             }
-            _ => sums.encode(&active.with_values(of_latents), centred),
+            _ => {
+                for (block, (active, of_latents)) in active.iter().zip(of_latents).enumerate() {
+                    sums.encode(block, &active.with_values(of_latents), centred);
+                }
+            }
         }
 
         if self.learns_from_dead() && dead.contains(&true) {
             let most = (outputs / 2).max(1);
-            let revived = self.each_row(before, |row| largest(row, most, |latent, _| dead[latent]));
+            let revived = self.each_row(before, |block, row| {
+                let dead = self.of_block(dead, block);
+                largest(row, most, |latent, _| dead[latent])
+            });
             let count = dead.iter().filter(|dead| **dead).count();
-            let share = AUXILIARY_SHARE * (count as f64 / most as f64).min(1.0);
+            let share = AUXILIARY_SHARE * (count as f64 / (self.blocks * most) as f64).min(1.0);
             // e − ê with e = y − ŷ, and so minus that: ê + (ŷ − y).
-            let scale = deviations(&error, outputs);
+            let scale = self.deviations(&error);
             let of_scale = if scale > 0.0 { share / scale } else { 0.0 };
             let mut left = error;
-            T::add_sparse_product(&revived, decoder, &mut left);
+            for (block, revived) in revived.iter().enumerate() {
+                self.write_latents(weights, block, revived, &mut left);
+            }
             loss += squares(&left) * of_scale;
             T::scale(&mut left, 2.0 * of_scale);
-            let gradient = MatrixView::new(&left, rows, outputs);
-            T::add_sparse_gradient(&revived, gradient, &mut sums.decoder);
-            let of_revived = T::sparse_products(&revived, gradient, decoder);
-            sums.encode(&revived.with_values(of_revived), centred);
+            for (block, revived) in revived.iter().enumerate() {
+                let of_revived = self.write_back(weights, block, revived, &left, &mut sums.decoder);
+                sums.encode(block, &revived.with_values(of_revived), centred);
+            }
         }
         if !self.kind.is_transcoder() {
             // The input is taken less the output's bias.
@@ -299,9 +441,12 @@ impl Objective {
             T::product_to(MatrixView::new(&back, 1, latents), encoder, &mut sums.decoder_bias, false);
         }
 
-        let mut fired = vec![false; latents];
-        for (latent, value) in active.columns().iter().zip(active.values()) {
-            fired[*latent] |= *value > T::ZERO;
+        let mut fired = vec![false; self.blocks * latents];
+        for (block, active) in active.iter().enumerate() {
+            let fired = self.of_block_mut(&mut fired, block);
+            for (latent, value) in active.columns().iter().zip(active.values()) {
+                fired[*latent] |= *value > T::ZERO;
+            }
         }
         let least = *least;
         Computed { loss, gradients: sums.in_order(self.kind), fired, least }
@@ -324,9 +469,8 @@ impl Objective {
         encoded: &Encoded<T>,
         of_latents: &[T],
         sums: &mut Gradients<T>,
-        centred: MatrixView<'_, T>,
     ) -> f64 {
-        let active = &encoded.active;
+        let active = &encoded.active[0];
         let (rows, wanted) = (active.rows() as f64, self.k as f64);
         let count = active.values().iter().filter(|value| **value > T::ZERO).count();
         let excess = count as f64 / rows / wanted - 1.0;
@@ -348,7 +492,7 @@ impl Objective {
                 }
             }
         }
-        sums.encode(&active.with_values(back), centred);
+        sums.encode(0, &active.with_values(back), &encoded.centred);
         self.sparsity * excess * excess
     }
 
@@ -360,9 +504,8 @@ impl Objective {
         (y, of_variance): (&[T], f64),
         of_latents: &[T],
         sums: &mut Gradients<T>,
-        centred: MatrixView<'_, T>,
     ) -> f64 {
-        let active = &encoded.active;
+        let active = &encoded.active[0];
         let decoder = MatrixView::new(weights.decoder, self.latents, self.outputs);
         let mut gates = Vec::with_capacity(of_latents.len());
         for row in 0..active.rows() {
@@ -394,13 +537,14 @@ impl Objective {
             }
             back.push(of_own);
         }
-        sums.multiply(&active.with_values(back), centred);
+        sums.multiply(0, &active.with_values(back), &encoded.centred);
         loss
     }
 }
 
 /// Gradients as they are added up.
 struct Gradients<T> {
+    objective: Objective,
     encoder: Vec<T>,
     encoder_bias: Vec<T>,
     /// Of `xc W_encᵀ`, summed over the rows.
@@ -414,35 +558,41 @@ impl<T: Float> Gradients<T> {
     fn new(objective: &Objective, weights: Weights<'_, T>) -> Self {
         let zeros = |like: &[T]| vec![T::ZERO; like.len()];
         Self {
+            objective: *objective,
             encoder: zeros(weights.encoder),
             encoder_bias: zeros(weights.encoder_bias),
-            before: vec![T::ZERO; objective.latents],
+            before: zeros(weights.encoder_bias),
             decoder: zeros(weights.decoder),
             decoder_bias: zeros(weights.decoder_bias),
             more: weights.more.map(zeros),
         }
     }
 
-    /// Adds what gradients of some entries of `xc W_encᵀ` are for the encoder.
-    fn multiply(&mut self, entries: &SparseRows<T>, centred: MatrixView<'_, T>) {
-        T::add_sparse_gradient(entries, centred, &mut self.encoder);
-        for (latent, value) in entries.columns().iter().zip(entries.values()) {
-            self.before[*latent] += *value;
-        }
+    /// Adds what gradients of some entries of `xc W_encᵀ` of a block are for its encoder; `centred` is that of all blocks.
+    fn multiply(&mut self, block: usize, entries: &SparseRows<T>, centred: &[T]) {
+        let all = self.objective;
+        let centred = MatrixView::new(all.of_block(centred, block), entries.rows(), all.inputs);
+        T::add_sparse_gradient(entries, centred, all.of_block_mut(&mut self.encoder, block));
+        add_columns(entries, all.of_block_mut(&mut self.before, block));
     }
 
     /// The same of entries of `a`, and so for its bias too.
-    fn encode(&mut self, entries: &SparseRows<T>, centred: MatrixView<'_, T>) {
-        self.multiply(entries, centred);
-        for (latent, value) in entries.columns().iter().zip(entries.values()) {
-            self.encoder_bias[*latent] += *value;
-        }
+    fn encode(&mut self, block: usize, entries: &SparseRows<T>, centred: &[T]) {
+        self.multiply(block, entries, centred);
+        add_columns(entries, self.objective.of_block_mut(&mut self.encoder_bias, block));
     }
 
     fn in_order(self, kind: DictionaryKind) -> Vec<Vec<T>> {
         let [first, second] = self.more;
         let all = [self.encoder, self.encoder_bias, self.decoder, self.decoder_bias, first, second];
         all.into_iter().take(names(kind).len()).collect()
+    }
+}
+
+/// Adds the entries of each column.
+fn add_columns<T: Float>(entries: &SparseRows<T>, sums: &mut [T]) {
+    for (column, value) in entries.columns().iter().zip(entries.values()) {
+        sums[*column] += *value;
     }
 }
 
@@ -494,7 +644,8 @@ mod tests {
     fn objective(kind: DictionaryKind) -> Objective {
         // A transcoder writes another width than it reads.
         let outputs = if kind.is_transcoder() { 9 } else { INPUTS };
-        Objective { kind, k: 4, sparsity: 0.7, inputs: INPUTS, outputs, latents: LATENTS }
+        let blocks = if kind == DictionaryKind::CrossLayerTranscoder { 3 } else { 1 };
+        Objective { kind, k: 4 * blocks, sparsity: 0.7, blocks, inputs: INPUTS, outputs, latents: LATENTS }
     }
 
     struct Case {
@@ -512,20 +663,20 @@ mod tests {
             let mut noise = |count: usize, scale: f64| -> Vec<f64> {
                 (0..count).map(|_| scale * generator.normal()).collect()
             };
-            let outputs = objective.outputs;
-            let x = noise(ROWS * INPUTS, 1.0);
-            let y = if kind.is_transcoder() { noise(ROWS * outputs, 1.0) } else { x.clone() };
+            let Objective { blocks, outputs, .. } = objective;
+            let x = noise(blocks * ROWS * INPUTS, 1.0);
+            let y = if kind.is_transcoder() { noise(blocks * ROWS * outputs, 1.0) } else { x.clone() };
             let parameters = names(kind).iter().map(|name| match *name {
-                "W_enc" => noise(LATENTS * INPUTS, 0.5),
-                "W_dec" => noise(LATENTS * outputs, 0.4),
-                "b_dec" => noise(outputs, 0.3),
+                "W_enc" => noise(blocks * LATENTS * INPUTS, 0.5),
+                "W_dec" => noise(objective.matrices() * LATENTS * outputs, 0.4),
+                "b_dec" => noise(blocks * outputs, 0.3),
                 "W_skip" => noise(outputs * INPUTS, 0.2),
                 // Thresholds around half the size of what comes before them.
                 "log_threshold" => noise(LATENTS, 0.3).into_iter().map(|value| value - 0.7).collect(),
-                _ => noise(LATENTS, 0.2),
+                _ => noise(blocks * LATENTS, 0.2),
             });
             let parameters = parameters.collect();
-            let dead = (0..LATENTS).map(|latent| latent % 3 == 0).collect();
+            let dead = (0..blocks * LATENTS).map(|latent| latent % 3 == 0).collect();
             Self { objective, parameters, x, y, dead }
         }
 
@@ -537,6 +688,12 @@ mod tests {
         fn encoded(&self, selection: Selection) -> Encoded<f64> {
             let values: Vec<&[f64]> = self.parameters.iter().map(|values| &values[..]).collect();
             self.objective.encode(Weights::of(&values).unwrap(), &self.x, selection)
+        }
+    }
+
+    impl Encoded<f64> {
+        fn values(&self) -> Vec<f64> {
+            self.active.iter().flat_map(|active| active.values().iter().copied()).collect()
         }
     }
 
@@ -563,16 +720,23 @@ mod tests {
         Tensor::new(rows.iter().map(of_row).collect::<Vec<_>>(), &Device::Cpu)
     }
 
-    /// The loss from dense matrices and candle's operations, and, of JumpReLU, what the thresholds get.
+    /// The values of each block, `(rows, width)`.
+    fn of_blocks(values: &Tensor, blocks: usize) -> Result<Vec<Tensor>> {
+        let rows = values.dim(0)? / blocks;
+        (0..blocks).map(|block| values.narrow(0, block * rows, rows)).collect()
+    }
+
+    /// The loss from dense matrices and candle's operations, and, of JumpReLU, what the thresholds get. What blocks have lies side by
+    /// side, and the whole decoder has zeros where a block writes to none before it.
     fn reference(case: &Case) -> Result<(f64, Vec<Vec<f64>>)> {
         let Case { objective, parameters, x, y, dead } = case;
-        let Objective { kind, k, sparsity, inputs, outputs, latents } = *objective;
+        let Objective { kind, k, sparsity, blocks, inputs, outputs, latents } = *objective;
         let shape = |name: &str| match name {
-            "W_enc" => (latents, inputs),
-            "W_dec" => (latents, outputs),
+            "W_enc" => (blocks * latents, inputs),
+            "W_dec" => (blocks * (blocks + 1) / 2 * latents, outputs),
             "W_skip" => (outputs, inputs),
-            "b_dec" => (1, outputs),
-            _ => (1, latents),
+            "b_dec" => (1, blocks * outputs),
+            _ => (1, blocks * latents),
         };
         let variables = names(kind)
             .iter()
@@ -581,9 +745,20 @@ mod tests {
         let variables = variables.collect::<Result<Vec<_>>>()?;
         let [encoder, encoder_bias, decoder, decoder_bias] =
             [0, 1, 2, 3].map(|index| variables[index].as_tensor());
-        let (x, y) = (tensor(x, (ROWS, inputs))?, tensor(y, (ROWS, outputs))?);
+        let mut matrices = of_blocks(decoder, blocks * (blocks + 1) / 2)?.into_iter();
+        let zeros = Tensor::zeros((latents, outputs), DType::F64, &Device::Cpu)?;
+        let sources = (0..blocks).map(|block| {
+            let written = (0..blocks).map(|target| if target < block { None } else { matrices.next() });
+            let written = written.map(|matrix| matrix.unwrap_or_else(|| zeros.clone()));
+            Tensor::cat(&written.collect::<Vec<_>>(), 1)
+        });
+        let decoder = Tensor::cat(&sources.collect::<Result<Vec<_>>>()?, 0)?; // (L · F, L · D)
+        let (x, y) = (tensor(x, (blocks * ROWS, inputs))?, tensor(y, (blocks * ROWS, outputs))?);
+        let y = Tensor::cat(&of_blocks(&y, blocks)?, 1)?; // (N, L · D)
         let centred = if kind.is_transcoder() { x.clone() } else { x.broadcast_sub(decoder_bias)? };
-        let own = centred.matmul(&encoder.t()?)?;
+        let own = of_blocks(&centred, blocks)?.into_iter().zip(of_blocks(encoder, blocks)?);
+        let own = own.map(|(centred, encoder)| centred.matmul(&encoder.t()?));
+        let own = Tensor::cat(&own.collect::<Result<Vec<_>>>()?, 1)?; // (N, L · F)
         let before = own.broadcast_add(encoder_bias)?;
         let fixed = before.detach();
         let variance = y.broadcast_sub(&y.mean_keepdim(0)?)?.sqr()?.sum_all()?;
@@ -592,9 +767,12 @@ mod tests {
         let mut of_thresholds = None;
         let chosen = match kind {
             DictionaryKind::TopK => mask(&fixed, k, is_positive)?,
-            DictionaryKind::BatchTopK | DictionaryKind::Transcoder | DictionaryKind::SkipTranscoder => {
-                let all = fixed.reshape((1, ROWS * latents))?;
-                mask(&all, k * ROWS, is_positive)?.reshape((ROWS, latents))?
+            DictionaryKind::BatchTopK
+            | DictionaryKind::Transcoder
+            | DictionaryKind::SkipTranscoder
+            | DictionaryKind::CrossLayerTranscoder => {
+                let all = fixed.reshape((1, ROWS * blocks * latents))?;
+                mask(&all, k * ROWS, is_positive)?.reshape((ROWS, blocks * latents))?
             }
             DictionaryKind::JumpRelu => {
                 fixed.broadcast_gt(&variables[4].exp()?.detach())?.to_dtype(DType::F64)?
@@ -614,7 +792,7 @@ mod tests {
             _ => before.clone(),
         };
         let active = (values * &chosen)?;
-        let mut output = active.matmul(decoder)?.broadcast_add(decoder_bias)?;
+        let mut output = active.matmul(&decoder)?.broadcast_add(decoder_bias)?;
         if kind == DictionaryKind::SkipTranscoder {
             output = (output + x.matmul(&variables[4].t()?)?)?;
         }
@@ -639,10 +817,15 @@ mod tests {
             loss = (loss + sparsity * excess * excess)?;
         }
         if objective.learns_from_dead() {
-            let revived = (before * mask(&fixed, outputs / 2, |latent, _| dead[latent])?)?.matmul(decoder)?;
+            let masks = (0..blocks).map(|block| {
+                let dead = &dead[block * latents..(block + 1) * latents];
+                mask(&fixed.narrow(1, block * latents, latents)?, outputs / 2, |latent, _| dead[latent])
+            });
+            let masks = Tensor::cat(&masks.collect::<Result<Vec<_>>>()?, 1)?;
+            let revived = (before * masks)?.matmul(&decoder)?;
             let left = error.detach().neg()?; // e = y − ŷ
             let scale = left.broadcast_sub(&left.mean_keepdim(0)?)?.sqr()?.sum_all()?;
-            // 8 of 23 latents are dead: at least D/2.
+            // A third of the latents are dead: in each block 7 or 8, which is at least D/2.
             loss = (loss + (((left - revived)?.sqr()?.sum_all()? / scale)? / 32.0)?)?;
         }
         let gradients = loss.backward()?;
@@ -712,33 +895,34 @@ mod tests {
     fn as_many_latents_are_active_as_are_wanted() {
         let top_k = Case::new(DictionaryKind::TopK).encoded(Selection::Training);
         for row in 0..ROWS {
-            let kept: Vec<(usize, f64)> = top_k.active.row(row).collect();
+            let kept: Vec<(usize, f64)> = top_k.active[0].row(row).collect();
             assert_eq!(kept.len(), 4);
             let least = kept.iter().map(|(_, value)| *value).fold(f64::INFINITY, f64::min);
             let before = &top_k.before[row * LATENTS..(row + 1) * LATENTS];
             assert_eq!(before.iter().filter(|value| **value >= least).count(), 4, "the largest");
         }
-        for kind in [DictionaryKind::BatchTopK, DictionaryKind::SkipTranscoder] {
+        for kind in
+            [DictionaryKind::BatchTopK, DictionaryKind::SkipTranscoder, DictionaryKind::CrossLayerTranscoder]
+        {
             let case = Case::new(kind);
+            let wanted = case.objective.k * ROWS;
             let batch = case.encoded(Selection::Training);
-            assert_eq!(batch.active.values().len(), 4 * ROWS);
+            assert_eq!(batch.values().len(), wanted);
             let least = batch.least.unwrap();
             // In use, what is above the threshold: all of them but the least one.
-            assert_eq!(case.encoded(Selection::Use(least)).active.values().len(), 4 * ROWS - 1);
+            assert_eq!(case.encoded(Selection::Use(least)).values().len(), wanted - 1);
         }
         // Fewer positive values than are wanted are all kept.
         let mut case = Case::new(DictionaryKind::BatchTopK);
         case.objective.k = LATENTS;
         let positive = case.encoded(Selection::Training);
-        assert_eq!(
-            positive.active.values().len(),
-            positive.before.iter().filter(|value| **value > 0.0).count()
-        );
+        assert_eq!(positive.values().len(), positive.before.iter().filter(|value| **value > 0.0).count());
         // Equal values: the first ones.
         assert_eq!(largest(&[1.0, 2.0, 2.0, -1.0, 2.0], 2, is_positive), [(1, 2.0), (2, 2.0)]);
         assert_eq!(largest(&[1.0, 2.0, -3.0, -1.0], 1, |place, _| place > 1), [(3, -1.0)]);
         let objective = Objective { latents: 3, k: 1, ..objective(DictionaryKind::BatchTopK) };
         let (kept, least) = objective.largest_of_batch(&[5.0, 1.0, 1.0, 1.0, 0.0, 2.0]);
+        let kept = &kept[0];
         assert_eq!((kept.columns(), kept.values(), least), (&[0, 2][..], &[5.0, 2.0][..], Some(2.0)));
     }
 }

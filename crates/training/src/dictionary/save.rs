@@ -15,7 +15,7 @@ use candle_gpt2::SiteKind;
 use candle_gpt2_weights::{replace_file, write_tensors};
 use serde_json::{Value, json};
 
-use super::{DictionaryKind, Learner};
+use super::{DictionaryKind, Learner, save_layers};
 use crate::{Parameters, TrainingError};
 
 /// The file of a dictionary's tensors in its folder.
@@ -33,13 +33,24 @@ pub const CONFIG_FILE: &str = "cfg.json";
 /// The version of SAELens whose layout this is.
 const LAYOUT: &str = "6.0.0";
 
-/// Writes both files into a folder, in place of those that are there. `context` is the number of tokens of a text in training.
+/// The files that [`save`] writes.
+pub(crate) fn files(learner: &Learner) -> Vec<String> {
+    match learner.objective.kind {
+        DictionaryKind::CrossLayerTranscoder => save_layers::files(learner),
+        _ => [WEIGHTS_FILE, CONFIG_FILE].map(str::to_owned).into(),
+    }
+}
+
+/// Writes the files into a folder, in place of those that are there. `context` is the number of tokens of a text in training.
 pub(crate) fn save(
     learner: &Learner,
     parameters: &Parameters,
     context: usize,
     folder: &Path,
 ) -> Result<(), TrainingError> {
+    if learner.objective.kind == DictionaryKind::CrossLayerTranscoder {
+        return save_layers::save(learner, parameters, folder);
+    }
     let tensors = tensors(learner, parameters)?;
     let config = config(learner, context);
     replace_file(&folder.join(WEIGHTS_FILE), |partial| {
@@ -52,7 +63,7 @@ pub(crate) fn save(
 /// The tensors by SAELens' names, for values as the model has them.
 fn tensors(learner: &Learner, parameters: &Parameters) -> candle_core::Result<BTreeMap<String, Tensor>> {
     let kind = learner.objective.kind;
-    let [of_input, of_output] = learner.scales.unwrap_or([1.0; 2]).map(f64::from);
+    let [of_input, of_output] = learner.scales(0).map(f64::from);
     let mut tensors = BTreeMap::new();
     for (name, variable) in parameters.iter() {
         let value = variable.as_tensor().detach();
@@ -79,12 +90,12 @@ fn tensors(learner: &Learner, parameters: &Parameters) -> candle_core::Result<BT
 /// SAELens' configuration of the tensors.
 fn config(learner: &Learner, context: usize) -> Value {
     let objective = &learner.objective;
-    let [input, output] = learner.sites;
+    let [input, output] = learner.sites[0];
     let architecture = match objective.kind {
         DictionaryKind::TopK => "topk",
         DictionaryKind::BatchTopK | DictionaryKind::JumpRelu => "jumprelu",
         DictionaryKind::Gated => "gated",
-        DictionaryKind::Transcoder => "jumprelu_transcoder",
+        DictionaryKind::Transcoder | DictionaryKind::CrossLayerTranscoder => "jumprelu_transcoder",
         DictionaryKind::SkipTranscoder => "jumprelu_skip_transcoder",
     };
     let is_transcoder = objective.kind.is_transcoder();

@@ -1,17 +1,21 @@
 //! Dictionaries in training: what they learn of values whose structure is known, what their numbers mean, states, files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-use candle_gpt2_interpret::{Dictionary, DictionaryConfig, LatentActivation};
+use candle_gpt2_interpret::{
+    Dictionary, DictionaryConfig, GraphOptions, LatentActivation, ReplacementModel, Run, TranscoderInput,
+    TranscoderLayer, Transcoders, TranscodersConfig, named_sites,
+};
 use candle_gpt2_kernels::RandomStream;
-use candle_gpt2_testing::{pattern, temporary_folder, values};
+use candle_gpt2_testing::{files, pattern, temporary_folder, values};
 use candle_gpt2_training::state::{self, Progress};
 use candle_gpt2_training::{
     ActivationRows, CONFIG_FILE, Data, DictionaryKind, DictionaryNumbers, Evaluation, HeldOut,
-    Hyperparameters, Parameters, RowValues, Schedule, Task, Trainer, TrainingError, WEIGHTS_FILE, Windows,
+    Hyperparameters, LAYERS_CONFIG_FILE, Parameters, RowValues, Schedule, Task, Trainer, TrainingError,
+    WEIGHTS_FILE, Windows, layer_files,
 };
 use candle_gpt2_weights::TensorFile;
 use serde_json::Value;
@@ -24,7 +28,11 @@ fn sizes() -> Gpt2Config {
 
 /// A model whose logits differ enough for ablations to cost something.
 fn model() -> Gpt2LMHeadModel {
-    let parameters = Parameters::initialize(&sizes(), 3, &Device::Cpu).unwrap();
+    model_of(&sizes())
+}
+
+fn model_of(sizes: &Gpt2Config) -> Gpt2LMHeadModel {
+    let parameters = Parameters::initialize(sizes, 3, &Device::Cpu).unwrap();
     let tensors: HashMap<String, Tensor> = parameters
         .iter()
         .map(|(name, variable)| {
@@ -38,10 +46,11 @@ fn model() -> Gpt2LMHeadModel {
         })
         .collect();
     let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
-    Gpt2LMHeadModel::load(&sizes(), candle_gpt2::ByOutput(vb)).unwrap()
+    Gpt2LMHeadModel::load(sizes, candle_gpt2::ByOutput(vb)).unwrap()
 }
 
 fn numbers(kind: DictionaryKind, latents: usize, k: usize) -> Hyperparameters {
+    let is_cross_layer = kind == DictionaryKind::CrossLayerTranscoder;
     Hyperparameters {
         task: Task::Dictionary,
         steps: 600,
@@ -54,8 +63,8 @@ fn numbers(kind: DictionaryKind, latents: usize, k: usize) -> Hyperparameters {
         beta_2: 0.999,
         dictionary: Some(DictionaryNumbers {
             kind,
-            site: "blocks.0.hook_resid_post".into(),
-            output_site: kind.is_transcoder().then(|| "blocks.1.hook_mlp_out".into()),
+            site: if is_cross_layer { "hook_resid_mid" } else { "blocks.0.hook_resid_post" }.into(),
+            output_site: (kind.is_transcoder() && !is_cross_layer).then(|| "blocks.1.hook_mlp_out".into()),
             latents,
             k,
             sparsity: if kind == DictionaryKind::Gated { 0.02 } else { 1.0 },
@@ -98,30 +107,56 @@ impl Gaussians {
     }
 
     fn tensor(&self) -> Tensor {
-        Tensor::from_slice(&self.x, (self.x.len() / WIDTH, WIDTH), &Device::Cpu).unwrap()
+        rows(&self.x)
     }
 }
 
-/// The values, and whether another place is to be written.
-struct Given(Gaussians, bool);
+fn rows(values: &[f32]) -> Tensor {
+    Tensor::from_slice(values, (values.len() / WIDTH, WIDTH), &Device::Cpu).unwrap()
+}
+
+/// What each block is to read and to write.
+struct Given(Vec<[Vec<f32>; 2]>);
+
+impl Given {
+    /// Of a kind; what the second block is to write depends on what the first one reads, and on nothing that it reads itself.
+    fn new(kind: DictionaryKind, rank: usize, seed: u64) -> Self {
+        let Gaussians { x, y } = Gaussians::new(rank, seed);
+        Self(match kind {
+            DictionaryKind::CrossLayerTranscoder => {
+                let later =
+                    y.chunks(WIDTH).flat_map(|row| row.iter().rev().map(|value| 5.0 * value + 2.0)).collect();
+                vec![[x, y], [Gaussians::new(rank, seed + 100).x, later]]
+            }
+            kind if kind.is_transcoder() => vec![[x, y]],
+            _ => vec![[x.clone(), x]],
+        })
+    }
+}
 
 impl RowValues for Given {
     fn len(&self) -> usize {
-        self.0.x.len() / WIDTH
+        self.0[0][0].len() / WIDTH
     }
 
     fn read(&self, rows: &[usize]) -> candle_core::Result<[Tensor; 2]> {
-        let of = |values: &[f32]| {
-            let rows_of = rows.iter().flat_map(|row| values[row * WIDTH..(row + 1) * WIDTH].iter().copied());
-            Tensor::from_vec(rows_of.collect::<Vec<f32>>(), (rows.len(), WIDTH), &Device::Cpu)
+        let of = |side: usize| {
+            let of_blocks = self.0.iter().flat_map(|pair| {
+                rows.iter().flat_map(|row| pair[side][row * WIDTH..(row + 1) * WIDTH].iter().copied())
+            });
+            Tensor::from_vec(
+                of_blocks.collect::<Vec<f32>>(),
+                (self.0.len() * rows.len(), WIDTH),
+                &Device::Cpu,
+            )
         };
-        Ok([of(&self.0.x)?, of(if self.1 { &self.0.y } else { &self.0.x })?])
+        Ok([of(0)?, of(1)?])
     }
 }
 
 fn gaussians(rank: usize, numbers: &Hyperparameters) -> ActivationRows {
-    let is_transcoder = numbers.dictionary.as_ref().unwrap().kind.is_transcoder();
-    ActivationRows::new(Given(Gaussians::new(rank, 1), is_transcoder), numbers.context, numbers.seed).unwrap()
+    let kind = numbers.dictionary.as_ref().unwrap().kind;
+    ActivationRows::new(Given::new(kind, rank, 1), numbers.context, numbers.seed).unwrap()
 }
 
 fn take(trainer: &mut Trainer, steps: u64, data: &dyn Data) {
@@ -204,7 +239,7 @@ fn transcoders_write_another_place_from_what_they_read() {
         take(&mut trainer, numbers.steps, &data);
         assert_unit_directions(&trainer);
         let fresh = Gaussians::new(4, 2);
-        let y = Tensor::from_slice(&fresh.y, (fresh.y.len() / WIDTH, WIDTH), &Device::Cpu).unwrap();
+        let y = rows(&fresh.y);
         let dictionary = read(&trainer);
         assert_eq!(dictionary.config().site.to_string(), "blocks.0.hook_resid_post");
         assert_eq!(dictionary.explained_site().to_string(), "blocks.1.hook_mlp_out");
@@ -222,6 +257,169 @@ fn transcoders_write_another_place_from_what_they_read() {
         unexplained[0] < 0.02 && unexplained[1] < 0.01,
         "{unexplained:?}: a linear map is what the skip connection is"
     );
+}
+
+/// The tensors of a saved cross-layer transcoder by layer, and its configuration.
+fn saved_layers(trainer: &Trainer) -> (Vec<BTreeMap<String, Tensor>>, TranscodersConfig) {
+    let folder = temporary_folder();
+    assert!(trainer.save_dictionary(folder.path()).unwrap());
+    let mut names = trainer.dictionary_files();
+    names.sort();
+    assert_eq!(files(folder.path()).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), names);
+    let layers = (0..trainer.config().n_layer).map(|layer| {
+        let of = |name: &String| TensorFile::read(&folder.path().join(name)).unwrap().tensors;
+        layer_files(layer).iter().flat_map(of).collect()
+    });
+    let config = fs::read_to_string(folder.path().join(LAYERS_CONFIG_FILE)).unwrap();
+    // Each line of it is a key and a text.
+    let keys = config.lines().map(|line| {
+        let (key, text) = line.split_once(": ").unwrap();
+        (key.to_owned(), Value::from(text.trim_matches('"')))
+    });
+    let config = Value::Object(keys.collect());
+    assert_eq!(config["model_name"], "tiny");
+    (layers.collect(), TranscodersConfig::from_json(&config.to_string()).unwrap())
+}
+
+/// What is written for what each layer reads, from the files alone, and how many latents are active.
+fn written(layers: &[BTreeMap<String, Tensor>], inputs: &[Tensor]) -> (Vec<Tensor>, f64) {
+    let of = |layer: usize, name: &str| layers[layer][&format!("{name}_{layer}")].clone();
+    let latents = inputs.iter().enumerate().map(|(layer, x)| {
+        let before = x.matmul(&of(layer, "W_enc").t().unwrap()).unwrap();
+        let before = before.broadcast_add(&of(layer, "b_enc")).unwrap();
+        let is_active = before.broadcast_gt(&of(layer, "threshold")).unwrap().to_dtype(DType::F32).unwrap();
+        (before.relu().unwrap() * is_active).unwrap()
+    });
+    let latents: Vec<Tensor> = latents.collect();
+    let outputs = (0..layers.len()).map(|target| {
+        let bias = of(target, "b_dec").broadcast_as(inputs[0].shape()).unwrap();
+        (0..=target).fold(bias, |sum, layer| {
+            let decoder = of(layer, "W_dec").narrow(1, target - layer, 1).unwrap().squeeze(1).unwrap();
+            (sum + latents[layer].matmul(&decoder.contiguous().unwrap()).unwrap()).unwrap()
+        })
+    });
+    let active = latents.iter().map(|latents| values(latents).iter().filter(|value| **value > 0.0).count());
+    (outputs.collect(), active.sum::<usize>() as f64)
+}
+
+/// The share of the variance that is not explained.
+fn unexplained(written: &Tensor, wanted: &Tensor) -> f64 {
+    let squares = |tensor: Tensor| values(&tensor).iter().map(|value| value * value).sum::<f64>();
+    let mean = wanted.mean_keepdim(0).unwrap();
+    squares((written - wanted).unwrap()) / squares(wanted.broadcast_sub(&mean).unwrap())
+}
+
+#[test]
+fn a_cross_layer_transcoder_writes_a_later_layer_from_what_an_earlier_one_reads() {
+    let numbers = numbers(DictionaryKind::CrossLayerTranscoder, 96, 8);
+    let data = gaussians(4, &numbers);
+    let mut trainer = trainer(&numbers);
+    take(&mut trainer, numbers.steps, &data);
+    // A direction is what a latent writes to all layers.
+    let decoder = trainer.parameters().get("W_dec").unwrap().reshape((3, 96, WIDTH)).unwrap();
+    let lengths = values(&decoder.sqr().unwrap().sum(2).unwrap());
+    for latent in 0..96 {
+        assert!((lengths[latent] + lengths[96 + latent] - 1.0).abs() < 1e-5, "{latent} of layer 0");
+        assert!((lengths[192 + latent] - 1.0).abs() < 1e-5, "{latent} of layer 1");
+    }
+
+    let Given(fresh) = Given::new(DictionaryKind::CrossLayerTranscoder, 4, 2);
+    let [inputs, outputs] =
+        [0, 1].map(|side| fresh.iter().map(|pair| rows(&pair[side])).collect::<Vec<Tensor>>());
+    let (mut layers, config) = saved_layers(&trainer);
+    assert!(config.is_cross_layer && config.input == TranscoderInput::ResidMid);
+    let (found, active) = written(&layers, &inputs);
+    for (layer, (found, wanted)) in found.iter().zip(&outputs).enumerate() {
+        let unexplained = unexplained(found, wanted);
+        assert!(unexplained < 0.02, "layer {layer}: {unexplained}");
+    }
+    assert!((active / 5000.0 - 8.0).abs() < 0.05 * 8.0, "{}", active / 5000.0);
+    // It is the matrix from the first layer to the second one.
+    let decoder = layers[0]["W_dec_0"].narrow(1, 0, 1).unwrap();
+    let alone = Tensor::cat(&[&decoder, &decoder.zeros_like().unwrap()], 1).unwrap();
+    layers[0].insert("W_dec_0".into(), alone);
+    assert!(unexplained(&written(&layers, &inputs).0[1], &outputs[1]) > 0.9);
+}
+
+/// What is saved makes the features and the outputs that were trained, in what reads it.
+#[test]
+fn a_saved_cross_layer_transcoder_is_the_one_that_was_trained() {
+    let numbers = Hyperparameters { steps: 150, ..numbers(DictionaryKind::CrossLayerTranscoder, 64, 12) };
+    let tokens: Vec<u32> = (0..600u32).map(|place| (place * place + 5 * place) % 31).collect();
+    let windows = Windows::new(&tokens, 12, 0).unwrap();
+    let mut trainer = trainer(&numbers);
+    let untrained = measured(&trainer);
+    take(&mut trainer, numbers.steps, &windows);
+    let trained = measured(&trainer);
+    assert!(trained.loss < 0.7 * untrained.loss, "{} of {}", trained.loss, untrained.loss);
+    let metrics = trained.dictionary.unwrap();
+    assert!((trained.loss - (1.0 - metrics.explained_variance)).abs() < 1e-12);
+    assert_eq!(metrics.definitions.len(), 8);
+    assert!(metrics.definitions["l0"].contains("all layers"));
+
+    let (tensors, config) = saved_layers(&trainer);
+    let layers = tensors
+        .iter()
+        .enumerate()
+        .map(|(layer, tensors)| TranscoderLayer::cross_layer(tensors, &config, layer, 2).unwrap());
+    let transcoders = Transcoders::new(config.input, layers.collect()).unwrap();
+    transcoders.check_model(&sizes()).unwrap();
+    let model = model();
+    let sites = |hook: &str| named_sites(hook, 2).unwrap();
+    let (mut inputs, mut outputs, mut features) = (vec![Vec::new(); 2], vec![Vec::new(); 2], 0);
+    for ids in texts() {
+        let run = Run::new(&model, &ids).unwrap();
+        let record = run.record(sites("resid_mid,mlp_out")).unwrap();
+        let rows = |site| record.get(site).unwrap().squeeze(0).unwrap().narrow(0, 1, 11).unwrap();
+        for layer in 0..2 {
+            inputs[layer].push(rows(sites("resid_mid")[layer]));
+            outputs[layer].push(rows(sites("mlp_out")[layer]));
+        }
+        let options = GraphOptions { skips_first: true, ..GraphOptions::default() };
+        features += ReplacementModel::new(&run, &transcoders, &options).unwrap().features();
+    }
+    let [inputs, outputs] =
+        [inputs, outputs].map(|of| of.iter().map(|rows| Tensor::cat(rows, 0).unwrap()).collect::<Vec<_>>());
+    let (found, active) = written(&tensors, &inputs);
+    // No latent is so near to its threshold that rounding decides.
+    assert_eq!((active, features as f64), (metrics.l0 * 66.0, active));
+    assert!(active > 66.0, "{active}");
+    for layer in 0..2 {
+        let explained = 1.0 - unexplained(&found[layer], &outputs[layer]);
+        let told = metrics.explained_variance_per_layer[layer];
+        // The scales are rounded into the weights.
+        assert!((explained - told).abs() < 1e-5, "layer {layer}: {explained} for {told}");
+    }
+}
+
+/// The kinds of one hook point are the case of one block.
+#[test]
+fn a_cross_layer_transcoder_of_one_block_is_a_transcoder_bit_for_bit() {
+    let sizes = Gpt2Config { n_layer: 1, ..sizes() };
+    let tokens: Vec<u32> = (0..600u32).map(|place| (place * place + 5 * place) % 31).collect();
+    let windows = Windows::new(&tokens, 12, 0).unwrap();
+    let trained = |kind: DictionaryKind, site: &str| {
+        let mut numbers = numbers(kind, 40, 5);
+        let dictionary = numbers.dictionary.as_mut().unwrap();
+        (dictionary.site, dictionary.output_site, dictionary.dead_after) = (site.into(), None, 300);
+        let model = (model_of(&sizes), "tiny".into());
+        let mut trainer = Trainer::with_dictionary(model, false, numbers).unwrap();
+        take(&mut trainer, 20, &windows);
+        let bits: Vec<(String, Vec<u64>)> = trainer
+            .parameters()
+            .iter()
+            .map(|(name, variable)| {
+                (name.to_owned(), values(variable).iter().map(|value| value.to_bits()).collect())
+            })
+            .collect();
+        (bits, measured(&trainer).dictionary.unwrap())
+    };
+    let (single, of_single) = trained(DictionaryKind::Transcoder, "blocks.0.hook_resid_mid");
+    let (block, of_block) = trained(DictionaryKind::CrossLayerTranscoder, "hook_resid_mid");
+    assert_eq!(single, block);
+    assert_eq!(of_block.explained_variance.to_bits(), of_single.explained_variance.to_bits());
+    assert_eq!(of_block.cross_entropy, of_single.cross_entropy);
+    assert!((of_block.explained_variance_per_layer[0] - of_block.explained_variance).abs() < 1e-12);
 }
 
 fn texts() -> Vec<Vec<u32>> {
@@ -286,7 +484,7 @@ fn the_metrics_of_dictionaries_that_are_known() {
     let site = candle_gpt2_interpret::named_site("blocks.0.hook_resid_post").unwrap();
     let mut rows = Vec::new();
     for ids in texts() {
-        let run = candle_gpt2_interpret::Run::new(&model, &ids).unwrap();
+        let run = Run::new(&model, &ids).unwrap();
         rows.push(
             run.record([site]).unwrap().get(site).unwrap().squeeze(0).unwrap().narrow(0, 1, 11).unwrap(),
         );
@@ -335,6 +533,8 @@ fn a_training_that_goes_on_from_its_state_has_the_bits_of_one_that_never_stopped
             state::to_bytes(trainer, &progress).unwrap()
         };
         let mut whole = trainer(&numbers);
+        let told = numbers.dictionary.as_ref().unwrap().parameter_count(&sizes()).unwrap();
+        assert_eq!(whole.parameters().count(), told, "{name}");
         take(&mut whole, 6, &data);
         let middle = bytes(&whole);
         take(&mut whole, 6, &data);
@@ -382,6 +582,7 @@ fn what_a_dictionary_cannot_be_is_named() {
         let trainer = Trainer::with_dictionary((model(), "tiny".into()), false, numbers);
         trainer.err().map(|error: TrainingError| error.to_string()).unwrap_or_default()
     };
+    let clt = DictionaryKind::CrossLayerTranscoder;
     for (change, told) in [
         (
             &(|d: &mut DictionaryNumbers| d.site = "blocks.2.hook_resid_pre".into())
@@ -400,6 +601,20 @@ fn what_a_dictionary_cannot_be_is_named() {
         (&|d| d.k = 0, "`k`: expected from 1"),
         (&|d| d.sparsity = f64::NAN, "`sparsity`: expected a number of at least 0"),
         (&|d| d.dead_after = 0, "`dead_after`: expected at least 1"),
+        (
+            &|d| (d.kind, d.site) = (clt, "blocks.1.hook_resid_mid".into()),
+            "give the hook point without a block",
+        ),
+        (&|d| (d.kind, d.site) = (clt, "hook_resid_pre".into()), "reads the input of every MLP"),
+        (&|d| (d.kind, d.site) = (clt, "hook_mid".into()), "`site`: "),
+        (
+            &|d| (d.kind, d.site, d.output_site) = (clt, "resid_mid".into(), Some("mlp_out".into())),
+            "`output_site`: a cross-layer transcoder writes the outputs of all MLPs",
+        ),
+        (
+            &|d| (d.kind, d.site, d.k) = (clt, "ln2.hook_normalized".into(), 81),
+            "`k`: expected from 1 to the 80 latents, found 81",
+        ),
     ] {
         let found = refused(change);
         assert!(found.contains(told), "{found} for {told}");
@@ -408,7 +623,7 @@ fn what_a_dictionary_cannot_be_is_named() {
     short.context = 1;
     let error = Trainer::with_dictionary((model(), "tiny".into()), false, short).err().unwrap();
     assert!(error.to_string().contains("at least 2 for a dictionary"), "{error}");
-    let few = ActivationRows::new(Given(Gaussians { x: vec![0.0; WIDTH], y: Vec::new() }, false), 12, 0);
+    let few = ActivationRows::new(Given(vec![[vec![0.0; WIDTH], vec![0.0; WIDTH]]]), 12, 0);
     assert!(few.err().unwrap().to_string().contains("the training data has 1 tokens"));
     // Pattern of the data: the same rows whoever asks first.
     let data = gaussians(4, &numbers(DictionaryKind::TopK, 40, 5));
