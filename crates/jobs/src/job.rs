@@ -455,7 +455,11 @@ impl TrainJob {
         device: &Device,
     ) -> Result<(), TrainingError> {
         let recomputes = self.options.recompute;
-        let needed = estimated_bytes(config, numbers, recomputes, device);
+        let mut needed = estimated_bytes(config, numbers, recomputes, device);
+        if numbers.dictionary.is_some() {
+            // The model that it explains is loaded later, in f32.
+            needed += 4 * ParameterCounts::new(config).unique as u64;
+        }
         let free = free_memory(device).map(|free| free as u64);
         let Some(free) = free.filter(|free| needed > *free) else { return Ok(()) };
         let more = match (&numbers.dictionary, recomputes) {

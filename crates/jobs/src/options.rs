@@ -330,6 +330,7 @@ impl TrainOptions {
             ("train_blocks", self.train_blocks.is_some()),
             ("lora_rank", self.lora_rank.is_some()),
             ("dropout", self.dropout.is_some()),
+            ("weight_decay", self.weight_decay != defaults.weight_decay),
             ("dtype", self.dtype != defaults.dtype),
             ("compute_dtype", self.compute_dtype != defaults.compute_dtype),
         ];
@@ -339,6 +340,9 @@ impl TrainOptions {
         let kind = self.kind.unwrap_or_default();
         if self.sparsity.is_some() && !matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
             return call(format!("`sparsity` is of the kinds jump-relu and gated; {kind} has `k`"));
+        }
+        if self.dead_after.is_some() && matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
+            return call(format!("`dead_after` is not of the kind {kind}, whose latents need no revival"));
         }
         if self.k.is_some() && kind == DictionaryKind::Gated {
             return call("`k` is not of the kind gated, which has `sparsity`".into());

@@ -152,7 +152,11 @@ fn difference(saved: &Progress, trainer: &Trainer, data_fingerprint: u64) -> Opt
     }
 }
 
-/// What tells a model from others: its configuration, and that of its adapters.
+/// What tells a model from others: its configuration, and that of its adapters; of a dictionary also what the explained model gives.
 pub fn model_of(trainer: &Trainer) -> Value {
-    json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) })
+    let mut model = json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) });
+    if let Some(learner) = trainer.learner() {
+        model["explained"] = json!(learner.sample_logits().unwrap_or_default());
+    }
+    model
 }

@@ -355,7 +355,7 @@ impl Trainer {
         };
         let gradient_norm = self.optimizer.step(&self.parameters, gradients, numbers.grad_clip, adamw)?;
         if let Weights::Explained(learner) = &mut self.weights {
-            learner.after_step(&self.parameters)?;
+            learner.after_step(&self.parameters, step)?;
         }
         Ok(StepReport { step, loss, gradient_norm, learning_rate })
     }

@@ -33,7 +33,7 @@ Examples:
 loss.svg and the state that --resume continues from. The same command gives the same weights, interrupted or \
 not; Ctrl-C saves the state of the last step.
 
-The optimizer is AdamW with the betas 0.9 and 0.95.
+The optimizer is AdamW with the betas 0.9 and 0.95; of a dictionary 0.9 and 0.999.
 
 --task classify learns the label of each text: a .tsv file with `label`, a tab and `text` in each line (or a first line \
 that names the columns `text` and `label`), or a .jsonl file of objects with both. A language model gets a head for the \

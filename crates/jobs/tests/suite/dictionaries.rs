@@ -93,7 +93,7 @@ fn run(job: &TrainJob) -> Result<TrainReport, JobError> {
 /// Of a cross-layer transcoder.
 fn of_layers() -> TrainOptions {
     let kind = Some(DictionaryKind::CrossLayerTranscoder);
-    TrainOptions { kind, site: Some("ln2.hook_normalized".into()), ..options() }
+    TrainOptions { kind, site: Some("hook_resid_mid".into()), ..options() }
 }
 
 fn config(job: &TrainJob) -> Value {
@@ -188,9 +188,7 @@ fn the_layers_of_a_cross_layer_transcoder_come_from_texts_and_from_shards() {
         let names: Vec<String> = files(&job.out).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, expected);
         let config = fs::read_to_string(job.out.join("config.yaml")).unwrap();
-        assert!(
-            config.contains("model_kind: cross_layer_transcoder\nfeature_input_hook: ln2.hook_normalized\n")
-        );
+        assert!(config.contains("model_kind: cross_layer_transcoder\nfeature_input_hook: hook_resid_mid\n"));
     }
 
     // What a process that was killed left of any layer is no reason to refuse a folder.

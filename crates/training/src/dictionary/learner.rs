@@ -285,16 +285,30 @@ impl Learner {
         (self.numbers.dead_after as f64).min(f64::from(MOST_COUNTED))
     }
 
+    /// Some of the model's logits after a fixed text: another model, even of the same configuration, has others.
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub(crate) fn sample_logits(&self) -> Result<Vec<f32>> {
+        const TOKENS: usize = 8;
+        let config = self.model.config();
+        let ids: Vec<u32> = (0..).take(TOKENS.min(config.vocab_size).min(config.n_positions)).collect();
+        let ids = Tensor::from_vec(ids.clone(), (1, ids.len()), self.model.device())?;
+        let mut logits = self.model.forward(&ids)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        logits.truncate(TOKENS);
+        Ok(logits)
+    }
+
     /// Forgets the batches of a step that is not taken.
     pub(crate) fn forget(&mut self) {
         self.seen = None;
     }
 
-    /// What follows the optimizer's step.
+    /// What follows the optimizer's step, which is counted from 1.
     ///
     /// # Errors
     /// When a parameter cannot be set.
-    pub(crate) fn after_step(&mut self, parameters: &Parameters) -> Result<()> {
+    pub(crate) fn after_step(&mut self, parameters: &Parameters, step: u64) -> Result<()> {
         if let Some(decoder) = parameters.get("W_dec") {
             let mut values = decoder.flatten_all()?.to_vec1::<f32>()?;
             for rows in self.objective.directions() {
@@ -313,7 +327,8 @@ impl Learner {
         if let Some(least) = least.map(rounded_one) {
             self.threshold = match self.threshold {
                 0.0 => least,
-                before => before + THRESHOLD_RATE * (least - before),
+                // The mean of all steps at first, so that a short training does not keep what its first batches had.
+                before => before + THRESHOLD_RATE.max(1.0 / step as f32) * (least - before),
             };
         }
         for (unused, fired) in self.unused_tokens.iter_mut().zip(fired) {

@@ -164,7 +164,13 @@ impl DictionaryNumbers {
                 return Err(call(what));
             }
         };
-        if output.0 < input.0 {
+        // Sites outside blocks: the embeddings before all blocks, the final norm after them.
+        let order = |site: Site| match (site.layer, site.kind) {
+            (Some(layer), _) => (layer + 1, site),
+            (None, SiteKind::Embed | SiteKind::PosEmbed) => (0, site),
+            (None, _) => (usize::MAX, site),
+        };
+        if order(output.0) < order(input.0) {
             let what = format!(
                 "`output_site`: {} comes before {}, from which it is to be written",
                 output.0, input.0
@@ -183,9 +189,10 @@ impl DictionaryNumbers {
         }
         let blocks = config.n_layer;
         let inputs = named_sites(&self.site, blocks).map_err(|error| call(format!("`site`: {error}")))?;
-        if inputs.iter().any(|site| TranscoderInput::of_kind(site.kind).is_none()) {
+        // circuit-tracer means another value by ln2.hook_normalized, see `Transcoders`.
+        if inputs.iter().any(|site| TranscoderInput::of_kind(site.kind) != Some(TranscoderInput::ResidMid)) {
             let what = format!(
-                "`site`: a cross-layer transcoder reads the input of every MLP, hook_resid_mid or ln2.hook_normalized; found {}",
+                "`site`: a cross-layer transcoder reads hook_resid_mid of every block; found {}",
                 self.site
             );
             return Err(call(what));

@@ -605,14 +605,14 @@ fn what_a_dictionary_cannot_be_is_named() {
             &|d| (d.kind, d.site) = (clt, "blocks.1.hook_resid_mid".into()),
             "give the hook point without a block",
         ),
-        (&|d| (d.kind, d.site) = (clt, "hook_resid_pre".into()), "reads the input of every MLP"),
+        (&|d| (d.kind, d.site) = (clt, "ln2.hook_normalized".into()), "reads hook_resid_mid of every block"),
         (&|d| (d.kind, d.site) = (clt, "hook_mid".into()), "`site`: "),
         (
             &|d| (d.kind, d.site, d.output_site) = (clt, "resid_mid".into(), Some("mlp_out".into())),
             "`output_site`: a cross-layer transcoder writes the outputs of all MLPs",
         ),
         (
-            &|d| (d.kind, d.site, d.k) = (clt, "ln2.hook_normalized".into(), 81),
+            &|d| (d.kind, d.site, d.k) = (clt, "hook_resid_mid".into(), 81),
             "`k`: expected from 1 to the 80 latents, found 81",
         ),
     ] {
