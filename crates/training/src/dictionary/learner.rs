@@ -65,7 +65,7 @@ impl Learner {
         numbers: &DictionaryNumbers,
     ) -> std::result::Result<Self, TrainingError> {
         numbers.check(model.config())?;
-        let objective = numbers.objective(model.config())?;
+        let objective = Objective::new(numbers, model.config())?;
         let sites = numbers.sites(model.config())?.into_iter().map(|pair| pair.map(|(site, _)| site));
         Ok(Self {
             sites: sites.collect(),
@@ -93,7 +93,7 @@ impl Learner {
         config: &Gpt2Config,
         seed: u64,
     ) -> std::result::Result<Parameters, TrainingError> {
-        let objective = numbers.objective(config)?;
+        let objective = Objective::new(numbers, config)?;
         let Objective { blocks, inputs, outputs, latents, .. } = objective;
         let mut generator = Stream::Initialization.generator(seed);
         let decoder = directions(&objective, &mut generator);

@@ -28,7 +28,6 @@ use serde::{Deserialize, Serialize};
 pub(crate) use learner::Learner;
 pub use metrics::{CrossEntropies, DictionaryMetrics};
 pub(crate) use metrics::{MOST_TOKENS, SHORTEST};
-use objective::Objective;
 pub use save::{CONFIG_FILE, WEIGHTS_FILE};
 pub(crate) use save::{files, save};
 pub use save_layers::{LAYERS_CONFIG_FILE, layer_files};
@@ -213,31 +212,22 @@ impl DictionaryNumbers {
             .collect())
     }
 
-    /// What is trained for a model of this configuration.
-    ///
-    /// # Errors
-    /// Those of [`DictionaryNumbers::sites`].
-    fn objective(&self, config: &Gpt2Config) -> Result<Objective, TrainingError> {
-        let Self { kind, k, sparsity, latents, .. } = *self;
-        let sites = self.sites(config)?;
-        let [(_, inputs), (_, outputs)] = sites[0]; // A dictionary has a block.
-        Ok(Objective { kind, k, sparsity, blocks: sites.len(), inputs, outputs, latents })
-    }
-
     /// Number of trained values, for a model of this configuration.
     ///
     /// # Errors
     /// Those of [`DictionaryNumbers::sites`].
     pub fn parameter_count(&self, config: &Gpt2Config) -> Result<usize, TrainingError> {
-        let objective = self.objective(config)?;
-        let Objective { blocks, inputs, outputs, latents, .. } = objective;
+        let (sites, latents) = (self.sites(config)?, self.latents);
+        let blocks = sites.len();
+        let [(_, inputs), (_, outputs)] = sites[0]; // A dictionary has a block.
         let more = match self.kind {
             DictionaryKind::JumpRelu => latents,
             DictionaryKind::Gated => 2 * latents,
             DictionaryKind::SkipTranscoder => inputs * outputs,
             _ => 0,
         };
-        let decoder = objective.matrices() * latents * outputs;
+        // From each block to its own output and to those after it.
+        let decoder = blocks * (blocks + 1) / 2 * latents * outputs;
         Ok(decoder + blocks * (latents * (inputs + 1) + outputs) + more)
     }
 

@@ -22,9 +22,11 @@
 
 use std::ops::Range;
 
+use candle_gpt2::Gpt2Config;
 use candle_gpt2_kernels::{Float, MatrixView, SparseRows, map_items};
 
-use super::DictionaryKind;
+use super::{DictionaryKind, DictionaryNumbers};
+use crate::TrainingError;
 
 /// What dead latents count in the loss.
 const AUXILIARY_SHARE: f64 = 1.0 / 32.0;
@@ -124,6 +126,17 @@ pub(super) struct Computed<T> {
 }
 
 impl Objective {
+    /// That of a dictionary of a model of this configuration.
+    ///
+    /// # Errors
+    /// Those of [`DictionaryNumbers::sites`].
+    pub(super) fn new(numbers: &DictionaryNumbers, config: &Gpt2Config) -> Result<Self, TrainingError> {
+        let DictionaryNumbers { kind, k, sparsity, latents, .. } = *numbers;
+        let sites = numbers.sites(config)?;
+        let [(_, inputs), (_, outputs)] = sites[0]; // A dictionary has a block.
+        Ok(Self { kind, k, sparsity, blocks: sites.len(), inputs, outputs, latents })
+    }
+
     /// What one block has of values, or parameters, of all.
     pub(super) fn of_block<'a, V>(&self, values: &'a [V], block: usize) -> &'a [V] {
         let count = values.len() / self.blocks;
