@@ -57,7 +57,7 @@ impl Work {
             prompts: "rows.jsonl".into(),
             rows: RowFile::new(Path::new("rows.jsonl"), rows.into_bytes()),
             model: "tiny".into(),
-            sites: named_sites("ln2.normalized,mlp_out,1.resid_post", 3).unwrap(),
+            sites: named_sites("resid_mid,ln2.normalized,mlp_out,1.resid_post", 3).unwrap(),
             bos,
             out: self.path("activations"),
             options: ActivationsOptions { shard_size: 700, resume: false },
@@ -288,7 +288,7 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     let shards = |options: TrainOptions| refused("activations", options);
     let told = shards(TrainOptions { site: Some("blocks.0.hook_resid_post".into()), ..options() });
     assert!(
-        told.contains("it has activations of blocks.0.ln2.hook_normalized, ")
+        told.contains("it has activations of blocks.0.hook_resid_mid, ")
             && told.ends_with("none of blocks.0.hook_resid_post"),
         "{told}"
     );

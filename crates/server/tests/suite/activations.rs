@@ -5,7 +5,7 @@ use std::time::Instant;
 use candle_core::Device;
 use serde_json::json;
 
-use super::common::{PATIENCE, json_request, long_stream, start, start_with};
+use super::common::{LONG, PATIENCE, json_request, long_stream, start, start_with};
 use super::limits::start_long;
 
 #[test]
@@ -56,6 +56,7 @@ fn all_requests_together_record_no_more_than_there_is_memory_for() {
     let server = start_long(|options| {
         options.api.activations = true;
         options.api.limits.max_activation_bytes = NUMBER;
+        options.kv_tokens = Some(6 * LONG);
     });
     let mut recorded = long_stream();
     recorded["activations"] = json!({ "sites": ["ln_final.hook_scale"] });

@@ -244,7 +244,8 @@ fn transcoders_write_another_place_from_what_they_read() {
         assert_eq!(dictionary.config().site.to_string(), "blocks.0.hook_resid_post");
         assert_eq!(dictionary.explained_site().to_string(), "blocks.1.hook_mlp_out");
         let explained = dictionary.explained_target(&fresh.tensor(), &y).unwrap();
-        assert!((explained.mean_l0 - 8.0).abs() < 0.05 * 8.0, "{kind}: {}", explained.mean_l0);
+        // In use a threshold decides that is a running mean of what batches had.
+        assert!((explained.mean_l0 - 8.0).abs() < 0.1 * 8.0, "{kind}: {}", explained.mean_l0);
         unexplained.push(1.0 - explained.variance_explained.unwrap());
         let (_, config) = saved(&trainer);
         assert_eq!(config["apply_b_dec_to_input"], false);
