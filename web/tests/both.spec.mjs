@@ -244,9 +244,10 @@ test("attention is the model's", async ({ gpt2, server }) => {
   for (const [layer, head] of [[0, 0], [3, 2]]) {
     await gpt2.find(`.heads button[title="layer ${layer}, head ${head}"]`).click();
     await expect(gpt2.find("#report-name")).toHaveText(`layer ${layer}, head ${head}`);
-    const packed = Buffer.from(pattern.heads[layer * 3 + head], "base64"), rows = await cells(gpt2.find("#report-values"));
+    const packed = Buffer.from(pattern.heads[layer * 3 + head], "base64"), table = gpt2.find("#report-values");
+    await expect.poll(async () => (await cells(table)).length).toBe(tokens.length);
+    const rows = await cells(table);
     let at = 0;
-    expect(rows.length).toBe(tokens.length);
     rows.forEach((row, query) => row.slice(0, query + 1).forEach((cell) => {
       expect(Math.abs(Number(cell) - packed.readUInt16LE(at) / 65535)).toBeLessThan(4e-5);
       at += 2;
