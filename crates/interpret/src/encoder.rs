@@ -45,11 +45,13 @@ impl Encoder {
                 let factor = of_latents("r_mag")?.exp()?;
                 let magnitude = of_latents("b_mag")?;
                 let threshold = (&magnitude - (of_latents("b_gate")? * &factor)?)?;
-                (weight.broadcast_mul(&factor)?, magnitude, Some(threshold))
+                let weight = finite("r_mag", weight.broadcast_mul(&factor)?)?;
+                (weight, magnitude, Some(finite("threshold", threshold)?))
             }
             // Training keeps its logarithm in files of its own.
             LatentActivation::JumpRelu if tensors.contains_key("log_threshold") => {
-                (weight, of_latents(bias)?, Some(of_latents("log_threshold")?.exp()?))
+                let threshold = finite("threshold", of_latents("log_threshold")?.exp()?)?;
+                (weight, of_latents(bias)?, Some(threshold))
             }
             LatentActivation::JumpRelu => {
                 let is_row = tensors.get(threshold).is_some_and(|found| found.dims() == [1, latents]);
@@ -61,19 +63,6 @@ impl Encoder {
             }
             _ => (weight, of_latents(bias)?, None),
         };
-        // Of finite tensors too an exponential may be none.
-        for (key, made) in [("r_mag", Some(&weight)), ("threshold", threshold.as_ref())] {
-            let sum = made
-                .map(|made| made.abs()?.max_all()?.to_dtype(DType::F64)?.to_scalar::<f64>())
-                .transpose()?;
-            if sum.is_some_and(|sum| !sum.is_finite()) {
-                return Err(FileError::Key {
-                    key: key.into(),
-                    expected: "values whose exponentials are finite".into(),
-                    found: "larger ones".into(),
-                });
-            }
-        }
         Ok(Self { weight, bias, activation, threshold })
     }
 
@@ -136,6 +125,17 @@ impl Encoder {
             _ => rows.relu(),
         }
     }
+}
+
+/// What an exponential made, which may be infinite although every stored tensor is finite.
+fn finite(key: &str, made: Tensor) -> std::result::Result<Tensor, FileError> {
+    let largest = made.abs()?.max_all()?.to_dtype(DType::F64)?.to_scalar::<f64>()?;
+    let refused = || FileError::Key {
+        key: key.into(),
+        expected: "values whose exponentials are finite".into(),
+        found: "larger ones".into(),
+    };
+    largest.is_finite().then_some(made).ok_or_else(refused)
 }
 
 /// One where a number is among the `k` largest of its row, zero elsewhere; `(N, F)`.

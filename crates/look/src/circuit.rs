@@ -222,7 +222,7 @@ impl Look for CircuitSearch {
         let graph = task.graph();
         let over_pairs = |what: &str| reporter.start(what, pairs.len() as u64, Unit::Items("pairs"));
         // Before hours are spent on edges that explain nothing.
-        task.range()?;
+        let range = task.range()?;
         let (scores, found) = match self.edge_method() {
             None => {
                 let bar = reporter.start("leaving out", graph.edge_count() as u64, Unit::Items("edges"));
@@ -243,7 +243,7 @@ impl Look for CircuitSearch {
             }
         };
         let bar = over_pairs("running circuits");
-        let curve = task.curve(&scores, self.select, &|done| bar.advance(done as u64))?;
+        let curve = task.curve(range, &scores, self.select, &|done| bar.advance(done as u64))?;
         drop(bar);
         let value = task.values(std::slice::from_ref(&circuit), &|_| ())?[0];
 

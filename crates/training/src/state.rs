@@ -156,7 +156,7 @@ fn difference(saved: &Progress, trainer: &Trainer, data_fingerprint: u64) -> Opt
 pub fn model_of(trainer: &Trainer) -> Value {
     let mut model = json!({ "config": trainer.config().to_json(), "lora": trainer.lora().map(Lora::config) });
     if let Some(learner) = trainer.learner() {
-        model["explained"] = json!(learner.sample_logits().unwrap_or_default());
+        model["explained"] = json!(learner.sample_logits);
     }
     model
 }

@@ -81,44 +81,41 @@ impl CircuitTask<'_> {
     pub fn range(&self) -> Result<(f32, f32)> {
         let graph = self.graph();
         let values = self.values(&[Circuit::whole(graph), Circuit::empty(graph)], &|_| ())?;
-        check_range((values[0], values[1]))
+        let (model, empty) = (values[0], values[1]);
+        let (range, largest) = ((model - empty).abs(), model.abs().max(empty.abs()));
+        // Not a number is no difference either.
+        match range > ROUNDING * largest.max(1.0) {
+            true => Ok((model, empty)),
+            false => Err(InterpretError::NoDifference { value: model.to_string() }),
+        }
     }
 
-    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them. `done` is called with the number of pairs done.
+    /// Chooses circuits at each of [`EDGE_SHARES`] by scores, and measures them between the two ends that [`CircuitTask::range`] gives.
+    /// `done` is called with the number of pairs done.
     ///
     /// # Errors
-    /// As [`Circuit::selected`] and [`CircuitTask::values`]; and when all edges and none have the same value.
+    /// As [`Circuit::selected`] and [`CircuitTask::values`].
     pub fn curve(
         &self,
+        (model, empty): (f32, f32),
         scores: &[f32],
         selection: Selection,
         done: &dyn Fn(usize),
     ) -> Result<FaithfulnessCurve> {
         let graph = self.graph();
-        let mut circuits = vec![Circuit::whole(graph), Circuit::empty(graph)];
+        let mut circuits = Vec::new();
         let chosen = EDGE_SHARES.map(|share| share_of(share, scores.len()));
         for count in chosen {
             circuits.push(Circuit::selected(graph, scores, count, selection)?);
         }
         let values = self.values(&circuits, done)?;
-        let (model, empty) = check_range((values[0], values[1]))?;
         let mut curve = FaithfulnessCurve { model, empty, points: Vec::new() };
         for (place, share) in EDGE_SHARES.into_iter().enumerate() {
-            let (value, edges) = (values[place + 2], circuits[place + 2].edge_count());
+            let (value, edges) = (values[place], circuits[place].edge_count());
             let faithfulness = curve.faithfulness(value);
             curve.points.push(CurvePoint { share, chosen: chosen[place], edges, value, faithfulness });
         }
         Ok(curve)
-    }
-}
-
-/// The metric of all edges and of none, if they differ.
-fn check_range((model, empty): (f32, f32)) -> Result<(f32, f32)> {
-    let (range, largest) = ((model - empty).abs(), model.abs().max(empty.abs()));
-    // Not a number is no difference either.
-    match range > ROUNDING * largest.max(1.0) {
-        true => Ok((model, empty)),
-        false => Err(InterpretError::NoDifference { value: model.to_string() }),
     }
 }
 

@@ -334,7 +334,7 @@ fn a_curve_ends_at_the_model() -> Result<()> {
     let pairs = [pair_of(&case)];
     let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
     let scores = task.scores(EdgeMethod::EapIg { steps: 5 }, &|_| ())?;
-    let curve = task.curve(&scores, Selection::Greedy, &|_| ())?;
+    let curve = task.curve(task.range()?, &scores, Selection::Greedy, &|_| ())?;
     assert_eq!(curve.points.iter().map(|point| point.share).collect::<Vec<_>>(), EDGE_SHARES);
     let last = curve.points.last().unwrap();
     assert_eq!((last.chosen, last.edges, last.faithfulness), (scores.len(), scores.len(), 1.0));
@@ -379,7 +379,7 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
     let task = CircuitTask::new(&case.model, &same, CircuitMetric::LogitDifference)?;
     let scores = task.scores(EdgeMethod::Eap, &|_| ())?;
     assert!(scores.iter().all(|score| *score == 0.0), "nothing differs");
-    let error = task.curve(&scores, Selection::Greedy, &|_| ()).unwrap_err();
+    let error = task.range().unwrap_err();
     assert!(matches!(error, InterpretError::NoDifference { .. }), "{error}");
     assert!(task.scores(EdgeMethod::EapIg { steps: 0 }, &|_| ()).is_err());
     let other = Circuit::whole(EdgeGraph::new(1, 3));

@@ -33,6 +33,8 @@ pub(crate) struct Learner {
     pub(super) model: Gpt2LMHeadModel,
     /// What the model is called.
     pub(super) model_name: String,
+    /// Some of the model's logits: another model, even of the same configuration, has others.
+    pub(crate) sample_logits: Vec<f32>,
     /// Whether every text of the data begins with the BOS token.
     pub(super) prepends_bos: bool,
     pub(super) numbers: DictionaryNumbers,
@@ -67,10 +69,12 @@ impl Learner {
         numbers.check(model.config())?;
         let objective = Objective::new(numbers, model.config())?;
         let sites = numbers.sites(model.config())?.into_iter().map(|pair| pair.map(|(site, _)| site));
+        let sample_logits = sample_logits(&model)?;
         Ok(Self {
             sites: sites.collect(),
             model,
             model_name,
+            sample_logits,
             prepends_bos,
             numbers: numbers.clone(),
             objective,
@@ -285,20 +289,6 @@ impl Learner {
         (self.numbers.dead_after as f64).min(f64::from(MOST_COUNTED))
     }
 
-    /// Some of the model's logits after a fixed text: another model, even of the same configuration, has others.
-    ///
-    /// # Errors
-    /// Those of the model.
-    pub(crate) fn sample_logits(&self) -> Result<Vec<f32>> {
-        const TOKENS: usize = 8;
-        let config = self.model.config();
-        let ids: Vec<u32> = (0..).take(TOKENS.min(config.vocab_size).min(config.n_positions)).collect();
-        let ids = Tensor::from_vec(ids.clone(), (1, ids.len()), self.model.device())?;
-        let mut logits = self.model.forward(&ids)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        logits.truncate(TOKENS);
-        Ok(logits)
-    }
-
     /// Forgets the batches of a step that is not taken.
     pub(crate) fn forget(&mut self) {
         self.seen = None;
@@ -374,6 +364,21 @@ impl Learner {
         self.seen = None;
         Ok(())
     }
+}
+
+/// Logits of the first tokens of the vocabulary after a fixed text.
+///
+/// # Errors
+/// Those of the model.
+fn sample_logits(model: &Gpt2LMHeadModel) -> Result<Vec<f32>> {
+    const TOKENS: usize = 8;
+    let config = model.config();
+    let ids: Vec<u32> = (0..).take(TOKENS.min(config.vocab_size).min(config.n_positions)).collect();
+    let count = ids.len();
+    let ids = Tensor::from_vec(ids, (1, count), model.device())?;
+    let mut logits = model.forward(&ids)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    logits.truncate(TOKENS);
+    Ok(logits)
 }
 
 /// The rows of a value `(B, T, …)` but those of first tokens, `(B · (T − 1), width)`.

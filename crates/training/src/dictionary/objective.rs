@@ -150,7 +150,7 @@ impl Objective {
     }
 
     /// Where the decoder has the matrix from the latents of a block to the output of one that is not before it.
-    fn matrix(&self, block: usize, target: usize) -> Range<usize> {
+    pub(super) fn matrix(&self, block: usize, target: usize) -> Range<usize> {
         let before: usize = (0..block).map(|block| self.blocks - block).sum();
         let size = self.latents * self.outputs;
         (before + target - block) * size..(before + target - block + 1) * size

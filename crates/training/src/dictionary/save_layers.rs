@@ -85,7 +85,7 @@ fn tensors(
         ("threshold", Tensor::full(learner.threshold, latents, &Device::Cpu)?),
     ];
     let decoder = parameter("W_dec")?.reshape((learner.objective.matrices(), latents, outputs))?;
-    let first: usize = (0..layer).map(|layer| blocks - layer).sum();
+    let first = learner.objective.matrix(layer, layer).start / (latents * outputs);
     let scales: Vec<f32> = (layer..blocks).map(|target| learner.scales(target)[1]).collect();
     let scales = Tensor::from_vec(scales, (blocks - layer, 1, 1), &Device::Cpu)?.to_dtype(DType::F32)?;
     let decoder = decoder.narrow(0, first, blocks - layer)?.broadcast_div(&scales)?; // (L − l, F, C)

@@ -345,13 +345,7 @@ fn a_cross_layer_transcoder_writes_a_later_layer_from_what_an_earlier_one_reads(
 /// What is saved makes the features and the outputs that were trained, in what reads it.
 #[test]
 fn a_saved_cross_layer_transcoder_is_the_one_that_was_trained() {
-    let numbers = Hyperparameters { steps: 150, ..numbers(DictionaryKind::CrossLayerTranscoder, 64, 12) };
-    let tokens: Vec<u32> = (0..600u32).map(|place| (place * place + 5 * place) % 31).collect();
-    let windows = Windows::new(&tokens, 12, 0).unwrap();
-    let mut trainer = trainer(&numbers);
-    let untrained = measured(&trainer);
-    take(&mut trainer, numbers.steps, &windows);
-    let trained = measured(&trainer);
+    let (trainer, [untrained, trained]) = trained_on_texts(DictionaryKind::CrossLayerTranscoder, 64);
     assert!(trained.loss < 0.7 * untrained.loss, "{} of {}", trained.loss, untrained.loss);
     let metrics = trained.dictionary.unwrap();
     assert!((trained.loss - (1.0 - metrics.explained_variance)).abs() < 1e-12);
@@ -427,6 +421,18 @@ fn texts() -> Vec<Vec<u32>> {
     (0..6u32).map(|text| (0..12).map(|place| (text * 7 + place * place + 3 * place) % 31).collect()).collect()
 }
 
+/// A trainer after 150 steps on texts, and how good it was before and is after them.
+fn trained_on_texts(kind: DictionaryKind, latents: usize) -> (Trainer, [Evaluation; 2]) {
+    let numbers = Hyperparameters { steps: 150, ..numbers(kind, latents, 12) };
+    let tokens: Vec<u32> = (0..600u32).map(|place| (place * place + 5 * place) % 31).collect();
+    let windows = Windows::new(&tokens, 12, 0).unwrap();
+    let mut trainer = trainer(&numbers);
+    let untrained = measured(&trainer);
+    take(&mut trainer, numbers.steps, &windows);
+    let trained = measured(&trainer);
+    (trainer, [untrained, trained])
+}
+
 fn measured(trainer: &Trainer) -> Evaluation {
     HeldOut::Texts(texts()).evaluate(trainer).unwrap()
 }
@@ -500,13 +506,7 @@ fn the_metrics_of_dictionaries_that_are_known() {
 /// Texts are read by the model: what it has there is what is learnt.
 #[test]
 fn a_dictionary_learns_from_texts_what_the_model_has_there() {
-    let numbers = Hyperparameters { steps: 150, ..numbers(DictionaryKind::TopK, 96, 12) };
-    let tokens: Vec<u32> = (0..600u32).map(|place| (place * place + 5 * place) % 31).collect();
-    let windows = Windows::new(&tokens, 12, 0).unwrap();
-    let mut trainer = trainer(&numbers);
-    let untrained = measured(&trainer);
-    take(&mut trainer, numbers.steps, &windows);
-    let trained = measured(&trainer);
+    let (_, [untrained, trained]) = trained_on_texts(DictionaryKind::TopK, 96);
     assert!(trained.loss < 0.5 * untrained.loss, "{} of {}", trained.loss, untrained.loss);
     let metrics = trained.dictionary.unwrap();
     assert!(metrics.l0 <= 12.0 && metrics.l0 > 6.0, "{}", metrics.l0);
