@@ -200,7 +200,9 @@ pub enum StateDifference {
 impl fmt::Display for StateDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Model => f.write_str("a model with another configuration; give the same one"),
+            Self::Model => {
+                f.write_str("another model, or a model with another configuration; give the same one")
+            }
             Self::Numbers(differing) => {
                 let differing = differing
                     .iter()

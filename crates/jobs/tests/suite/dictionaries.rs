@@ -201,6 +201,21 @@ fn the_layers_of_a_cross_layer_transcoder_come_from_texts_and_from_shards() {
     assert!(files(&out).into_iter().all(|(name, _)| !name.contains("partial")));
 }
 
+/// A model of the same sizes is another one.
+#[test]
+fn a_dictionary_of_another_model_is_not_resumed() {
+    let mut work = Work::new();
+    let resumed = TrainOptions { resume: true, ..options() };
+    run(&work.job("text.txt", "out", options())).unwrap();
+    run(&work.job("text.txt", "out", resumed.clone())).unwrap();
+    work.checkpoint = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let bias = tensors.iter_mut().find(|(name, _)| name.ends_with("ln_f.bias")).unwrap().1;
+        *bias = (&*bias + 0.5).unwrap();
+    });
+    let error = run(&work.job("text.txt", "out", resumed)).unwrap_err().to_string();
+    assert!(error.contains("another model, or a model with another configuration"), "{error}");
+}
+
 #[test]
 fn an_interrupted_training_goes_on_to_the_same_files() {
     let work = Work::new();

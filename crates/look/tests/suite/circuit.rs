@@ -122,6 +122,28 @@ fn search(case: &Case, folder: &TempDir, line: &Value, options: CircuitSearch) -
     look(&case.loaded, &CircuitSearch { data, ..options })
 }
 
+/// A span that no token is in, by itself or because another line has it, has no scores.
+#[test]
+fn spans_without_a_token_are_left_out() {
+    let case = Case::open("untied");
+    let folder = tempfile::tempdir().unwrap();
+    let mut line = line_of(&case);
+    line["spans"] = json!({ "a": [0, 1], "none": [] });
+    let mut other = line.clone();
+    other["spans"] = json!({ "z": [50] }); // no such token: not read
+    let data = written(&folder, &[line.to_string(), other.to_string()]);
+    let options = CircuitSearch {
+        data,
+        method: CircuitMethod::PositionAware,
+        pairs: Some(1),
+        ..CircuitSearch::default()
+    };
+    let details = look(&case.loaded, &options).unwrap().details.to_json();
+    for edge in details["edges"].as_object().unwrap().values() {
+        assert_eq!(edge["spans"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a", "other"]);
+    }
+}
+
 #[test]
 fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
     let case = Case::open("untied");

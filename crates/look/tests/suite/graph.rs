@@ -199,6 +199,10 @@ fn wrong_questions_about_graphs_are_refused() {
         (Graph { set: setting("6_0_0=1"), ..graph.clone() }, "`set` 6_0_0: there are 6 layers"),
         (Graph { set: setting("5_768_0=1"), ..graph.clone() }, "768 features in this one and 3 tokens"),
         (Graph { set: setting("5_0_3=1"), ..graph.clone() }, "`set` 5_0_3: there are 6 layers"),
+        (
+            Graph { set: [setting("5_0_1=1"), setting("5_0_1=2")].concat(), ..graph.clone() },
+            "`set` 5_0_1: it is set twice",
+        ),
     ] {
         let (is_usage, message) = told(graph);
         assert!(is_usage && message.contains(expected), "`{expected}` is not in: {message}");
