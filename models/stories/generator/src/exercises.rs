@@ -21,6 +21,20 @@ pub enum Exercise {
     Numbers,
     /// Quotation marks and brackets in each other.
     Nesting,
+    /// Two people, and in a later sentence, which names only one of them, that one does something for the other.
+    Later,
+    /// Someone with an invented name, other things, and the name again.
+    Strangers,
+    /// Invented words, said again.
+    Spells,
+    /// Two people with a thing each, and later one of the things.
+    Belongings,
+    /// The number that is one more.
+    OneMore,
+    /// He and she, with a second person between.
+    Pronouns,
+    /// Brackets in brackets.
+    Brackets,
 }
 
 impl Exercise {
@@ -33,6 +47,13 @@ impl Exercise {
             Self::Gender => "gender",
             Self::Numbers => "numbers",
             Self::Nesting => "nesting",
+            Self::Later => "two people, later",
+            Self::Strangers => "strangers",
+            Self::Spells => "spells",
+            Self::Belongings => "belongings",
+            Self::OneMore => "one more",
+            Self::Pronouns => "pronouns",
+            Self::Brackets => "brackets",
         }
     }
 
@@ -42,7 +63,8 @@ impl Exercise {
         self.written(
             seed,
             match self {
-                Self::Copying | Self::TwoPeople => (3, 12),
+                Self::Copying | Self::TwoPeople | Self::Later => (3, 12),
+                Self::Strangers => (1, 4),
                 _ => (8, 20),
             },
         )
@@ -65,11 +87,18 @@ impl Exercise {
             desk.teller.forget();
             match self {
                 Self::Copying => desk.copying(),
-                Self::TwoPeople => desk.two_people(),
+                Self::TwoPeople => desk.two_people("two.scene"),
                 Self::Agreement => desk.agreement(),
-                Self::Gender => desk.gender(),
+                Self::Gender => desk.gender("gender"),
                 Self::Numbers => desk.numbers(),
-                Self::Nesting => desk.nesting(),
+                Self::Nesting => desk.nesting("nest"),
+                Self::Later => desk.two_people("later"),
+                Self::Strangers => desk.stranger(),
+                Self::Spells => desk.spell(),
+                Self::Belongings => desk.belongings(),
+                Self::OneMore => desk.one_more(),
+                Self::Pronouns => desk.gender("pronouns"),
+                Self::Brackets => desk.nesting("brackets"),
             }
             if desk.choices().chance(60) {
                 desk.teller.paragraph();
@@ -154,7 +183,7 @@ impl Desk {
         self.set(role, lexicon().number(number));
     }
 
-    fn two_people(&mut self) {
+    fn two_people(&mut self, rule: &'static str) {
         let thing = self.thing("O");
         let [giver, other, _] = loop {
             let people = self.people(false);
@@ -171,16 +200,16 @@ impl Desk {
         let order = if self.choices().chance(50) { [giver, other] } else { [other, giver] };
         self.bind("X", order[0]);
         self.bind("Y", order[1]);
-        self.teller.tell("two.scene", &[]);
+        self.teller.tell(rule, &[]);
     }
 
-    fn gender(&mut self) {
+    fn gender(&mut self, rule: &'static str) {
         self.people(true);
         self.thing("O");
         self.place();
         let number = self.choices().between(2, 20);
         self.number("K", number);
-        self.teller.tell("gender", &[]);
+        self.teller.tell(rule, &[]);
     }
 
     fn agreement(&mut self) {
@@ -295,7 +324,7 @@ impl Desk {
         }
     }
 
-    fn nesting(&mut self) {
+    fn nesting(&mut self, rule: &'static str) {
         self.people(true);
         self.thing("O");
         self.place();
@@ -308,7 +337,60 @@ impl Desk {
         }
         let word = self.choices().pick::<String>(invented()).clone();
         self.set("W", word);
-        self.teller.tell("nest", &[]);
+        self.teller.tell(rule, &[]);
+    }
+
+    fn stranger(&mut self) {
+        self.people(true);
+        self.place();
+        let name = capitalised(self.choices().pick::<String>(invented()));
+        self.set("W", name);
+        let nature = *self.choices().pick(&lexicon().traits);
+        self.set("J", nature);
+        self.teller.tell("stranger", &[]);
+        for _ in 0..self.choices().below(13) {
+            self.teller.tell("meanwhile", &[]);
+        }
+        self.teller.tell("stranger.again", &[]);
+    }
+
+    fn spell(&mut self) {
+        self.people(true);
+        let choices = self.choices();
+        let length = choices.between(2, 7);
+        let said: Vec<&str> = (0..length).map(|_| choices.pick::<String>(invented()).as_str()).collect();
+        self.set("M", said.join(" "));
+        self.teller.tell("spell", &[]);
+    }
+
+    fn belongings(&mut self) {
+        self.people(true);
+        self.place();
+        let objects = &lexicon().objects;
+        let things = loop {
+            let chosen = self.choices().distinct(2, objects.len());
+            let things = [0, 1].map(|place| objects[chosen[place]].singular);
+            if !is_held_out(&pair(things[0], things[1])) {
+                break things;
+            }
+        };
+        self.set("X", things[0]);
+        self.set("Y", things[1]);
+        self.teller.tell("belongings", &[]);
+        for _ in 0..self.choices().below(4) {
+            self.teller.tell("meanwhile", &[]);
+        }
+        self.teller.tell("belongings.again", &[]);
+    }
+
+    fn one_more(&mut self) {
+        self.people(true);
+        self.thing("O");
+        let first = self.choices().between(1, 24);
+        self.number("N1", first);
+        self.number("N2", first + 1);
+        let is_of_things = first > 1 && self.choices().chance(20);
+        self.teller.tell(if is_of_things { "one-more.things" } else { "one-more" }, &[]);
     }
 
     fn copying(&mut self) {

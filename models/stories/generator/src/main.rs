@@ -23,12 +23,12 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Write the lessons rows.jsonl, rows-and-stories.jsonl, practice.jsonl and train.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
+    /// Write the lessons rows.jsonl, rows-and-stories.jsonl, practice.jsonl, train.jsonl and last.jsonl, and valid.jsonl, tokenizer.jsonl (to train a tokenizer from) and probes.json to a folder
     Corpus {
         /// Seed of every choice
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Tokens of train.jsonl, counted as 4 bytes each; a hundredth as many are held out
+        /// Tokens of train.jsonl, counted as 4 bytes each; last.jsonl has half as many, and a hundredth as many are held out
         #[arg(long, value_name = "N", default_value_t = 20_000_000)]
         tokens: u64,
         /// Folder to write to; it must be new or empty
@@ -125,7 +125,7 @@ const PROBES: usize = 1000;
 /// Text that a tokenizer is trained from.
 const TOKENIZER_BYTES: usize = 5_000_000;
 
-/// Tokens of the lessons before the last one: more than these are trained on.
+/// Tokens of the first lessons: more than these are trained on.
 const FIRST_TOKENS: u64 = 2_000_000;
 
 fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
@@ -142,6 +142,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
         ("rows-and-stories.jsonl", Lesson::RowsAndStories, Split::Training, 2 * FIRST_TOKENS),
         ("practice.jsonl", Lesson::Practice, Split::Training, 6 * FIRST_TOKENS),
         ("train.jsonl", Lesson::Mixture, Split::Training, tokens),
+        ("last.jsonl", Lesson::Last, Split::Training, tokens / 2),
         ("valid.jsonl", Lesson::Mixture, Split::HeldOut, tokens / 100),
     ] {
         bar.set_length(tokens);
@@ -159,7 +160,7 @@ fn corpus(seed: u64, tokens: u64, out: &Path, vocab_size: u32) -> Result<()> {
         .collect();
     fs::write(out.join("tokenizer.jsonl"), lines)?;
     fs::write(out.join("probes.json"), serde_json::to_string(&probes(seed, PROBES))?)?;
-    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[3], "held_out_documents": documents[4] });
+    let report = json!({ "seed": seed, "tokens": tokens, "training_documents": documents[3], "held_out_documents": documents[5] });
     println!("{report}");
     Ok(())
 }

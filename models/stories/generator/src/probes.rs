@@ -284,9 +284,30 @@ mod tests {
 
     #[test]
     fn frames_of_probes_are_in_no_exercise() {
-        let trained: String = (0..3000).map(|seed| Exercise::TwoPeople.document(seed).text).collect();
-        for part in ["opened a box with", "was full of people, and", "had breakfast with", "looked for a"] {
-            assert!(!trained.contains(part), "{part}");
+        const FRAMES: [(Exercise, &[&str]); 5] = [
+            (
+                Exercise::TwoPeople,
+                &["opened a box with", "was full of people, and", "had breakfast with", "looked for a"],
+            ),
+            (
+                Exercise::Later,
+                &[
+                    "opened a box with",
+                    "was full of people, and",
+                    "had breakfast with",
+                    "looked for a",
+                    "found one",
+                ],
+            ),
+            (Exercise::Strangers, &["by the name of", "from a small town"]),
+            (Exercise::Spells, &["The old man said: ", "On the door"]),
+            (Exercise::Brackets, &["On the shelf", "(it came with", "was still wet", "can stay"]),
+        ];
+        for (exercise, parts) in FRAMES {
+            let trained: String = (0..3000).map(|seed| exercise.document(seed).text).collect();
+            for part in parts {
+                assert!(!trained.contains(part), "{part}");
+            }
         }
     }
 
