@@ -326,6 +326,22 @@ second_python() {
   done
   return 1
 }
+# python_tests OTHER: all tests, and at the same time those that take no more than seconds on another Python, if there is one.
+python_tests() {
+  local log failed=0
+  if [ -n "$1" ]; then
+    log=$(mktemp)
+    env PYTHONPATH="$PWD/python" "$1" -m pytest python/tests -m "not slow" -p no:cacheprovider >"$log" 2>&1 &
+  fi
+  env GPT2_PROGRAM="$program" "$environment/bin/python" -m pytest python/tests || failed=1
+  if [ -n "$1" ]; then
+    printf '\n== the same with %s\n' "$("$1" --version)"
+    wait $! || failed=1
+    cat "$log"
+    rm "$log"
+  fi
+  return $failed
+}
 job-python() {
   local other
   if version_of python3 >/dev/null && environment_of "$environment" python3 'maturin>=1.9.4,<2' mypy; then
@@ -334,13 +350,14 @@ job-python() {
       leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
     fi
     step "${built[@]}"
-    step env GPT2_PROGRAM="$program" "$environment/bin/python" -m pytest python/tests
-    # The same module, which is for every Python from 3.11 on.
+    # The same module, which is for every Python from 3.11 on, so a second one runs beside the first: most of both is waiting.
     if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
-      step env PYTHONPATH="$PWD/python" "$environment-$(version_of "$other")/bin/python" -m pytest python/tests -m "not slow"
+      other=$environment-$(version_of "$other")/bin/python
     else
+      other=
       leave_out "the tests on another Python" "a second one, from 3.11 on" "apt-get install python3.13 python3.13-venv, or pyenv install 3.13"
     fi
+    step python_tests "$other"
   else
     leave_out "the tests of the Python package" "Python from 3.11 on, and maturin, numpy, mypy, pytest and pytest-timeout from its registry" \
       "apt-get install python3 python3-venv"
