@@ -281,6 +281,10 @@ fn edit_of(fields: SteeringFields, path: &str, served: &ServedModel) -> Result<(
         let shape = token_shape(served.config(), site.kind, 0);
         (site, tensor(numbers(vector, &shape, &format!("{path}.vector"))?, &shape)?)
     };
+    if !is_finite(&vector, scale)? {
+        let expected = "a scale whose product with the vector is finite in f32";
+        return Err(wrong_value(&format!("{path}.scale"), expected, format_args!("{scale:e}")));
+    }
     let edit = match mode.unwrap_or(Mode::Add) {
         Mode::Add => Add::new(site, vector),
         Mode::Replace => Replace::new(site, vector),
@@ -290,6 +294,14 @@ fn edit_of(fields: SteeringFields, path: &str, served: &ServedModel) -> Result<(
         })?,
     };
     Ok((scale, edit.scaled(scale)?))
+}
+
+/// Whether a vector of f32 is still one when it is multiplied.
+fn is_finite(vector: &Tensor, scale: f64) -> Result<bool, ApiError> {
+    let largest = vector.abs()?.max_all()?.to_scalar::<f32>()?;
+    #[expect(clippy::cast_possible_truncation, reason = "the model computes in f32")]
+    let product = (f64::from(largest).max(1.0) * scale) as f32;
+    Ok(product.is_finite())
 }
 
 /// A place that a vector fits.
