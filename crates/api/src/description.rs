@@ -21,7 +21,8 @@ const OF_BODIES: &str = "Every field may be null, which is the same as absent. `
 const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the last one is `data: [DONE]`. An error on the way is an \
                           object with `error`.";
 const OF_FILES: &str = "A safetensors file, if the header `Accept` asks for this type: a tensor for each site, of several prompts with the \
-                        prompt's number and a dot in front of its name; the metadata has `positions` and `activations_info`.";
+                        prompt's number and a dot in front of its name; the metadata has `positions`, `activations_info` and, if \
+                        there are any, `warnings`.";
 /// Widest line that an object or a list takes alone.
 const WIDTH: usize = 120;
 
