@@ -31,7 +31,7 @@ use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 pub use event::{Event, Found, Step, StopReason};
 use prefill::Prefill;
 pub use request::{Request, RequestId, SchedulerOptions};
-use request::{Search, kept_tokens};
+use request::{Search, check_stop, kept_tokens};
 use text::{Accepted, Observed, Text};
 pub use text_observer::TextObserver;
 use text_observer::check_observers;
@@ -183,8 +183,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// # Errors
     /// When an option is out of its range, the prompt is empty or too long, an id is outside the vocabulary, stop strings have no
     /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, a search is to tell
-    /// how probable tokens are, or observers are not one for each text that is made token by token.
+    /// how probable tokens are, passes stop at a block though logits are wanted, or observers are not one for each text that is made
+    /// token by token.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
+        check_stop(&request, self.model.config().n_layer)?;
         let Request {
             prompt,
             config,
@@ -194,6 +196,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             prompt_logprobs,
             reuse,
             observers,
+            stop_at_layer,
         } = request;
         let model = self.model.config();
         let mode = config.search_mode();
@@ -244,6 +247,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 prompt_logprobs,
                 sharers,
                 observers,
+                stop_at_layer,
             });
             self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
         }

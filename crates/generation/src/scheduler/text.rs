@@ -35,6 +35,7 @@ pub(super) struct Accepted {
     /// Who may continue what is computed for its texts.
     pub(super) sharers: Sharers,
     pub(super) observers: Vec<TextObserver>,
+    pub(super) stop_at_layer: Option<usize>,
 }
 
 /// The observed texts that gain a token in each step, each with its memory.
@@ -81,9 +82,15 @@ impl<T> Text<T> {
 
     /// Computes in a pass of its own, which its observer sees if it has one.
     pub(super) fn in_pass<R>(&self, compute: impl FnOnce(&mut Pass) -> R) -> R {
+        let pass = Pass::inference();
+        let mut pass = match self.request.stop_at_layer {
+            // A cache counts the tokens in its first layer.
+            Some(layer) => pass.stopping_at(layer.max(1)),
+            None => pass,
+        };
         match self.request.observers.get(self.sequence) {
-            Some(observer) => compute(&mut Pass::inference().observed_by(&mut *observer.lock())),
-            None => compute(&mut Pass::inference()),
+            Some(observer) => compute(&mut pass.observed_by(&mut *observer.lock())),
+            None => compute(&mut pass),
         }
     }
 }
