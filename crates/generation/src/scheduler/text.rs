@@ -8,7 +8,7 @@ use candle_gpt2::{Gpt2Cache, Pass};
 use candle_gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
-use super::event::StopReason;
+use super::event::{Event, StopReason};
 use super::request::RequestId;
 use super::text_observer::TextObserver;
 use crate::clock::Deadline;
@@ -115,8 +115,37 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
         Ok(())
     }
 
+    /// Adds its next tokens and tells them; says whether it ends with the last of them. Its memory holds so many tokens by then.
+    ///
+    /// # Errors
+    /// When it cannot continue.
+    pub(super) fn gain(
+        &mut self,
+        Chosen { tokens, error }: Chosen,
+        held: usize,
+        n_positions: usize,
+        told: &mut Vec<Event>,
+    ) -> Result<bool, GenerationError> {
+        let (request, sequence) = (self.request.id, self.sequence);
+        let mut left = tokens.len();
+        for ChosenToken { id, logprobs, is_complete } in tokens {
+            left -= 1;
+            if self.right > 0 {
+                self.right -= 1;
+                self.success.drafts.accepted += 1;
+            }
+            let drafts = self.success.drafts;
+            let (text, stop_reason) = self.push(id, is_complete, held - left >= n_positions)?;
+            told.push(Event::Token { request, sequence, id, text, logprobs, stop_reason, drafts });
+            if stop_reason.is_some() {
+                return Ok(true);
+            }
+        }
+        error.map_or(Ok(false), Err)
+    }
+
     /// Adds a token; returns the text it completes and why the text ends with it, if it does.
-    pub(super) fn push(
+    fn push(
         &mut self,
         id: u32,
         is_complete: bool,
