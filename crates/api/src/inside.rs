@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_generation::{GenerationConfig, Request};
 use candle_gpt2_interpret::{
-    Add, Edit, Inspection, Positions, ProjectOut, Replace, named_site, named_sites, token_shape,
+    Add, Edit, Inspection, Positions, ProjectOut, Replace, named_site, named_sites, stop_after, token_shape,
 };
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
@@ -133,6 +133,11 @@ impl Inside {
     /// Whether the texts are steered.
     pub(crate) fn is_steered(&self) -> bool {
         !self.edits.is_empty()
+    }
+
+    /// The block before which the passes over a prompt stop if nothing but its activations is wanted.
+    fn stop_at_layer(&self) -> Option<usize> {
+        stop_after(self.shown.as_ref()?.sites.iter().copied())
     }
 
     /// How the activations are reported.
@@ -425,7 +430,9 @@ impl Call {
         for PromptTokens { ids, told_from, path } in prompts {
             let inspections = inside.inspections(ids.len(), (1, 0), served)?;
             let observers = observers(&inspections);
-            requests.push(Request { observers, ..Request::new(ids.clone(), Arc::clone(&config)) });
+            let stop_at_layer = inside.stop_at_layer();
+            let request = Request::new(ids.clone(), Arc::clone(&config));
+            requests.push(Request { observers, stop_at_layer, ..request });
             answers.push(PromptAnswer::new(ids, told_from, path, 1, &served.pieces).inspected(inspections));
         }
         let head = Head {

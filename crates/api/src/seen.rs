@@ -70,7 +70,8 @@ impl Seen {
             let behind: usize = shape.iter().skip(token_axis + 1).product();
             let token = |place: usize| self.positions[place / behind % self.positions.len()];
             let is_hidden = |place: usize| site.kind == SiteKind::AttnScores && place % behind > token(place);
-            let place = (0..numbers.len()).find(|place| !numbers[*place].is_finite() && !is_hidden(*place))?;
+            let place =
+                (0..numbers.len()).find(|place| !numbers[*place].is_finite() && !is_hidden(*place))?;
             Some((*site, token(place), numbers[place]))
         })
     }

@@ -126,7 +126,9 @@ impl Answer {
         let is_single = self.prompts.len() == 1;
         for (index, prompt) in self.prompts.iter_mut().enumerate() {
             let seen = prompt.texts.first_mut().and_then(|text| text.seen.take());
-            let (Some(Seen { positions, values }), Some(text)) = (seen, prompt.texts.first()) else { continue };
+            let (Some(Seen { positions, values }), Some(text)) = (seen, prompt.texts.first()) else {
+                continue;
+            };
             let before = if is_single { String::new() } else { format!("{index}.") };
             for SeenAt { site, shape, numbers } in values {
                 tensors.insert(format!("{before}{site}"), Tensor::from_vec(numbers, shape, &Device::Cpu)?);

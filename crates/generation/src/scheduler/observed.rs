@@ -69,7 +69,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                     let aside = cache.fork(&[0])?;
                     drop(cache);
                     self.close_gaps()?;
-                    let (held, capacity) = (aside.lengths().iter().sum(), slot_tokens.max(text.request.capacity));
+                    let (held, capacity) =
+                        (aside.lengths().iter().sum(), slot_tokens.max(text.request.capacity));
                     match self.pool.cache(1, capacity) {
                         Some(mut cache) => {
                             cache.copy_row(0, &aside, 0, held)?;
