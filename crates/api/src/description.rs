@@ -10,7 +10,7 @@ use crate::body::{Field, Fields, object_schema};
 use crate::classify::ClassifyFields;
 use crate::embeddings::EmbeddingFields;
 use crate::inside::PromptActivationFields;
-use crate::look::{AttentionFields, HeadFields, LensFields};
+use crate::look::{AttentionFields, FeatureFields, FeaturesFields, GraphFields, HeadFields, LensFields};
 use crate::tokens::{DetokenizeFields, TokenizeFields};
 use crate::{Endpoint, OPENAPI, ROUTES, Route, chat, completion, look};
 
@@ -39,6 +39,9 @@ fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
         Endpoint::LookLens => ("LensRequest", LensFields::fields()),
         Endpoint::LookHead => ("HeadRequest", HeadFields::fields()),
         Endpoint::LookNext => ("NextRequest", &look::NEXT),
+        Endpoint::LookFeatures => ("FeaturesRequest", FeaturesFields::fields()),
+        Endpoint::LookFeature => ("FeatureRequest", FeatureFields::fields()),
+        Endpoint::LookGraph => ("GraphRequest", GraphFields::fields()),
         _ => return None,
     })
 }

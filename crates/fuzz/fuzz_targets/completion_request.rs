@@ -30,6 +30,9 @@ const ENDPOINTS: [Endpoint; 10] = [
     Endpoint::LookLens,
     Endpoint::LookHead,
     Endpoint::LookNext,
+    Endpoint::LookFeatures,
+    Endpoint::LookFeature,
+    Endpoint::LookGraph,
 ];
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {

@@ -82,7 +82,7 @@ pub fn replace_hugging_face(
     })
 }
 
-fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
+pub(crate) fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
     match dtype {
         WrittenDType::F32 => Ok(Dtype::F32),
         WrittenDType::F16 => Ok(Dtype::F16),
@@ -141,15 +141,18 @@ fn bytes(
     let mut bytes = Vec::with_capacity(values.len() * dtype.bitsize() / 8);
     for piece in values.chunks(PIECE) {
         check_interrupted(progress)?;
-        match dtype {
-            Dtype::F16 => bytes.extend(piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
-            Dtype::BF16 => {
-                bytes.extend(piece.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
-            }
-            _ => bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes())),
-        }
+        append(&mut bytes, piece, dtype);
     }
     Ok(bytes)
+}
+
+/// Appends numbers in a type of floating point, each rounded to the nearest.
+pub(crate) fn append(bytes: &mut Vec<u8>, values: &[f32], dtype: Dtype) {
+    match dtype {
+        Dtype::F16 => bytes.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+        Dtype::BF16 => bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+        _ => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+    }
 }
 
 /// A finite value that f16 would make infinite is refused.

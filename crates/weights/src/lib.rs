@@ -68,5 +68,5 @@ pub use tokenizer::{
 pub use tokenizers::Tokenizer;
 pub use weight_dtype::{UnknownWeightDType, WeightDType};
 pub use write_gguf::write_gguf;
-pub use write_tensors::{tensor_bytes, write_npz, write_tensors};
+pub use write_tensors::{tensor_bytes, write_npz, write_rounded_tensors, write_tensors};
 pub use written_dtype::{UnknownWrittenDType, WrittenDType};

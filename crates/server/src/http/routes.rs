@@ -170,7 +170,10 @@ async fn post(
         | Endpoint::LookAttention
         | Endpoint::LookLens
         | Endpoint::LookHead
-        | Endpoint::LookNext => {
+        | Endpoint::LookNext
+        | Endpoint::LookFeatures
+        | Endpoint::LookFeature
+        | Endpoint::LookGraph => {
             let _accepted = Accepted::new(&shared.calls);
             let (backend, served) = (&shared.backend, &shared.served);
             let analyses = Analyses { backend, served, turns: &shared.looks, metrics: &shared.metrics };

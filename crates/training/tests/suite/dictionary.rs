@@ -168,7 +168,7 @@ fn take(trainer: &mut Trainer, steps: u64, data: &dyn Data) {
 /// What a training made, as files have it.
 fn saved(trainer: &Trainer) -> (HashMap<String, Tensor>, Value) {
     let folder = temporary_folder();
-    assert!(trainer.save_dictionary(folder.path()).unwrap());
+    assert!(trainer.save_dictionary(folder.path(), WrittenDType::F32).unwrap());
     let tensors = TensorFile::read(&folder.path().join(WEIGHTS_FILE)).unwrap().tensors;
     let config = fs::read_to_string(folder.path().join(CONFIG_FILE)).unwrap();
     (tensors.into_iter().collect(), serde_json::from_str(&config).unwrap())
@@ -263,7 +263,7 @@ fn transcoders_write_another_place_from_what_they_read() {
 /// The tensors of a saved cross-layer transcoder by layer, and its configuration.
 fn saved_layers(trainer: &Trainer) -> (Vec<BTreeMap<String, Tensor>>, TranscodersConfig) {
     let folder = temporary_folder();
-    assert!(trainer.save_dictionary(folder.path()).unwrap());
+    assert!(trainer.save_dictionary(folder.path(), WrittenDType::F32).unwrap());
     let mut names = trainer.dictionary_files();
     names.sort();
     assert_eq!(files(folder.path()).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), names);
