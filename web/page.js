@@ -554,7 +554,7 @@
     attention: "Each small picture is one head of one layer: rows are query tokens, columns are the key tokens they attend to. Choose a head, then a cell or a token.",
     head: "How one of its numbers is computed: choose a layer, a head, the token that attends (query) and the one it attends to (key).",
     lens: "What the model would predict if it stopped after each layer: rows are layers, from the first at the bottom to the last.",
-    features: "What the MLPs react to: the strongest features of each layer at each token, of transcoders that stand for the MLPs. Choose a cell to see its feature.",
+    features: "What the MLPs react to: the strongest features of each layer at each token, of transcoders that stand for the MLPs. Rows are layers, from the first at the bottom. Choose a cell to see its feature.",
     graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes stand over their token; choose one to see its edges.",
   };
   // What each view asks for beside the text.
@@ -567,7 +567,7 @@
   // A look that takes longer is taken when a button is pressed.
   const SLOW_MS = 700;
   let view = "attention", report = null, lookedAt = null, lookedIds = [], lookTook = 0;
-  const chosen = { attention: "layer=1&head=0&row=7&column=3", lens: "", features: "", graph: "" };
+  const chosen = { attention: "layer=1&head=0&row=7&column=3", lens: "", features: "row=9999&column=9999", graph: "" };
 
   function showView(name) {
     view = name;

@@ -78,10 +78,10 @@ test("how the model learned is drawn for each of its checkpoints", async ({ gpt2
   }
 });
 
-test("a tour has six steps", async ({ gpt2 }) => {
+test("a tour has seven steps", async ({ gpt2 }) => {
   await gpt2.at("tour").press("Enter");
-  for (let step = 1; step <= 6; step++) {
-    await expect(gpt2.find("#tour-title")).toHaveText(new RegExp(`^${step} of 6: `));
+  for (let step = 1; step <= 7; step++) {
+    await expect(gpt2.find("#tour-title")).toHaveText(new RegExp(`^${step} of 7: `));
     await gpt2.find("#tour-panel .main").press("Enter");
   }
   await expect(gpt2.at("tour-panel")).toBeHidden();

@@ -9,8 +9,8 @@ use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Site, SiteKind};
 use candle_gpt2_engine::{Classification, Classifier, LoadedModel, Question};
 use candle_gpt2_interpret::{
-    LensCell, LensOptions, Patterns, Record, Recording, ReplacementModel, Run, lens_cells, lens_logits_at, lens_logprobs,
-    residual_sites,
+    LensCell, LensOptions, Patterns, Record, Recording, ReplacementModel, Run, lens_cells, lens_logits_at,
+    lens_logprobs, residual_sites,
 };
 use candle_gpt2_look::{Attention, Lens, Reading, feature_in_text, strongest_features};
 use candle_gpt2_pictures::{data, graph_data};
@@ -98,11 +98,12 @@ impl Analysis {
 
     pub(crate) fn features(request: FeaturesRequest) -> Self {
         let sites = request.dictionaries.iter().map(|(_, dictionary)| dictionary.config().site).collect();
-        Self::of(record(request.ids.clone(), sites, |record, served| {
+        Self::of(record(request.ids.clone(), sites, move |record, served| {
             let (reader, name) = (served.reader(), served.name().to_owned());
             let FeaturesRequest { ids, dictionaries, top, warnings } = request;
             let of = move |model: &Gpt2LMHeadModel, _| {
-                let layers: Vec<_> = dictionaries.iter().map(|(layer, dictionary)| (*layer, dictionary)).collect();
+                let layers: Vec<_> =
+                    dictionaries.iter().map(|(layer, dictionary)| (*layer, dictionary)).collect();
                 strongest_features(&record, &ids, &layers, top, model, &name, &reader).map_err(refused)
             };
             Ok(Continue(compute(of, |report, _| Ok(Break(Reply::new(data(&report), warnings))))))
@@ -111,7 +112,7 @@ impl Analysis {
 
     pub(crate) fn feature(request: FeatureRequest) -> Self {
         let sites = vec![request.dictionary.config().site];
-        Self::of(record(request.ids.clone(), sites, |record, served| {
+        Self::of(record(request.ids.clone(), sites, move |record, served| {
             let reader = served.reader();
             let FeatureRequest { ids, dictionary, feature, warnings } = request;
             let of = move |model: &Gpt2LMHeadModel, _| {
@@ -125,7 +126,8 @@ impl Analysis {
     pub(crate) fn graph(GraphRequest { ids, transcoders, graph, options, warnings }: GraphRequest) -> Self {
         let of_ids = ids.clone();
         let of = move |model: &Gpt2LMHeadModel, _| {
-            let replaced = Run::new(model, &of_ids).and_then(|run| ReplacementModel::new(&run, &transcoders, &options));
+            let replaced =
+                Run::new(model, &of_ids).and_then(|run| ReplacementModel::new(&run, &transcoders, &options));
             replaced.map_err(|error| refused(error.into()))
         };
         Self::of(compute(of, move |replacement, served| {

@@ -47,7 +47,7 @@ pub struct Graph {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder (cfg.json) for each layer [default: the neurons of the MLPs]
+    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder (cfg.json) for each layer; built-in: those of the built-in model [default: the neurons of the MLPs]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub transcoders: Option<PathBuf>,
     /// Compute the edges of up to N features, those with the most influence on the prediction
@@ -261,7 +261,8 @@ impl Graph {
         reporter: &dyn Reporter,
     ) -> Result<(AttributionGraph, PrunedGraph)> {
         let graph = traced(replacement, reporter)?;
-        let (needed, limit) = (graph.pruning_bytes(self.node_threshold), self.max_memory.saturating_mul(1 << 20));
+        let (needed, limit) =
+            (graph.pruning_bytes(self.node_threshold), self.max_memory.saturating_mul(1 << 20));
         if needed > limit {
             return Err(wrong(format!(
                 "`node_threshold` {}: to choose among the edges of so many nodes takes about {} MiB, more than the {} MiB of `max_memory`; \

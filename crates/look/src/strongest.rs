@@ -11,7 +11,7 @@ use crate::Reader;
 use crate::error::Result;
 use crate::features::LOGITS;
 
-/// The `top` strongest features of each of some layers at each token: a row for each layer and place, the strongest first. `record` has
+/// The `top` strongest features of each of some layers at each token: a row for each layer and place, the strongest last. `record` has
 /// the site of each layer's dictionary; `name` is what the user calls the model.
 ///
 /// The text of a cell is the number of the feature and the token that it makes most probable; a cell without an active feature is empty.
@@ -31,7 +31,7 @@ use crate::features::LOGITS;
 /// let record = Run::new(model.model(), &ids)?.record(layers.map(|(_, dictionary)| dictionary.config().site))?;
 /// let reader = Reader::without_bos(model.vocabulary());
 /// let report = strongest_features(&record, &ids, &layers, 3, model.model(), "built-in", &reader)?;
-/// assert_eq!(report.axes[0].labels[..4], ["2, 1st", "2, 2nd", "2, 3rd", "5, 1st"]);
+/// assert_eq!(report.axes[0].labels[..4], ["2, 3rd", "2, 2nd", "2, 1st", "5, 3rd"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn strongest_features(
@@ -67,7 +67,8 @@ pub fn strongest_features(
             let token = most.map_or(String::new(), |(id, _)| reader.shown(*id));
             format!("{feature} {token}")
         };
-        for place in 0..top.min(dictionary.latents()) {
+        // The first layer is drawn at the bottom, and the strongest feature of a layer above the others.
+        for place in (0..top.min(dictionary.latents())).rev() {
             labels.push(format!("{layer}, {}", ordinal(place + 1)));
             let cells = strongest.iter().map(|row| row.get(place));
             report.values.extend(cells.clone().map(|cell| cell.map(|(_, value)| *value)));
@@ -77,8 +78,12 @@ pub fn strongest_features(
     report.axes = vec![Axis::new("layer", labels), Axis::tokens("token", &report.tokens)];
     report.scale = Scale::Amount;
     let cells = (ids.len() * layers.len()) as f64;
-    report.notes.push(format!("{:.1} features of a layer are active at a token on average", active as f64 / cells));
-    report.notes.push("the text of a cell: the feature's number, and the token that it makes most probable".into());
+    report
+        .notes
+        .push(format!("{:.1} features of a layer are active at a token on average", active as f64 / cells));
+    report
+        .notes
+        .push("the text of a cell: the feature's number, and the token that it makes most probable".into());
     Ok(report)
 }
 
@@ -119,7 +124,10 @@ pub fn feature_in_text(
         histogram: FeatureHistogram { bin_width: histogram.width, counts: histogram.counts().to_vec() },
         top_logits: logits.as_ref().map(|logits| tokens(&logits.top)).unwrap_or_default(),
         bottom_logits: logits.as_ref().map(|logits| tokens(&logits.bottom)).unwrap_or_default(),
-        examples_quantiles: vec![FeatureQuantile { quantile_name: "In this text".into(), examples: vec![text] }],
+        examples_quantiles: vec![FeatureQuantile {
+            quantile_name: "In this text".into(),
+            examples: vec![text],
+        }],
     })
 }
 

@@ -112,15 +112,16 @@ fn features_are_those_of_the_transcoders() {
     let record = Run::new(tiny().model.model(), &ids).unwrap().record([site]).unwrap();
     let latents = dictionary.encode(record.get(site).unwrap()).unwrap();
     let latents: Vec<Vec<f32>> = latents.squeeze(0).unwrap().to_vec2().unwrap();
-    let (report, _) = in_pieces(Endpoint::LookFeatures, &json!({ "prompt": ids, "layers": [1], "top": 20 }), 99);
+    let (report, _) =
+        in_pieces(Endpoint::LookFeatures, &json!({ "prompt": ids, "layers": [1], "top": 20 }), 99);
     assert_eq!(report["axes"][0]["labels"].as_array().unwrap().len(), LATENTS, "no more places than latents");
-    assert_eq!(report["axes"][0]["labels"][1], "1, 2nd");
+    assert_eq!(report["axes"][0]["labels"][LATENTS - 2], "1, 2nd");
     let mut shown = 0;
     for (token, latents) in latents.iter().enumerate() {
         let mut order: Vec<usize> = (0..LATENTS).filter(|feature| latents[*feature] > 0.0).collect();
         order.sort_by(|a, b| latents[*b].total_cmp(&latents[*a]));
         for place in 0..LATENTS {
-            let at = place * ids.len() + token;
+            let at = (LATENTS - 1 - place) * ids.len() + token;
             let Some(feature) = order.get(place) else {
                 assert_eq!((&report["values"][at], &report["texts"][at]), (&Value::Null, &json!("")));
                 continue;
@@ -167,7 +168,8 @@ fn features_that_cannot_be_shown_say_why() {
     let refused = |served: &ServedModel, endpoint, body: Value| {
         served.read(endpoint, body.to_string().as_bytes(), None).expect_err("a refusal").to_string()
     };
-    let without = ServedModel::new(&tiny().model, ApiOptions { transcoders: Arc::default(), ..options() }).unwrap();
+    let without =
+        ServedModel::new(&tiny().model, ApiOptions { transcoders: Arc::default(), ..options() }).unwrap();
     for (endpoint, body) in [
         (Endpoint::LookFeatures, json!({ "prompt": [5] })),
         (Endpoint::LookFeature, json!({ "prompt": [5], "layer": 0, "feature": 0 })),
@@ -178,11 +180,23 @@ fn features_that_cannot_be_shown_say_why() {
     }
     let long: Vec<u32> = (0..48).collect();
     for (endpoint, body, told) in [
-        (Endpoint::LookFeatures, json!({ "prompt": [5], "layers": [3] }), "layers: expected a list of layers, which are counted from 0 to 2"),
+        (
+            Endpoint::LookFeatures,
+            json!({ "prompt": [5], "layers": [3] }),
+            "layers: expected a list of layers, which are counted from 0 to 2",
+        ),
         (Endpoint::LookFeatures, json!({ "prompt": [5], "top": 0 }), "top: expected "),
-        (Endpoint::LookFeature, json!({ "prompt": [5], "layer": 0, "feature": 13 }), "feature: expected a whole number from 0 to 12"),
+        (
+            Endpoint::LookFeature,
+            json!({ "prompt": [5], "layer": 0, "feature": 13 }),
+            "feature: expected a whole number from 0 to 12",
+        ),
         (Endpoint::LookFeature, json!({ "prompt": [5], "layer": 0 }), "feature: expected its number"),
-        (Endpoint::LookGraph, json!({ "prompt": [5], "node_threshold": 1.5 }), "node_threshold: expected a share from 0 to 1"),
+        (
+            Endpoint::LookGraph,
+            json!({ "prompt": [5], "node_threshold": 1.5 }),
+            "node_threshold: expected a share from 0 to 1",
+        ),
         (Endpoint::LookGraph, json!({ "prompt": [long, long].concat() }), "prompt: "),
     ] {
         let found = refused(&tiny().served, endpoint, body);

@@ -55,9 +55,7 @@ pub(crate) fn save(
     }
     let tensors = tensors(learner, parameters)?;
     let config = config(learner, context);
-    replace_file(&folder.join(WEIGHTS_FILE), |partial| {
-        Ok(write_rounded_tensors(partial, &tensors, dtype)?)
-    })?;
+    replace_file(&folder.join(WEIGHTS_FILE), |partial| Ok(write_rounded_tensors(partial, &tensors, dtype)?))?;
     let text = serde_json::to_string_pretty(&config).unwrap_or_default() + "\n";
     Ok(replace_file(&folder.join(CONFIG_FILE), |partial| Ok(fs::write(partial, text)?))?)
 }

@@ -58,9 +58,7 @@ pub(super) fn save(
     }
     for layer in 0..learner.objective.blocks {
         for (name, tensors) in layer_files(layer).iter().zip(tensors(learner, parameters, layer)?) {
-            replace_file(&folder.join(name), |partial| {
-                Ok(write_rounded_tensors(partial, &tensors, dtype)?)
-            })?;
+            replace_file(&folder.join(name), |partial| Ok(write_rounded_tensors(partial, &tensors, dtype)?))?;
         }
     }
     Ok(replace_file(&config, |partial| Ok(fs::write(partial, config_text(learner))?))?)

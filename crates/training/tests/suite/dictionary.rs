@@ -17,7 +17,7 @@ use candle_gpt2_training::{
     Hyperparameters, LAYERS_CONFIG_FILE, Parameters, RowValues, Schedule, Task, Trainer, TrainingError,
     WEIGHTS_FILE, Windows, layer_files,
 };
-use candle_gpt2_weights::TensorFile;
+use candle_gpt2_weights::{TensorFile, WrittenDType};
 use serde_json::Value;
 
 const WIDTH: usize = 24;
@@ -258,6 +258,27 @@ fn transcoders_write_another_place_from_what_they_read() {
         unexplained[0] < 0.02 && unexplained[1] < 0.01,
         "{unexplained:?}: a linear map is what the skip connection is"
     );
+}
+
+/// Files in half precision have half the bytes, and the same numbers rounded to 8 bits.
+#[test]
+fn a_dictionary_may_be_written_in_half_precision() {
+    let numbers = numbers(DictionaryKind::Transcoder, 96, 8);
+    let trainer = trainer(&numbers);
+    let (exact, config) = saved(&trainer);
+    let folder = temporary_folder();
+    assert!(trainer.save_dictionary(folder.path(), WrittenDType::BF16).unwrap());
+    let file = folder.path().join(WEIGHTS_FILE);
+    let numbers: usize = exact.values().map(Tensor::elem_count).sum();
+    let bytes = usize::try_from(fs::metadata(&file).unwrap().len()).unwrap();
+    assert!((2 * numbers..2 * numbers + 1024).contains(&bytes), "{bytes} bytes for {numbers} numbers");
+    for (name, rounded) in TensorFile::read(&file).unwrap().tensors {
+        let [found, expected] =
+            [&rounded, &exact[&name]].map(|tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0), "{name}");
+    }
+    let read = fs::read_to_string(folder.path().join(CONFIG_FILE)).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&read).unwrap(), config);
 }
 
 /// The tensors of a saved cross-layer transcoder by layer, and its configuration.
