@@ -131,6 +131,19 @@ test("a panic is reported, and the model before writes on", async ({ gpt2, serve
   expect(await gpt2.greedily("One day", 20)).toBe(await server.text("One day", 20));
 });
 
+test("features of another model say what they need", async ({ gpt2 }, info) => {
+  await gpt2.at("model-file").setInputFiles(checkpoint(info.outputPath("other")));
+  await expect(gpt2.at("about")).toHaveText(/^model\.safetensors/);
+  await gpt2.ready();
+  for (const view of ["features", "graph"]) {
+    await gpt2.click(view);
+    await expect(gpt2.at("inside-error")).toHaveText(/^features and graphs are of the built-in model, .*gpt2 look graph --transcoders/);
+    await expect(gpt2.at("feature-part")).toBeHidden();
+  }
+  await gpt2.click("attention");
+  await expect(gpt2.at("inside-error")).toHaveText("");
+});
+
 test("a file that changes under the page is reported", async ({ gpt2 }, info) => {
   const files = checkpoint(info.outputPath("changes"));
   const before = await gpt2.greedily("O", 10);
