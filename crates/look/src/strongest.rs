@@ -87,7 +87,7 @@ pub fn strongest_features(
     Ok(report)
 }
 
-/// A feature in a text: how strong it is at each token, and the tokens that it makes more and less probable. `record` has the site of
+/// A feature in a text, such as one of [`strongest_features`]: how strong it is at each token, and the tokens that it makes more and less probable. `record` has the site of
 /// the dictionary.
 ///
 /// # Errors

@@ -71,6 +71,7 @@ pub fn built_in_dictionaries() -> Result<Vec<Dictionary>> {
 }
 
 /// A dictionary of SAELens by its `cfg.json` and the bytes of its `sae_weights.safetensors`; messages show `name`.
+/// [`built_in_dictionaries`] are made of such.
 ///
 /// # Errors
 /// When one of them is damaged, or is not supported.
