@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Session, Work};
 use candle_gpt2_generation::SchedulerOptions;
-use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run, Transcoders, feature_logits};
+use candle_gpt2_interpret::{GraphOptions, Processing, ReplacementModel, Run, Transcoders, feature_logits};
 use candle_gpt2_look::Graph;
 use candle_gpt2_pictures::graph_data;
 use serde_json::{Value, json};
@@ -110,7 +110,9 @@ fn features_are_those_of_the_transcoders() {
     let dictionary = &dictionaries[1];
     let site = dictionary.config().site;
     let record = Run::new(tiny().model.model(), &ids).unwrap().record([site]).unwrap();
-    let latents = dictionary.encode(record.get(site).unwrap()).unwrap();
+    let processing = Processing::new(tiny().model.model()).unwrap();
+    let input = dictionary.input(record.get(site).unwrap(), &processing).unwrap();
+    let latents = dictionary.encode(&input).unwrap();
     let latents: Vec<Vec<f32>> = latents.squeeze(0).unwrap().to_vec2().unwrap();
     let (report, _) =
         in_pieces(Endpoint::LookFeatures, &json!({ "prompt": ids, "layers": [1], "top": 20 }), 99);
