@@ -2,16 +2,19 @@
 // web/dist/, the same for a static host; web/dist/npm/, the package. usage: node web/assemble.mjs
 
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
-const MOST_BYTES = 12_000_000;
+const MOST_BYTES = 13_000_000;
 
 const MODEL_FOLDER = "models/stories";
 const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `${MODEL_FOLDER}/${name}`);
+// Transcoders of its MLPs, by their names beside the page, as the transport asks for them.
+const TRANSCODERS = readdirSync(join(ROOT, MODEL_FOLDER, "transcoders")).sort()
+  .flatMap((layer) => ["cfg.json", "sae_weights.safetensors"].map((name) => `transcoders/${layer}/${name}`));
 // What it could do at each of its checkpoints.
 const HISTORY = `${MODEL_FOLDER}/history.json`;
 
@@ -24,6 +27,7 @@ const HOST_POLICY =
 
 const bytes = (path) => readFileSync(join(ROOT, path));
 const text = (path) => bytes(path).toString("utf8");
+const ofModel = (name) => bytes(`${MODEL_FOLDER}/${name}`);
 
 // A script inside a page, where HTML must not find its end, nor the beginning of a comment.
 const inside = (script) => script.replaceAll("</script", "<\\/script").replaceAll("<!--", "<\\!--");
@@ -41,7 +45,8 @@ function filled(template, places) {
 // All lower bytes of 16-bit numbers, then all upper ones, which are alike: packed they are smaller by a twelfth.
 const split = (data) => Buffer.concat([0, 1].map((half) => data.filter((_, place) => place % 2 === half)));
 const packed = (data) => gzipSync(data, { level: 9 }).toString("base64");
-const data = (id, content) => `<script type="text/plain" id="${id}"${id === "weights" ? " data-split" : ""}>${content}</script>\n`;
+const data = (id, content, kind = "") => `<script type="text/plain" id="${id}"${kind}>${content}</script>\n`;
+const numbers = (id, content) => data(id, packed(split(content)), " data-split");
 
 const index = text("web/index.html");
 // A file that the page loads, by its name there.
@@ -50,11 +55,11 @@ const LINK = /<link rel="stylesheet" href="(.*)">/g, SCRIPT = /<script src="(.*)
 const loaded = [LINK, SCRIPT].flatMap((tag) => [...index.matchAll(tag)].map(([, name]) => [name, own(name)]));
 const worker = text("target/browser/page/gpt2.js") + text("web/worker.js");
 const wasm = bytes("target/browser/page/gpt2_bg.wasm");
-const [report, head, learned] = ["report", "head", "learned"].map((name) => own(`${name}.html`));
+const elements = Object.fromEntries(["report", "head", "graph", "feature", "learned"].map((name) => [name, own(`${name}.html`)]));
 
 const page = (html, policy, data) => {
   const meta = `<meta http-equiv="Content-Security-Policy" content="${policy}">\n`;
-  return filled(html, { transport: "engine", policy: meta, report, head, learned, data });
+  return filled(html, { transport: "engine", policy: meta, ...elements, data });
 };
 
 function oneFile() {
@@ -62,15 +67,17 @@ function oneFile() {
   const whole = index
     .replace(LINK, (_, name) => `<style>${own(name)}</style>`)
     .replace(SCRIPT, (_, name) => `<script>${inside(own(name))}</script>`);
-  const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) + data("weights", packed(split(weights))) +
-    data("config", packed(config)) + data("tokenizer", packed(tokenizer)) + data("history", text(HISTORY).replaceAll("<", "\\u003c"));
+  const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) + numbers("weights", weights) +
+    data("config", packed(config)) + data("tokenizer", packed(tokenizer)) +
+    TRANSCODERS.map((name) => (name.endsWith(".json") ? data(name, packed(ofModel(name))) : numbers(name, ofModel(name)))).join("") +
+    data("history", text(HISTORY).replaceAll("<", "\\u003c"));
   return page(whole, FILE_POLICY, packs);
 }
 
 // The files for a static host, by their names.
 function hosted() {
   const files = [["index.html", page(index, HOST_POLICY, "")], ...loaded, ["worker.js", worker], ["gpt2.wasm", wasm]];
-  files.push(...[...MODEL, HISTORY].map((path) => [basename(path), bytes(path)]));
+  files.push(...[...MODEL, HISTORY].map((path) => [basename(path), bytes(path)]), ...TRANSCODERS.map((name) => [name, ofModel(name)]));
   const hash = createHash("sha256");
   for (const [name, content] of files) hash.update(name).update("\0").update(content).update("\0");
   const names = files.map(([name]) => (name === "index.html" ? "./" : name));
@@ -91,8 +98,11 @@ function npmPackage() {
 }
 
 function write(folder, files) {
-  mkdirSync(folder, { recursive: true });
-  for (const [name, content] of files) writeFileSync(join(folder, name), content);
+  for (const [name, content] of files) {
+    const path = join(folder, name);
+    mkdirSync(dirname(path), { recursive: true });
+    writeFileSync(path, content);
+  }
 }
 
 const sizes = (files) => {

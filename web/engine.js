@@ -7,6 +7,8 @@
 const engine = (() => {
   const PARTS = { weights: "model.safetensors", config: "config.json", tokenizer: "tokenizer.json" };
   const BUILT_IN = { folder: "built-in", isBuiltIn: true };
+  // What needs the transcoders of the built-in model, which are read when the first of these is asked for.
+  const TRANSCODED = ["look/features", "look/feature", "look/graph"];
   const NEEDED = {
     Worker: "web workers", WebAssembly: "WebAssembly", BigInt64Array: "64-bit integers", DecompressionStream: "DecompressionStream",
   };
@@ -100,6 +102,16 @@ const engine = (() => {
       return this.about = about;
     }
 
+    // Gives the built-in model its transcoders, once.
+    async transcode() {
+      const files = name => Array.from({ length: this.model.config.n_layer }, (_, layer) => `transcoders/layer_${layer}/${name}`).map(path => part(path, path));
+      this.transcoding ??= this.call("transcode", { configs: files("cfg.json"), weights: files("sae_weights.safetensors") });
+      await this.transcoding.catch(error => {
+        this.transcoding = undefined;
+        throw error;
+      });
+    }
+
     async load(source, take) {
       const loaded = await this.call("load", { dtype: source.dtype, kvDtype: source.kvDtype }, take);
       return { source, ...this.about, ...loaded, title: "in this page", about: inWords(source, this.about) };
@@ -191,7 +203,9 @@ const engine = (() => {
 
     async ask(path, body) {
       await ready;
-      return current.call("ask", { path, body: command.json(body) });
+      const host = current;
+      if (TRANSCODED.includes(path) && host.model.source.isBuiltIn) await host.transcode();
+      return host.call("ask", { path, body: command.json(body) });
     },
 
     // Calls take(chunk) for each chunk of a text, until it ends or is stopped.

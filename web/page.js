@@ -554,25 +554,43 @@
     attention: "Each small picture is one head of one layer: rows are query tokens, columns are the key tokens they attend to. Choose a head, then a cell or a token.",
     head: "How one of its numbers is computed: choose a layer, a head, the token that attends (query) and the one it attends to (key).",
     lens: "What the model would predict if it stopped after each layer: rows are layers, from the first at the bottom to the last.",
+    features: "What the MLPs react to: the strongest features of each layer at each token, of transcoders that stand for the MLPs. Rows are layers, from the first at the bottom. Choose a cell to see its feature.",
+    graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes stand over their token; choose one to see its edges.",
+  };
+  // What each view asks for beside the text.
+  const ASKED = {
+    attention: () => parts.layers(find("layers").value),
+    lens: () => ({ show: find("show").value }),
+    features: () => parts.layers(find("layers").value),
+    graph: () => ({ node_threshold: Number(find("share").value) }),
   };
   // A look that takes longer is taken when a button is pressed.
   const SLOW_MS = 700;
-  let view = "attention", report = null, lookedAt = null, lookTook = 0;
-  const chosen = { attention: "layer=1&head=0&row=7&column=3", lens: "" };
+  let view = "attention", report = null, lookedAt = null, lookedIds = [], lookTook = 0;
+  const chosen = { attention: "layer=1&head=0&row=7&column=3", lens: "", features: "row=9999&column=9999", graph: "" };
 
   function showView(name) {
     view = name;
     for (const one of Object.keys(VIEWS)) find(one).ariaPressed = String(one === name);
     find("inside-about").textContent = VIEWS[name];
-    find("report").hidden = name === "head" || lookedAt !== name;
     find("head-view").hidden = name !== "head";
     find("looked").hidden = name === "head";
-    find("layers-label").hidden = name !== "attention";
+    find("layers-label").hidden = name !== "attention" && name !== "features";
     find("show-label").hidden = name !== "lens";
+    find("share-label").hidden = name !== "graph";
+    showLooked();
+  }
+
+  // What was found, where it is of the present view.
+  function showLooked() {
+    const isFound = Boolean(report) && lookedAt === view;
+    find("report").hidden = !isFound || view === "graph";
+    find("graph-part").hidden = !isFound || view !== "graph";
+    if (!isFound || !ofFeatures.includes(view)) showFeature(null);
   }
 
   // Most tokens of a look. The first ones of a text are the same without what follows.
-  const MOST = { attention: 256, head: 256, lens: 128 };
+  const MOST = { attention: 256, head: 256, lens: 128, features: 128, graph: 64 };
 
   // What is looked at: the ids of the text, from the first on.
   async function looked(name) {
@@ -584,24 +602,73 @@
 
   const moveLook = paced(async () => {
     // While it is being used, a picture stays as it is.
-    if (!model || running && find("report").contains(document.activeElement)) return;
+    if (!model || running && ["report", "graph-part", "feature-part"].some(id => find(id).contains(document.activeElement))) return;
     const name = view;
     if (name === "head") return moveHead(true);
     const begun = performance.now();
+    let ids = [];
     const found = await inside(async () => {
-      const more = name === "lens" ? { show: find("show").value } : parts.layers(find("layers").value);
-      return engine.ask(`look/${name}`, { prompt: await looked(name), ...more });
+      ids = await looked(name);
+      return engine.ask(`look/${name}`, { prompt: ids, ...ASKED[name]() });
     });
     if (!running) lookTook = performance.now() - begun;
     if (view !== name) return;
-    [report, lookedAt] = [found, found && name];
-    find("report").hidden = !found;
-    find("report-title").textContent = found?.title ?? "";
+    [report, lookedAt, lookedIds] = [found, found && name, ids];
+    find(name === "graph" ? "graph-title" : "report-title").textContent = found?.title ?? "";
+    showLooked();
     drawReport();
   });
 
   function drawReport() {
-    if (report && lookedAt) parts.report(report, chosen[lookedAt], text => chosen[lookedAt] = text);
+    if (!report || lookedAt !== view) return;
+    if (view === "graph") parts.graph(report, chosen.graph, chooseNode);
+    else parts.report(report, chosen[view], chooseCell);
+  }
+
+  function chooseCell(said) {
+    chosen[lookedAt] = said;
+    if (lookedAt !== "features") return;
+    const [row, column] = ["row", "column"].map(name => Number(said.get(name)));
+    const [layers, tokens] = report.axes;
+    const text = report.texts[row * tokens.labels.length + column];
+    showFeature(text ? { layer: parseInt(layers.labels[row]), feature: parseInt(text) } : null);
+  }
+
+  function chooseNode(state) {
+    chosen.graph = state;
+    const id = new URLSearchParams(state).get("node");
+    const [layer, feature] = id.split("_").map(Number);
+    showFeature(report.points.find(point => point.id === id).kind === "feature" ? { layer, feature } : null);
+  }
+
+  // ---- A feature of the text
+
+  const ofFeatures = ["features", "graph"];
+  // Which one is to be shown, and which one is: what was asked and the answer.
+  let wantedFeature = null, shownFeature = null;
+
+  function showFeature(feature) {
+    wantedFeature = feature && { ...feature, prompt: lookedIds };
+    if (feature) moveFeature(true);
+    else find("feature-part").hidden = true;
+  }
+
+  const moveFeature = paced(async () => {
+    const asked = wantedFeature;
+    if (!asked) return;
+    const isSame = shownFeature && Object.keys(asked).every(key => shownFeature.asked[key] === asked[key]);
+    const card = isSame ? shownFeature.card : await inside(() => engine.ask("look/feature", asked));
+    if (!card || wantedFeature !== asked) return;
+    shownFeature = { asked, card };
+    drawFeature();
+    find("feature-part").hidden = false;
+  });
+
+  function drawFeature() {
+    if (!shownFeature) return;
+    const { asked, card } = shownFeature;
+    parts.feature(card);
+    find("feature-name").textContent = `feature ${asked.feature} of layer ${asked.layer}`;
   }
 
   // The answer, or a sentence under the buttons.
@@ -678,12 +745,12 @@
     const isSame = model?.name === loaded.name && model.config.n_positions === loaded.config.n_positions;
     model = loaded;
     refused = null;
-    [report, lookedAt, lookTook] = [null, null, 0];
+    [report, lookedAt, lookTook, shownFeature] = [null, null, 0, null];
     if (!isSame && written !== NOTHING) {
       record();
       put(NOTHING);
     }
-    find("report").hidden = true;
+    showLooked();
     find("head-steps").replaceChildren();
     about();
     showCommand();
@@ -849,7 +916,7 @@
     showView(name);
     moveLook(true);
   };
-  for (const id of ["show", "layers"]) find(id).onchange = () => moveLook(true);
+  for (const id of ["show", "layers", "share"]) find(id).onchange = () => moveLook(true);
   find("key-use").onclick = () => {
     engine.setKey(find("key-value").value.trim());
     find("key-value").value = "";
@@ -899,6 +966,7 @@
     parts.surpriseScale(find("scale"));
     draw(true);
     drawReport();
+    drawFeature();
     drawLearned();
     moveNext(true);
     moveHead(true);

@@ -1,5 +1,5 @@
 "use strict";
-// A tour of the page in six steps. Each points at a part and says what to try; Esc ends it, and the focus goes back.
+// A tour of the page in seven steps. Each points at a part and says what to try; Esc ends it, and the focus goes back.
 const tour = (() => {
   const { element } = parts;
   const STEPS = [
@@ -13,6 +13,8 @@ const tour = (() => {
       + "the text is coloured by how much that token attends to each.", "attention"],
     ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is shown, so you can recompute it, "
       + "and there is a worked example with six words.", "head"],
+    ["#inside", "What it reacts to", "Between two looks back, each token is changed by an MLP. Its features are things that it reacts to: each cell has one of the strongest at a token, "
+      + "and the token that it makes more probable. Choose a cell to see where else in the text it is active. The attribution graph beside it shows what they add to the next token.", "features"],
     ["#own", "Your own GPT-2", "Drop a checkpoint anywhere on this page: safetensors, GGUF or PyTorch. It stays in your browser. "
       + "Above is the command that generates the same text without a browser."],
   ];

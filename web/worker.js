@@ -89,6 +89,11 @@
     return { name: model.name, config: JSON.parse(model.config()) };
   }
 
+  async function transcode({ configs, weights }) {
+    const [texts, tensors] = await Promise.all([configs, weights].map(files => Promise.all(files.map(bytesOf))));
+    model.set_transcoders(texts.map(bytes => new TextDecoder().decode(bytes)), tensors.map(bytes => new Uint8Array(bytes)));
+  }
+
   const header = ({ bytes }) => JSON.parse(wasm_bindgen.compressed_header(bytes));
   const sizes = ({ bytes }) => JSON.parse(model.token_sizes(bytes));
   const compress = ({ id, bytes }) => model.compress(bytes, (...part) => postMessage({ id, part }));
@@ -147,7 +152,7 @@
     return { message: why, broke: true };
   }
 
-  const calls = { start, open, load, ask, write, stop, header, sizes, compress, decompress };
+  const calls = { start, open, load, transcode, ask, write, stop, header, sizes, compress, decompress };
   onmessage = async ({ data }) => {
     try {
       postMessage({ id: data.id, value: await calls[data.call](data) });

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Trains a dictionary of the built-in model: features of the residual stream after a middle block, on stories and exercises like those
-# that it learned from; and writes a page with the texts that each feature is active in.
-# usage: models/stories/dictionary.sh OUT
-# The same commit gives the same files. What is there already is kept, and an interrupted training is resumed. SEED, TOKENS, STEPS, SITE,
-# LATENTS and MODEL may be set in the environment.
+# Trains the transcoders of the built-in model that are in the program and on the page: one for the MLP of each block, on stories and
+# exercises like those that the model learned from. Writes them to OUT/transcoders, and their figures to OUT/figures.md.
+# usage: models/stories/dictionary.sh OUT [LAYER]
+# The same commit gives the same files. What is there already is kept, and an interrupted training is resumed. With a LAYER it also writes
+# OUT/features_LAYER.html, a page with the texts that each feature of that block is active in. SEED, TOKENS, STEPS, LATENTS, K and MODEL
+# may be set in the environment.
 set -euo pipefail
-out=$(realpath --canonicalize-missing "${1:?usage: models/stories/dictionary.sh OUT}")
+out=$(realpath --canonicalize-missing "${1:?usage: models/stories/dictionary.sh OUT [LAYER]}")
+page=${2:-}
 cd "$(dirname "$0")/../.."
-mkdir -p "$out"
+mkdir -p "$out/transcoders"
 seed=${SEED:-1}
 model=${MODEL:-built-in}
 
@@ -20,12 +22,37 @@ gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
   mv "$out/stories.part" "$out/stories"
 }
 
-resume=()
-[ ! -f "$out/dictionary/training-state.safetensors" ] || resume=(--resume)
-gpt2 train --task dictionary --init "$model" --data "$out/stories/train.jsonl" --out "$out/dictionary" --seed "$seed" \
-  --site "${SITE:-blocks.3.hook_resid_post}" --kind batch-top-k --latents "${LATENTS:-768}" --k 16 --steps "${STEPS:-1000}" \
-  --batch-size 8 --context 256 --lr 2e-3 --held-out 0.02 --eval-every 250 --save-every 250 "${resume[@]}"
+# 16 bits with the range of f32 take less room on the page than f16: their lower half packs better.
+for layer in 0 1 2 3 4 5; do
+  trained=$out/layer_$layer
+  resume=()
+  [ ! -f "$trained/training-state.safetensors" ] || resume=(--resume)
+  [ -f "$trained.json" ] || {
+    gpt2 train --task dictionary --init "$model" --data "$out/stories/train.jsonl" --out "$trained" --seed "$seed" \
+      --site "blocks.$layer.hook_resid_mid" --kind transcoder --latents "${LATENTS:-256}" --k "${K:-12}" --steps "${STEPS:-1200}" \
+      --batch-size 8 --context 128 --lr 2e-3 --held-out 0.01 --eval-every 400 --save-every 400 --dtype bf16 --json "${resume[@]}" \
+      > "$trained.json.part"
+    mv "$trained.json.part" "$trained.json"
+  }
+  mkdir -p "$out/transcoders/layer_$layer"
+  cp "$trained/cfg.json" "$trained/sae_weights.safetensors" "$out/transcoders/layer_$layer/"
+done
 
-head -n 1500 "$out/stories/train.jsonl" > "$out/examples.jsonl"
-[ -f "$out/features.html" ] ||
-  gpt2 look features --model "$model" --sae "$out/dictionary" --prompts-file "$out/examples.jsonl" --html "$out/features.html"
+# By layer: what `gpt2 train --json` measured on held-out texts.
+number() { sed -n "s/.*\"$2\": *\([-0-9.][-0-9.e]*\).*/\1/p" "$1" | head -n 1; }
+{
+  echo '| block | active at a token (L0) | variance not explained (FVU) | loss, nats per token | dead of all |'
+  echo '|---|---|---|---|---|'
+  for layer in 0 1 2 3 4 5; do
+    report=$out/layer_$layer.json
+    awk -v layer="$layer" -v l0="$(number "$report" l0)" -v explained="$(number "$report" explained_variance)" \
+      -v delta="$(number "$report" delta_cross_entropy)" -v dead="$(number "$report" dead_latents)" -v all="${LATENTS:-256}" \
+      'BEGIN { printf "| %d | %.1f | %.3f | %+.3f | %d of %d |\n", layer, l0, 1 - explained, delta, dead, all }'
+  done
+} | tee "$out/figures.md"
+
+[ -z "$page" ] || {
+  head -n 1500 "$out/stories/train.jsonl" > "$out/examples.jsonl"
+  gpt2 look features --model "$model" --sae "$out/transcoders/layer_$page" --prompts-file "$out/examples.jsonl" \
+    --html "$out/features_$page.html"
+}

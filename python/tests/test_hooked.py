@@ -802,11 +802,53 @@ def test_what_cannot_be_opened_is_told():
         ([1], {"return_type": "probs"}, "return_type: expected 'logits', 'loss', 'both' or None, found 'probs'"),
         ([[1, 2]], {"attention_mask": [[1]]}, r"attention_mask: expected the shape of the tokens \(1, 2\), found \(1, 1\)"),
         (np.zeros((1, 2, 21), np.float32), {"start_at_layer": 1, "return_type": "loss"}, "tokens: the loss needs the ids"),
+        (
+            np.zeros((2, 21), np.float32),
+            {"start_at_layer": 1},
+            r"start_at_layer=1: expected the residual stream before that block, floats \(batch, positions, 21\), found shape \(2, 21\) of",
+        ),
+        (np.zeros((1, 2, 20), np.float32), {"start_at_layer": 0}, r"start_at_layer=0: .*, found shape \(1, 2, 20\) of float32"),
+        ([[[1] * 21]], {"start_at_layer": 1}, r"start_at_layer=1: .*, found shape \(1, 1, 21\) of int64"),
+        (
+            np.zeros((1, 2, 21), np.float32),
+            {"start_at_layer": 1, "tokens": [[1]]},
+            r"tokens: expected ids of the positions of the residual stream, shape \(1, 2\), found \(1, 1\)",
+        ),
     ],
 )
 def test_wrong_inputs_are_told(plain, input, options, message):
     with pytest.raises(ValueError, match=message):
         plain(input, **options)
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"),
+    [
+        (lambda value: value[0], r"an array of shape \(2, 21\)"),
+        (lambda value: value[..., :1], r"an array of shape \(1, 2, 1\)"),
+        (lambda value: "x", "a value of type str"),
+        (lambda value: [[1.0], [2.0, 3.0]], "a value of type list"),
+        (lambda value: 0.0, r"an array of shape \(\)"),
+    ],
+)
+def test_what_a_hook_returns_has_the_shape_of_what_is_there(plain, returned, found):
+    def own(value, hook, extra=None):
+        return returned(value)
+
+    message = rf"hook own at blocks\.0\.hook_attn_out: expected an array of shape \(1, 2, 21\) or None, returned {found}"
+    for hook in (own, partial(own, extra=1)):
+        with pytest.raises(ValueError, match=message):
+            plain.run_with_hooks([[1, 2]], fwd_hooks=[("blocks.0.hook_attn_out", hook)])
+
+
+def test_a_hook_may_make_a_batch_of_one_text(plain):
+    def twice(value, hook):
+        return np.concatenate([value, value * 2])
+
+    name = "blocks.1.hook_resid_pre"
+    both = plain.run_with_hooks([[1, 2]], fwd_hooks=[(name, twice)])
+    for row, factor in enumerate((1, 2)):
+        CLOSE(both[row : row + 1], plain.run_with_hooks([[1, 2]], fwd_hooks=[(name, lambda value, hook, by=factor: value * by)]))
 
 
 def test_test_prompt_prints_ranks(model, capsys):

@@ -175,7 +175,7 @@ def test_what_a_hook_raises_is_raised(model):
         ([("embed", 3)], TypeError, "cannot be called"),
         (["embed"], TypeError, "list of pairs"),
         ([("embed", lambda array, name: array[0])], ValueError, "returned an array of shape"),
-        ([("embed", lambda array, name: "x")], ValueError, "could not convert"),
+        ([("embed", lambda array, name: "x")], ValueError, r"a hook at hook_embed returned a str that is no array of shape \[1, .*could not convert"),
     ],
 )
 def test_wrong_hooks_are_told(model, hooks, kind, message):

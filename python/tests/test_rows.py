@@ -128,7 +128,7 @@ def test_token_ids_are_prompts_too(model):
 
 
 def test_many_texts_of_a_prompt_are_a_list():
-    made = rows(num_return_sequences=3)({"id": ["a"], "prompt": ["One day"]})
+    made = rows(num_return_sequences=3, temperature=1.5)({"id": ["a"], "prompt": ["One day"]})
     assert len(set(made["text"][0])) == 3
     assert made["error"] == [None]
     batch = {"id": np.array([1, 2]), "prompt": np.array(["One day", "Once there was"], object)}

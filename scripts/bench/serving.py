@@ -6,11 +6,13 @@ usage: python -m bench serving --program target/release/gpt2 --model DIR [--dtyp
        python -m bench serving … --gap             a running text's worst gap while prompts of 1,000 tokens come in
        python -m bench serving … --overload        twice as many clients as the queue holds (ours alone)
        python -m bench serving … --soak 100000     memory of the server's process over so many requests (ours alone)
+       python -m bench serving … --activations     plain requests to a server with --activations and to one without (ours alone)
 
 Every request of the first table is a prompt of token ids that no other request begins like, decoded greedily for 64 tokens without
 an end, streamed; a bias makes every token the letter a, for a server holds back what is half a character, and the checkpoint's
 weights are random. TTFT is the time to the first event with text; a gap lies between two such events. With --json each cell is a
-line of its own. The last three modes end with exit code 1 where they see what must not be. Standard library alone;
+line of its own. --health, --gap, --overload and --soak end with exit code 1 where they see what must not be. --activations prints tokens a
+second of the same load on both servers, which run side by side and are loaded in turns, and their ratio. Standard library alone;
 peers.sh builds llama-server and makes the checkpoint (target/peers/gpt2-124m and its .gguf files).
 """
 
@@ -243,6 +245,24 @@ def soak(arguments, _):
     return growth > MEMORY_GROWTH or after[2] > before[2] + 8 or not set(statuses) <= {200, 400, "left"}
 
 
+def activations(arguments, _):
+    cells = collections.defaultdict(lambda: collections.defaultdict(list))
+    with start_ours(arguments) as without, start_ours(arguments, "--activations") as allowed:
+        servers = [("without", without), ("with", allowed)]
+        for _, server in servers:
+            measure(server, 1, min(arguments.prompts), 1)
+        for place in range(arguments.rounds):
+            for tokens, clients in itertools.product(arguments.prompts, arguments.clients):
+                # Each goes first in every other round.
+                for name, server in servers if place % 2 else servers[::-1]:
+                    speed = measure(server, clients, tokens, arguments.requests)["tokens_per_s"]
+                    cells[tokens, clients][name].append(speed)
+    for (tokens, clients), measured in cells.items():
+        speeds = {name: round(statistics.median(measured[name]), 2) for name, _ in servers}
+        ratio = round(speeds["with"] / speeds["without"], 3)
+        print(json.dumps({"dtype": arguments.dtype, "prompt": tokens, "clients": clients, "ratio": ratio} | speeds), flush=True)
+
+
 def main():
     words = parser(__doc__, "program", "json")
     numbers_of = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
@@ -264,12 +284,14 @@ def main():
     words.add_argument("--gap", action="store_true")
     words.add_argument("--overload", action="store_true")
     words.add_argument("--soak", type=int)
+    words.add_argument("--activations", action="store_true")
     arguments = words.parse_args()
     engines = {"ours": lambda: start_ours(arguments)}
     if arguments.llama_server:
         if not arguments.gguf:
             words.error("--llama-server needs --gguf")
         engines["llama-server"] = lambda: start_llama_server(arguments)
-    modes = [(arguments.health, health), (arguments.gap, gap), (arguments.overload, overload), (arguments.soak, soak), (True, load)]
+    modes = [(arguments.health, health), (arguments.gap, gap), (arguments.overload, overload), (arguments.soak, soak),
+             (arguments.activations, activations), (True, load)]
     mode = next(mode for asked, mode in modes if asked)
     return 1 if mode(arguments, engines) else 0

@@ -207,6 +207,14 @@ test("looks have answers, and errors name what is wrong", () => {
   assert.deepEqual(refused("nothing", {}), [404, undefined, "there is nothing at this path: nothing"]);
   assert.deepEqual(refused("look/head", { prompt: ids, layer: 9, head: 0 }).slice(0, 2), [400, "layer"]);
   assert.deepEqual(refused("v1/completions", { prompt: ids, temperature: 9 }).slice(0, 2), [400, "temperature"]);
+  assert.deepEqual(refused("look/features", { prompt: ids })[0], 400);
+  const folders = readdirSync(join(BUILT_IN, "transcoders")).sort().map((layer) => join(BUILT_IN, "transcoders", layer));
+  const configs = folders.map((folder) => readFileSync(join(folder, "cfg.json"), "utf8"));
+  const weights = folders.map((folder) => new Uint8Array(readFileSync(join(folder, "sae_weights.safetensors"))));
+  assert.throws(() => model.set_transcoders(configs.slice(1), weights.slice(1)), Error);
+  model.set_transcoders(configs, weights);
+  assert.equal(ask("look/features", { prompt: ids, top: 2 }).values.length, 2 * 6 * ids.length);
+  assert.ok(ask("look/graph", { prompt: ids }).points.length > ids.length);
   assert.deepEqual(refused("v1/completions", { prompt: "ball ".repeat(600) }).slice(0, 2), [400, "prompt"]);
   model.free();
 });

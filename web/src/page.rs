@@ -1,6 +1,9 @@
 //! The page as a server gives it out.
 
-use crate::{HEAD_HTML, LEARNED_CSS, LEARNED_JS, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
+use crate::{
+    FEATURE_CSS, FEATURE_JS, GRAPH_CSS, GRAPH_HTML, GRAPH_JS, HEAD_HTML, LEARNED_CSS, LEARNED_JS, PARTS_CSS,
+    PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS,
+};
 
 /// A file of the page, one of [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +32,8 @@ pub fn files() -> Vec<PageFile> {
         "transport" => "server",
         "report" => REPORT_HTML,
         "head" => HEAD_HTML,
+        "graph" => GRAPH_HTML,
+        "feature" => include_str!("../parts/feature.html"),
         _ if n % 2 == 1 => "", // what the page in a file has beside
         html => html,
     });
@@ -49,17 +54,21 @@ static PARTS: (&str, &str) = PARTS_JS.split_at(include_str!("../parts/parts.js")
 static WRITING: (&str, &str) = WRITING_JS.split_at(include_str!("../parts/writing.js").len());
 
 /// What the page loads; its transport is that of a server.
-static FILES: [(&str, &str); 16] = [
+static FILES: [(&str, &str); 20] = [
     ("/parts.css", PARTS_CSS),
     ("/writing.css", STYLES.0),
     ("/head.css", STYLES.1),
     ("/learned.css", LEARNED_CSS),
+    ("/feature.css", FEATURE_CSS),
+    ("/graph.css", GRAPH_CSS),
     ("/page.css", include_str!("../page.css")),
     ("/parts.js", PARTS.0),
     ("/report.js", PARTS.1),
     ("/writing.js", WRITING.0),
     ("/head.js", WRITING.1),
     ("/learned.js", LEARNED_JS),
+    ("/feature.js", FEATURE_JS),
+    ("/graph.js", GRAPH_JS),
     ("/command.js", include_str!("../command.js")),
     ("/model.js", include_str!("../model.js")),
     ("/compression.js", include_str!("../compression.js")),

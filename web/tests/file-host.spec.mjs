@@ -33,6 +33,8 @@ test("after the first visit it needs no host", async ({ page, server }) => {
   const { answers } = from;
   await gpt2.open();
   expect(await gpt2.greedily("Once there was", 20)).toBe(await server.text("Once there was", 20));
+  await gpt2.click("graph");
+  await expect(gpt2.find("#graph-field circle").first()).toBeVisible();
   expect(from.answers).toBe(answers);
   expect(gpt2.complaints).toEqual([]);
 });

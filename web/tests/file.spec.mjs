@@ -78,10 +78,10 @@ test("how the model learned is drawn for each of its checkpoints", async ({ gpt2
   }
 });
 
-test("a tour has six steps", async ({ gpt2 }) => {
+test("a tour has seven steps", async ({ gpt2 }) => {
   await gpt2.at("tour").press("Enter");
-  for (let step = 1; step <= 6; step++) {
-    await expect(gpt2.find("#tour-title")).toHaveText(new RegExp(`^${step} of 6: `));
+  for (let step = 1; step <= 7; step++) {
+    await expect(gpt2.find("#tour-title")).toHaveText(new RegExp(`^${step} of 7: `));
     await gpt2.find("#tour-panel .main").press("Enter");
   }
   await expect(gpt2.at("tour-panel")).toBeHidden();
@@ -129,6 +129,19 @@ test("a panic is reported, and the model before writes on", async ({ gpt2, serve
   await gpt2.status(/^error: the engine stopped by a fault of its own: panicked at/);
   await expect(gpt2.at("status")).not.toContainText("restarted");
   expect(await gpt2.greedily("One day", 20)).toBe(await server.text("One day", 20));
+});
+
+test("features of another model say what they need", async ({ gpt2 }, info) => {
+  await gpt2.at("model-file").setInputFiles(checkpoint(info.outputPath("other")));
+  await expect(gpt2.at("about")).toHaveText(/^model\.safetensors/);
+  await gpt2.ready();
+  for (const view of ["features", "graph"]) {
+    await gpt2.click(view);
+    await expect(gpt2.at("inside-error")).toHaveText(/^features and graphs are of the built-in model, .*gpt2 look graph --transcoders/);
+    await expect(gpt2.at("feature-part")).toBeHidden();
+  }
+  await gpt2.click("attention");
+  await expect(gpt2.at("inside-error")).toHaveText("");
 });
 
 test("a file that changes under the page is reported", async ({ gpt2 }, info) => {

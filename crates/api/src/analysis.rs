@@ -9,16 +9,19 @@ use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Site, SiteKind};
 use candle_gpt2_engine::{Classification, Classifier, LoadedModel, Question};
 use candle_gpt2_interpret::{
-    LensCell, LensOptions, Patterns, Record, Recording, lens_cells, lens_logits_at, lens_logprobs,
-    residual_sites,
+    LensCell, LensOptions, Patterns, Record, Recording, ReplacementModel, Run, lens_cells, lens_logits_at,
+    lens_logprobs, residual_sites,
 };
-use candle_gpt2_look::{Attention, Lens, Reading};
-use candle_gpt2_pictures::data;
+use candle_gpt2_look::{Attention, Lens, Reading, feature_in_text, strongest_features};
+use candle_gpt2_pictures::{data, graph_data};
 
 use crate::answer::json;
 use crate::classify::{ClassifyAnswer, ClassifyCall};
 use crate::embeddings::{EmbeddingsAnswer, EmbeddingsCall};
-use crate::look::{AttentionRequest, HeadRequest, LensRequest, NextRequest};
+use crate::look::{
+    AttentionRequest, FeatureRequest, FeaturesRequest, GraphRequest, HeadRequest, LensRequest, NextRequest,
+    refused,
+};
 use crate::{ApiError, Reply, ServedModel};
 
 /// The axis of the tokens in hidden states, `(1, T, C)`.
@@ -42,14 +45,15 @@ enum Piece {
     /// It is being recorded, a few tokens at a time.
     Recording(Box<Recording>, Then<Record>),
     /// Something else is to be computed, of as many tokens at most.
-    Compute { of: ComputeTensor, then: Then<Tensor> },
+    Compute(Computation),
     /// Texts are to be labelled.
     Label(Box<Labelling>),
     /// That was done, and this needs no model.
-    Conclude(Box<dyn FnOnce(&ServedModel) -> Concluded + Send>),
+    Conclude(Conclusion),
 }
 
-type ComputeTensor = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> candle_core::Result<Tensor> + Send>;
+type Computation = Box<dyn FnOnce(&Gpt2LMHeadModel, usize) -> Result<Conclusion, ApiError> + Send>;
+type Conclusion = Box<dyn FnOnce(&ServedModel) -> Concluded + Send>;
 type Then<T> = Box<dyn FnOnce(T, &ServedModel) -> Concluded + Send>;
 
 /// Questions to a classifier that are not answered yet, and what it said to those before.
@@ -89,6 +93,47 @@ impl Analysis {
             let lens =
                 LensPass { request, residuals, layer: None, token: 0, last: Vec::new(), cells: Vec::new() };
             Ok(Continue(lens.next_piece()))
+        }))
+    }
+
+    pub(crate) fn features(request: FeaturesRequest) -> Self {
+        let sites = request.dictionaries.iter().map(|(_, dictionary)| dictionary.config().site).collect();
+        Self::of(record(request.ids.clone(), sites, move |record, served| {
+            let (reader, name) = (served.reader(), served.name().to_owned());
+            let FeaturesRequest { ids, dictionaries, top, warnings } = request;
+            let of = move |model: &Gpt2LMHeadModel, _| {
+                let layers: Vec<_> =
+                    dictionaries.iter().map(|(layer, dictionary)| (*layer, dictionary)).collect();
+                strongest_features(&record, &ids, &layers, top, model, &name, &reader).map_err(refused)
+            };
+            Ok(Continue(compute(of, |report, _| Ok(Break(Reply::new(data(&report), warnings))))))
+        }))
+    }
+
+    pub(crate) fn feature(request: FeatureRequest) -> Self {
+        let sites = vec![request.dictionary.config().site];
+        Self::of(record(request.ids.clone(), sites, move |record, served| {
+            let reader = served.reader();
+            let FeatureRequest { ids, dictionary, feature, warnings } = request;
+            let of = move |model: &Gpt2LMHeadModel, _| {
+                feature_in_text(&record, &ids, (&dictionary, feature), model, &reader).map_err(refused)
+            };
+            Ok(Continue(compute(of, |card, _| Ok(Break(Reply::new(json(&card), warnings))))))
+        }))
+    }
+
+    /// The model is needed for its replacement alone; tracing takes the longest, and needs none.
+    pub(crate) fn graph(GraphRequest { ids, transcoders, graph, options, warnings }: GraphRequest) -> Self {
+        let of_ids = ids.clone();
+        let of = move |model: &Gpt2LMHeadModel, _| {
+            let replaced =
+                Run::new(model, &of_ids).and_then(|run| ReplacementModel::new(&run, &transcoders, &options));
+            replaced.map_err(|error| refused(error.into()))
+        };
+        Self::of(compute(of, move |replacement, served| {
+            let traced = graph.of_replacement(&replacement, &ids, served.name(), &served.reader());
+            let (report, picture) = traced.map_err(refused)?;
+            Ok(Break(Reply::new(graph_data(&report, &picture), warnings)))
         }))
     }
 
@@ -139,10 +184,7 @@ impl Analysis {
                     false => Piece::Recording(recording, then),
                 }
             }
-            Piece::Compute { of, then } => {
-                let computed = of(model, tokens)?;
-                Piece::Conclude(Box::new(|served| then(computed, served)))
-            }
+            Piece::Compute(of) => Piece::Conclude(of(model, tokens)?),
             Piece::Label(_) => return Err(ApiError::failed("labels, asked of a language model")),
             piece => piece,
         };
@@ -222,6 +264,17 @@ fn record(
     Piece::Record { ids, sites, then: Box::new(then) }
 }
 
+/// Computes something with the model, and does the rest without.
+fn compute<T: Send + 'static, E: Into<ApiError>>(
+    of: impl FnOnce(&Gpt2LMHeadModel, usize) -> Result<T, E> + Send + 'static,
+    then: impl FnOnce(T, &ServedModel) -> Concluded + Send + 'static,
+) -> Piece {
+    Piece::Compute(Box::new(|model, tokens| {
+        let computed = of(model, tokens).map_err(Into::into)?;
+        Ok(Box::new(|served| then(computed, served)))
+    }))
+}
+
 /// Records what the output head reads, `(1, T, C)`.
 fn record_hidden(ids: Vec<u32>, then: impl FnOnce(&Tensor) -> Concluded + Send + 'static) -> Piece {
     let site = Site::outside(SiteKind::FinalNorm);
@@ -235,7 +288,7 @@ fn next(request: NextRequest) -> Piece {
         let then = move |logits: Tensor, served: &ServedModel| {
             request.into_reply(&logits.flatten_all()?.to_vec1()?, served).map(Break)
         };
-        Ok(Continue(Piece::Compute { of: Box::new(of), then: Box::new(then) }))
+        Ok(Continue(compute(of, then)))
     })
 }
 
@@ -274,7 +327,7 @@ impl LensPass {
             let residual = residual.narrow(TOKEN_DIM, first, tokens.clamp(1, rest))?.contiguous()?; // (1, T, C)
             lens_logits_at(model, layer, residual, &|_, x| Ok(x))
         };
-        Piece::Compute { of: Box::new(of), then: Box::new(|logits, served| self.read(&logits, served)) }
+        compute(of, |logits, served| self.read(&logits, served))
     }
 
     fn read(mut self, logits: &Tensor, served: &ServedModel) -> Concluded {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::body::{Body, Count, Described, Field, Fields, List, TokenIds, Use, fields, inner};
+use crate::body::{Body, Count, Described, Field, Fields, List, TokenIds, Use, fields, inner, wrong_value};
 use crate::options::{self, MAX_LOGPROBS, MAX_N, MAX_TOKENS, Options};
 use crate::{ApiError, ServedModel, Warnings};
 
@@ -162,13 +162,21 @@ impl Prompts {
 
     /// Those of the field `input`: at least one, and no more than the server takes.
     pub(crate) fn of_input(input: Option<Self>, served: &ServedModel) -> Result<Self, ApiError> {
-        let wrong = |what: String| ApiError::invalid(format!("input: {what}")).with_param("input");
-        let input = input.ok_or_else(|| wrong(format!("expected {SHAPES}, found nothing")))?;
-        let (most, found) = (served.options.limits.max_prompts, input.prompts.len());
-        if found > most {
-            return Err(wrong(format!("this server takes at most {most} texts, found {found}")));
+        let input = input.ok_or_else(|| wrong_value("input", SHAPES, "nothing"))?;
+        let input = Self { field: "input", ..input };
+        input.check_count(served)?;
+        Ok(input)
+    }
+
+    /// Refuses more of them than the server takes.
+    pub(crate) fn check_count(&self, served: &ServedModel) -> Result<(), ApiError> {
+        let (field, most, found) = (self.field, served.options.limits.max_prompts, self.prompts.len());
+        if found <= most {
+            return Ok(());
         }
-        Ok(Self { field: "input", ..input })
+        let what = if field == "input" { "texts" } else { "prompts" };
+        let message = format!("{field}: this server takes at most {most} {what}, found {found}");
+        Err(ApiError::invalid(message).with_param(field))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::body::{Field, Fields, object_schema};
 use crate::classify::ClassifyFields;
 use crate::embeddings::EmbeddingFields;
 use crate::inside::PromptActivationFields;
-use crate::look::{AttentionFields, HeadFields, LensFields};
+use crate::look::{AttentionFields, FeatureFields, FeaturesFields, GraphFields, HeadFields, LensFields};
 use crate::tokens::{DetokenizeFields, TokenizeFields};
 use crate::{Endpoint, OPENAPI, ROUTES, Route, chat, completion, look};
 
@@ -21,7 +21,8 @@ const OF_BODIES: &str = "Every field may be null, which is the same as absent. `
 const OF_STREAMS: &str = "Events `data: ` with objects of the same shape; the last one is `data: [DONE]`. An error on the way is an \
                           object with `error`.";
 const OF_FILES: &str = "A safetensors file, if the header `Accept` asks for this type: a tensor for each site, of several prompts with the \
-                        prompt's number and a dot in front of its name; the metadata has `positions` and `activations_info`.";
+                        prompt's number and a dot in front of its name; the metadata has `positions`, `activations_info` and, if \
+                        there are any, `warnings`.";
 /// Widest line that an object or a list takes alone.
 const WIDTH: usize = 120;
 
@@ -39,6 +40,9 @@ fn request(endpoint: Endpoint) -> Option<(&'static str, &'static [Field])> {
         Endpoint::LookLens => ("LensRequest", LensFields::fields()),
         Endpoint::LookHead => ("HeadRequest", HeadFields::fields()),
         Endpoint::LookNext => ("NextRequest", &look::NEXT),
+        Endpoint::LookFeatures => ("FeaturesRequest", FeaturesFields::fields()),
+        Endpoint::LookFeature => ("FeatureRequest", FeatureFields::fields()),
+        Endpoint::LookGraph => ("GraphRequest", GraphFields::fields()),
         _ => return None,
     })
 }

@@ -4,13 +4,12 @@
 //! `truncate_prompt_tokens`. GPT-2 was not trained to embed: `pooling` chooses the mean over all tokens, or the last token, which alone
 //! has seen the whole text.
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::Serialize;
 
 use crate::answer::json;
 use crate::body::{Body, Fields, Integer, Text, fields, words};
 use crate::completion::Prompts;
-use crate::encoding::Encoding;
+use crate::encoding::{Encoding, Numbers};
 use crate::options::{MAX_NAME_BYTES, Truncation};
 use crate::prompts::{empty, tokens_of};
 use crate::{ApiError, Reply, ServedModel, Warnings};
@@ -121,15 +120,11 @@ impl EmbeddingsAnswer {
         if self.vectors.iter().flatten().any(|x| !x.is_finite()) {
             return Err(ApiError::failed("hidden states that are not finite"));
         }
-        let written = |vector: Vec<f32>| match self.encoding {
-            Encoding::Base64 => {
-                let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
-                Written::Base64(STANDARD.encode(bytes))
-            }
-            Encoding::Float => Written::Float(vector),
-        };
-        let entry = |(index, vector)| Entry { object: "embedding", index, embedding: written(vector) };
-        let data = self.vectors.into_iter().enumerate().map(entry).collect();
+        let entries = self.vectors.iter().enumerate().map(|(index, numbers)| {
+            let embedding = Numbers { numbers, encoding: self.encoding };
+            Entry { object: "embedding", index, embedding }
+        });
+        let data = entries.collect();
         let usage = Usage { prompt_tokens: self.prompt_tokens, total_tokens: self.prompt_tokens };
         let response = json(&Response { object: "list", data, model: &self.model, usage });
         Ok(Reply::new(response, self.warnings))
@@ -139,24 +134,16 @@ impl EmbeddingsAnswer {
 #[derive(Serialize)]
 struct Response<'a> {
     object: &'a str,
-    data: Vec<Entry>,
+    data: Vec<Entry<'a>>,
     model: &'a str,
     usage: Usage,
 }
 
 #[derive(Serialize)]
-struct Entry {
+struct Entry<'a> {
     object: &'static str,
     index: usize,
-    embedding: Written,
-}
-
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Written {
-    Float(Vec<f32>),
-    /// Numbers of four bytes, the lowest first.
-    Base64(String),
+    embedding: Numbers<'a>,
 }
 
 #[derive(Serialize)]

@@ -1,7 +1,7 @@
 //! What requests change inside the model and what they are shown of it: `steering` and `activations`, fields beside OpenAI's, and
 //! `/v1/activations`, which shows a prompt without generating. A server serves them that was started so.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -9,7 +9,7 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{Site, SiteKind};
 use candle_gpt2_generation::{GenerationConfig, Request};
 use candle_gpt2_interpret::{
-    Add, Edit, Inspection, Positions, ProjectOut, Replace, named_site, named_sites, token_shape,
+    Add, Edit, Inspection, Positions, ProjectOut, Replace, named_site, named_sites, stop_after, token_shape,
 };
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
@@ -63,11 +63,36 @@ pub(crate) struct Inside {
 #[derive(Debug)]
 struct Shown {
     sites: Vec<Site>,
-    positions: Option<TextOrList<Which, Place, MAX_POSITIONS>>,
+    wanted: Wanted,
     of: Of,
     encoding: Encoding,
     /// In front of the names of its fields: nothing, or the field that has them.
     path: &'static str,
+}
+
+/// The tokens that are shown of the part of a text.
+#[derive(Debug)]
+enum Wanted {
+    Last,
+    All,
+    /// Each of them once, with its first place in the list of the request.
+    These(BTreeMap<usize, usize>),
+}
+
+impl From<Option<TextOrList<Which, Place, MAX_POSITIONS>>> for Wanted {
+    fn from(positions: Option<TextOrList<Which, Place, MAX_POSITIONS>>) -> Self {
+        match positions {
+            None | Some(TextOrList::Text(Which::Last)) => Self::Last,
+            Some(TextOrList::Text(Which::All)) => Self::All,
+            Some(TextOrList::List(places)) => {
+                let mut these = BTreeMap::new();
+                for (number, Count(place)) in places.into_iter().enumerate() {
+                    these.entry(place).or_insert(number);
+                }
+                Self::These(these)
+            }
+        }
+    }
 }
 
 impl Asked {
@@ -81,7 +106,8 @@ impl Asked {
             Some(ActivationFields { sites, positions, of, encoding_format }) => {
                 let (path, of) = ("activations.", of.unwrap_or(Of::Prompt));
                 let encoding = encoding_format.unwrap_or(Encoding::Base64);
-                Some(Shown { sites: sites_of(sites, path, served)?, positions, of, encoding, path })
+                let sites = sites_of(sites, path, served)?;
+                Some(Shown { sites, wanted: positions.into(), of, encoding, path })
             }
             None => None,
         };
@@ -107,6 +133,11 @@ impl Inside {
     /// Whether the texts are steered.
     pub(crate) fn is_steered(&self) -> bool {
         !self.edits.is_empty()
+    }
+
+    /// The block before which the passes over a prompt stop if nothing but its activations is wanted.
+    fn stop_at_layer(&self) -> Option<usize> {
+        stop_after(self.shown.as_ref()?.sites.iter().copied())
     }
 
     /// How the activations are reported.
@@ -203,23 +234,32 @@ impl Shown {
             Of::Completion => prompt_tokens..read,
             Of::Both => 0..read,
         };
-        let positions = match &self.positions {
-            None | Some(TextOrList::Text(Which::Last)) => Positions::Last(range.clone()),
-            Some(TextOrList::Text(Which::All)) => Positions::All(range.clone()),
-            Some(TextOrList::List(places)) => {
-                let mut these = BTreeSet::new();
-                for (number, Count(place)) in places.iter().enumerate() {
-                    if *place >= range.len() {
-                        let path = format!("{}positions[{number}]", self.path);
-                        let expected = format_args!("a position below {}, counted from 0", range.len());
-                        return Err(wrong_value(&path, expected, place.to_string()));
-                    }
-                    these.insert(range.start + place);
+        let positions = match &self.wanted {
+            Wanted::Last => Positions::Last(range.clone()),
+            Wanted::All => Positions::All(range.clone()),
+            Wanted::These(these) => {
+                let beyond = these.range(range.len()..).min_by_key(|(_, number)| **number);
+                if let Some((place, number)) = beyond {
+                    return Err(self.beyond(*place, *number, range.len(), max_tokens));
                 }
-                Positions::These(these)
+                Positions::These(these.keys().map(|place| range.start + place).collect())
             }
         };
         Ok((positions, range.end))
+    }
+
+    /// The refusal of a position that a text does not have.
+    fn beyond(&self, place: usize, number: usize, tokens: usize, max_tokens: usize) -> ApiError {
+        let path = format!("{}positions[{number}]", self.path);
+        if tokens > 0 {
+            let expected = format_args!("a position below {tokens}, counted from 0");
+            return wrong_value(&path, expected, place.to_string());
+        }
+        let message = format!(
+            "{path}: there are no activations of this completion, since the model does not read its last token and max_tokens is \
+             {max_tokens}; ask for more tokens, or for the activations of the prompt"
+        );
+        ApiError::invalid(message).with_param(path)
     }
 }
 
@@ -281,15 +321,27 @@ fn edit_of(fields: SteeringFields, path: &str, served: &ServedModel) -> Result<(
         let shape = token_shape(served.config(), site.kind, 0);
         (site, tensor(numbers(vector, &shape, &format!("{path}.vector"))?, &shape)?)
     };
+    if !is_finite(&vector, scale)? {
+        let expected = "a scale whose product with the vector is finite in f32";
+        return Err(wrong_value(&format!("{path}.scale"), expected, format_args!("{scale:e}")));
+    }
     let edit = match mode.unwrap_or(Mode::Add) {
         Mode::Add => Add::new(site, vector),
         Mode::Replace => Replace::new(site, vector),
         Mode::ProjectOut => ProjectOut::new(site, &vector).map_err(|_| {
             let path = format!("{path}.vector");
-            wrong_value(&path, "a vector that is not zero and whose length is a number", "another one")
+            wrong_value(&path, "a direction to project out, which has a number that is not 0", "zeros")
         })?,
     };
     Ok((scale, edit.scaled(scale)?))
+}
+
+/// Whether a vector of f32 is still one when it is multiplied.
+fn is_finite(vector: &Tensor, scale: f64) -> Result<bool, ApiError> {
+    let largest = vector.abs()?.max_all()?.to_scalar::<f32>()?;
+    #[expect(clippy::cast_possible_truncation, reason = "the model computes in f32")]
+    let product = (f64::from(largest).max(1.0) * scale) as f32;
+    Ok(product.is_finite())
 }
 
 /// A place that a vector fits.
@@ -363,18 +415,14 @@ impl Call {
             fields;
         let shown = Shown {
             sites: sites_of(sites, "", served)?,
-            positions,
+            wanted: positions.into(),
             of: Of::Prompt,
             encoding: encoding_format,
             path: "",
         };
         let inside = Inside { shown: Some(shown), edits: edits_of(steering, served)? };
         let prompts = fields.prompt.unwrap_or_else(Prompts::empty);
-        let (most, found) = (served.options.limits.max_prompts, prompts.prompts.len());
-        if found > most {
-            let message = format!("prompt: this server takes at most {most} prompts, found {found}");
-            return Err(ApiError::invalid(message).with_param("prompt"));
-        }
+        prompts.check_count(served)?;
         let prompts = tokens_of(prompts, fields.truncate_prompt_tokens, 0, served)?;
         let activation_bytes = inside.bytes(&prompts, (1, 0), served)?;
         let config = Arc::new(GenerationConfig { max_new_tokens: 0, ..served.defaults.config().clone() });
@@ -382,7 +430,9 @@ impl Call {
         for PromptTokens { ids, told_from, path } in prompts {
             let inspections = inside.inspections(ids.len(), (1, 0), served)?;
             let observers = observers(&inspections);
-            requests.push(Request { observers, ..Request::new(ids.clone(), Arc::clone(&config)) });
+            let stop_at_layer = inside.stop_at_layer();
+            let request = Request::new(ids.clone(), Arc::clone(&config));
+            requests.push(Request { observers, stop_at_layer, ..request });
             answers.push(PromptAnswer::new(ids, told_from, path, 1, &served.pieces).inspected(inspections));
         }
         let head = Head {

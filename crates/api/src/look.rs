@@ -1,11 +1,12 @@
-//! Bodies that ask for a look into the model: `/look/attention`, `/look/lens`, `/look/head`, `/look/next`. What a body says is read and
-//! checked here, for a server that computes between the texts of others and for a page that has the model to itself.
+//! Bodies that ask for a look into the model: `/look/attention`, `/look/lens`, `/look/head`, `/look/next`, and with transcoders of the
+//! model `/look/features`, `/look/feature`, `/look/graph`. What a body says is read and checked here, for a server that computes between
+//! the texts of others and for a page that has the model to itself.
 
 use std::sync::LazyLock;
 
 use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor};
-use candle_gpt2_interpret::{Head, LensValue};
-use candle_gpt2_look::{CheckedHead, LookError, NextTokens, OneHead, Reader, Text};
+use candle_gpt2_interpret::{Dictionary, GraphOptions, Head, LensValue, Transcoders};
+use candle_gpt2_look::{CheckedHead, Graph, LookError, NextTokens, OneHead, Reader, Text};
 use serde::Deserialize;
 
 use crate::answer::json;
@@ -13,7 +14,7 @@ use crate::body::{
     Body, Count, Field, Fields, Integer, List, TextOrList, TokenId, fields, found, words, wrong_value,
 };
 use crate::completion::{self, CompletionRequest};
-use crate::inside_fields::InsideFields;
+use crate::inside_fields::{InsideFields, Real};
 use crate::pieces::name;
 use crate::plan::{config_of, processors_of};
 use crate::prompts::{check_ids, check_length, encode};
@@ -25,6 +26,16 @@ const MAX_ATTENTION_TOKENS: usize = 256;
 const MAX_WEIGHTS: usize = 10_000_000;
 /// The lens computes the whole vocabulary for each layer and token.
 const MAX_LENS_TOKENS: usize = 128;
+/// Each layer has its features at each token.
+const MAX_FEATURES_TOKENS: usize = 128;
+/// Most features of a layer at a token, and their number by default.
+const MAX_STRONGEST: usize = 32;
+const STRONGEST: usize = 3;
+/// A graph has edges between the features of all its tokens.
+const MAX_GRAPH_TOKENS: usize = 64;
+/// Most features with edges into them, and their number by default: a second of work for the built-in model.
+const MAX_GRAPH_FEATURES: usize = 1000;
+const GRAPH_FEATURES: usize = 600;
 /// Most candidates for the next token in an answer, and their number by default.
 const MAX_TOP: usize = 1000;
 const TOP: usize = 20;
@@ -71,6 +82,44 @@ fields! {
         query: Integer = Integer(-1),
         /// The token that is looked at; without it that of the query.
         key: Option<Number>,
+    }
+}
+
+fields! {
+    /// The fields of `/look/features`.
+    FeaturesFields {
+        /// The text.
+        @required prompt: Option<LookText>,
+        /// Without it those of all layers.
+        layers: Option<List<Number, MAX_LAYERS>>,
+        /// How many features of a layer are shown for a token, the strongest first.
+        top: Count<1, MAX_STRONGEST> = Count(STRONGEST),
+    }
+}
+
+fields! {
+    /// The fields of `/look/feature`.
+    FeatureFields {
+        /// The text.
+        @required prompt: Option<LookText>,
+        /// The layer.
+        @required layer: Option<Number>,
+        /// The feature of the layer's transcoder.
+        @required feature: Option<Number>,
+    }
+}
+
+fields! {
+    /// The fields of `/look/graph`.
+    GraphFields {
+        /// The text, whose next token is explained.
+        @required prompt: Option<LookText>,
+        /// Features whose edges are computed, those with the most influence.
+        max_feature_nodes: Count<1, MAX_GRAPH_FEATURES> = Count(GRAPH_FEATURES),
+        /// Nodes with the most influence are kept until they have this share of all: from 0 to 1, by default 0.8.
+        node_threshold: Option<Real>,
+        /// Edges with the most influence are kept until they have this share of all: from 0 to 1, by default 0.98.
+        edge_threshold: Option<Real>,
     }
 }
 
@@ -134,6 +183,47 @@ pub(crate) struct HeadRequest {
     pub(crate) warnings: Warnings,
 }
 
+/// `POST /look/features`: `{"prompt": text or token ids, "layers": [0, 1], "top": 3}`, without `layers` those of all.
+#[derive(Debug, Clone)]
+pub(crate) struct FeaturesRequest {
+    /// The text.
+    pub(crate) ids: Vec<u32>,
+    /// The layers with their transcoders.
+    pub(crate) dictionaries: Vec<(usize, Dictionary)>,
+    /// Features of a layer at a token.
+    pub(crate) top: usize,
+    /// Its unknown fields.
+    pub(crate) warnings: Warnings,
+}
+
+/// `POST /look/feature`: `{"prompt": text or token ids, "layer": 0, "feature": 0}`.
+#[derive(Debug, Clone)]
+pub(crate) struct FeatureRequest {
+    /// The text.
+    pub(crate) ids: Vec<u32>,
+    /// The transcoder of the layer.
+    pub(crate) dictionary: Dictionary,
+    /// The feature.
+    pub(crate) feature: usize,
+    /// Its unknown fields.
+    pub(crate) warnings: Warnings,
+}
+
+/// `POST /look/graph`: `{"prompt": text or token ids, "max_feature_nodes": 600, "node_threshold": 0.8, "edge_threshold": 0.98}`.
+#[derive(Debug, Clone)]
+pub(crate) struct GraphRequest {
+    /// The text.
+    pub(crate) ids: Vec<u32>,
+    /// The transcoders of all layers.
+    pub(crate) transcoders: Transcoders,
+    /// How it is pruned.
+    pub(crate) graph: Graph,
+    /// Its limits.
+    pub(crate) options: GraphOptions,
+    /// Its unknown fields.
+    pub(crate) warnings: Warnings,
+}
+
 /// `POST /look/next`: `{"prompt": text or token ids, "at": -1, "top": 20}` and the fields of a completion. Without `at` after the last
 /// token; of `prompt_tokens` tokens and those before `at` the first are the prompt and the others were generated, without it all are
 /// the prompt.
@@ -156,26 +246,10 @@ impl AttentionRequest {
     pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
         let body = Body::parse(body, AttentionFields::fields())?;
         let warnings = served.known(&body)?;
-        let n_layer = served.config().n_layer;
-        let wrong = || {
-            let last = n_layer.saturating_sub(1);
-            body.wrong("layers", format_args!("a list of layers, which are counted from 0 to {last}"))
-        };
-        if body.json("layers").is_some_and(|json| !json.starts_with('[')) {
-            return Err(wrong());
-        }
+        check_layers(&body, served)?;
         let fields: AttentionFields = read(&body)?;
         let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
-        let layer = |Count(layer)| Some(layer).filter(|layer| *layer < n_layer);
-        let mut layers: Vec<usize> = match fields.layers {
-            None => (0..n_layer).collect(),
-            Some(List(layers)) => {
-                let layers: Option<Vec<usize>> = layers.into_iter().map(layer).collect();
-                layers.filter(|layers| !layers.is_empty()).ok_or_else(wrong)?
-            }
-        };
-        layers.sort_unstable();
-        layers.dedup();
+        let layers = layers(&body, fields.layers, served)?;
         let n_head = served.config().n_head;
         let (count, tokens) = (layers.len().saturating_mul(n_head), ids.len());
         let weights = count.saturating_mul(tokens * tokens);
@@ -189,6 +263,100 @@ impl AttentionRequest {
         let of_layer = |layer| (0..n_head).map(move |head| Head { layer, head });
         Ok(Self { ids, heads: layers.into_iter().flat_map(of_layer).collect(), warnings })
     }
+}
+
+/// That `layers` is a list, if it is there.
+fn check_layers(body: &Body<'_>, served: &ServedModel) -> Result<(), ApiError> {
+    match body.json("layers").is_some_and(|json| !json.starts_with('[')) {
+        true => Err(wrong_layers(body, served)),
+        false => Ok(()),
+    }
+}
+
+/// The layers of a list, each once and in their order; without one all.
+fn layers(
+    body: &Body<'_>,
+    given: Option<List<Number, MAX_LAYERS>>,
+    served: &ServedModel,
+) -> Result<Vec<usize>, ApiError> {
+    let n_layer = served.config().n_layer;
+    let Some(List(layers)) = given else { return Ok((0..n_layer).collect()) };
+    let known = |Count(layer)| Some(layer).filter(|layer| *layer < n_layer);
+    let layers: Option<Vec<usize>> = layers.into_iter().map(known).collect();
+    let mut layers = layers.filter(|layers| !layers.is_empty()).ok_or_else(|| wrong_layers(body, served))?;
+    layers.sort_unstable();
+    layers.dedup();
+    Ok(layers)
+}
+
+fn wrong_layers(body: &Body<'_>, served: &ServedModel) -> ApiError {
+    let last = served.config().n_layer.saturating_sub(1);
+    body.wrong("layers", format_args!("a list of layers, which are counted from 0 to {last}"))
+}
+
+impl FeaturesRequest {
+    /// Reads a body.
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+        let body = Body::parse(body, FeaturesFields::fields())?;
+        let warnings = served.known(&body)?;
+        check_layers(&body, served)?;
+        let fields: FeaturesFields = read(&body)?;
+        let ids = text(fields.prompt, MAX_FEATURES_TOKENS, served)?;
+        let layers = layers(&body, fields.layers, served)?;
+        let dictionaries = transcoders(served)?;
+        let dictionaries = layers.into_iter().map(|layer| (layer, dictionaries[layer].clone())).collect();
+        Ok(Self { ids, dictionaries, top: fields.top.0, warnings })
+    }
+}
+
+impl FeatureRequest {
+    /// Reads a body.
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+        let body = Body::parse(body, FeatureFields::fields())?;
+        let warnings = served.known(&body)?;
+        let fields: FeatureFields = read(&body)?;
+        let ids = text(fields.prompt, MAX_FEATURES_TOKENS, served)?;
+        let layer = required(&body, "layer", fields.layer, served.config().n_layer)?;
+        let dictionary = transcoders(served)?[layer].clone();
+        let feature = required(&body, "feature", fields.feature, dictionary.latents())?;
+        Ok(Self { ids, dictionary, feature, warnings })
+    }
+}
+
+impl GraphRequest {
+    /// Reads a body.
+    pub(crate) fn read(body: &[u8], served: &ServedModel) -> Result<Self, ApiError> {
+        let body = Body::parse(body, GraphFields::fields())?;
+        let warnings = served.known(&body)?;
+        let fields: GraphFields = read(&body)?;
+        let ids = text(fields.prompt, MAX_GRAPH_TOKENS, served)?;
+        let share = |name: &str, share: Option<Real>, default: f64| match share {
+            None => Ok(default),
+            Some(Real(share)) if (0.0..=1.0).contains(&share) => Ok(share),
+            Some(_) => Err(body.wrong(name, "a share from 0 to 1")),
+        };
+        let graph = Graph {
+            max_feature_nodes: fields.max_feature_nodes.0,
+            node_threshold: share("node_threshold", fields.node_threshold, Graph::default().node_threshold)?,
+            edge_threshold: share("edge_threshold", fields.edge_threshold, Graph::default().edge_threshold)?,
+            ..Graph::default()
+        };
+        let options = GraphOptions { max_feature_nodes: graph.max_feature_nodes, ..GraphOptions::default() };
+        let transcoders = Transcoders::of_dictionaries(transcoders(served)?.to_vec());
+        let transcoders = transcoders.map_err(ApiError::failed)?;
+        Ok(Self { ids, transcoders, graph, options, warnings })
+    }
+}
+
+/// The transcoders of the model, one for each layer.
+fn transcoders(served: &ServedModel) -> Result<&[Dictionary], ApiError> {
+    let found = served.options.transcoders.get().filter(|found| found.len() == served.config().n_layer);
+    found.map(Vec::as_slice).ok_or_else(|| {
+        ApiError::invalid(
+            "features and graphs are of the built-in model, whose transcoders the program has; for another model, train some with \
+             `gpt2 train --task dictionary --kind transcoder` and read them with `gpt2 look graph --transcoders`",
+        )
+    })
 }
 
 impl LensRequest {
@@ -216,12 +384,8 @@ impl HeadRequest {
         let fields: HeadFields = read(&body)?;
         let ids = text(fields.prompt, MAX_ATTENTION_TOKENS, served)?;
         let config = served.config();
-        let required = |name: &str, number: Option<Number>, below: usize| {
-            let number = number.ok_or_else(|| wrong_value(name, "its number", "nothing"))?;
-            count(&body, name, number, below.saturating_sub(1))
-        };
-        let layer = required("layer", fields.layer, config.n_layer)?;
-        let head = Head { layer, head: required("head", fields.head, config.n_head)? };
+        let layer = required(&body, "layer", fields.layer, config.n_layer)?;
+        let head = Head { layer, head: required(&body, "head", fields.head, config.n_head)? };
         let query = place(&body, "query", fields.query, ids.len())?;
         let key = fields.key.map_or(Ok(query), |key| count(&body, "key", key, query))?;
         let [query, key] = [query, key].map(|place| i64::try_from(place).unwrap_or(i64::MAX));
@@ -320,6 +484,12 @@ fn count(body: &Body<'_>, name: &str, Count(number): Number, most: usize) -> Res
     }
 }
 
+/// The number of a field that has to be there, below `below`.
+fn required(body: &Body<'_>, name: &str, number: Option<Number>, below: usize) -> Result<usize, ApiError> {
+    let number = number.ok_or_else(|| wrong_value(name, "its number", "nothing"))?;
+    count(body, name, number, below.saturating_sub(1))
+}
+
 /// The token that a field names, counted from 0, or from -1 at the end.
 fn place(body: &Body<'_>, name: &str, Integer(place): Integer, tokens: usize) -> Result<usize, ApiError> {
     let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
@@ -329,6 +499,6 @@ fn place(body: &Body<'_>, name: &str, Integer(place): Integer, tokens: usize) ->
     Ok(usize::try_from(if place < 0 { place + tokens } else { place }).unwrap_or(0))
 }
 
-fn refused(error: LookError) -> ApiError {
+pub(crate) fn refused(error: LookError) -> ApiError {
     if error.is_usage() { ApiError::invalid(error.to_string()) } else { ApiError::failed(error) }
 }

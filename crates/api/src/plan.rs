@@ -47,6 +47,7 @@ impl Call {
         let usual = options.sampling(served).max_new_tokens.min(n_positions);
         let most = options.max_tokens.unwrap_or(usual);
         let texts = if best_of > options.fields.n.0 { "best_of" } else { "n" };
+        prompts.check_count(served)?;
         check_limits(served, prompts.prompts.len(), (texts, best_of), most, logprobs)?;
         let prompts =
             tokens_of(prompts, options.fields.truncate_prompt_tokens, options.room(usual, served), served)?;
@@ -93,7 +94,6 @@ fn check_limits(
     let of_text = max_tokens.min(served.config().n_positions);
     let total = prompts.saturating_mul(texts).saturating_mul(of_text);
     let checks = [
-        ("prompt", "prompts", limits.max_prompts, prompts),
         (field, "texts of a prompt (n, best_of)", limits.max_n, texts),
         ("logprobs", "logprobs", limits.max_logprobs, logprobs.unwrap_or(0)),
         ("max_tokens", "new tokens (prompts × texts × max_tokens)", limits.max_total_tokens, total),

@@ -55,6 +55,12 @@ pub enum Endpoint {
     LookHead,
     /// What may follow a text.
     LookNext,
+    /// The strongest features of each token of a text.
+    LookFeatures,
+    /// One feature in a text.
+    LookFeature,
+    /// The attribution graph of what follows a text.
+    LookGraph,
 }
 
 /// A path with a method.
@@ -106,6 +112,9 @@ pub const ROUTES: &[Route] = &[
     keyed("POST", "/look/lens", Endpoint::LookLens),
     keyed("POST", "/look/head", Endpoint::LookHead),
     keyed("POST", "/look/next", Endpoint::LookNext),
+    keyed("POST", "/look/features", Endpoint::LookFeatures),
+    keyed("POST", "/look/feature", Endpoint::LookFeature),
+    keyed("POST", "/look/graph", Endpoint::LookGraph),
 ];
 
 /// The route of a request, with the part of the path that `{id}` stands for, as it is written.

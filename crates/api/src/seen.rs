@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::DType;
-use candle_gpt2::{Gpt2Config, Site};
+use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use candle_gpt2_generation::TextObserver;
 use candle_gpt2_interpret::{Inspection, token_shape};
 
@@ -60,5 +60,19 @@ impl Seen {
         };
         let values = shown.sites.iter().map(seen_at).collect::<Result<_, ApiError>>()?;
         Ok(Self { positions, values })
+    }
+
+    /// The first number that is not finite, with its site and its token. The mask's minus infinity, in scores of keys behind their query,
+    /// is none of them.
+    pub(crate) fn overflow(&self) -> Option<(Site, usize, f32)> {
+        self.values.iter().find_map(|SeenAt { site, shape, numbers }| {
+            let token_axis = site.kind.token_axis() - 1;
+            let behind: usize = shape.iter().skip(token_axis + 1).product();
+            let token = |place: usize| self.positions[place / behind % self.positions.len()];
+            let is_hidden = |place: usize| site.kind == SiteKind::AttnScores && place % behind > token(place);
+            let place =
+                (0..numbers.len()).find(|place| !numbers[*place].is_finite() && !is_hidden(*place))?;
+            Some((*site, token(place), numbers[place]))
+        })
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use candle_gpt2::Gpt2Config;
@@ -121,6 +121,9 @@ pub struct ApiOptions {
     pub activations: bool,
     /// Dictionaries whose features `steering` may name, by their names. Each is checked against the model by its caller.
     pub dictionaries: BTreeMap<String, Arc<Dictionary>>,
+    /// Transcoders of the model's MLPs, one for each layer, that `/look/features` and `/look/graph` show. Their caller checks them against
+    /// the model, and may give them while it is served.
+    pub transcoders: Arc<OnceLock<Vec<Dictionary>>>,
     /// Texts that are made at once: what `/props` tells as `total_slots`.
     pub parallel: usize,
     /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
@@ -143,6 +146,7 @@ impl Default for ApiOptions {
             strict: false,
             activations: false,
             dictionaries: BTreeMap::new(),
+            transcoders: Arc::default(),
             parallel: 0,
             now: system_time,
             grammar_reader: None,
@@ -253,6 +257,9 @@ impl ServedModel {
             | Endpoint::LookLens
             | Endpoint::LookHead
             | Endpoint::LookNext
+            | Endpoint::LookFeatures
+            | Endpoint::LookFeature
+            | Endpoint::LookGraph
                 if has_labels =>
             {
                 format!(

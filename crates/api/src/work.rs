@@ -3,7 +3,9 @@
 use crate::about::{health, models, props, version};
 use crate::classify::ClassifyCall;
 use crate::embeddings::EmbeddingsCall;
-use crate::look::{AttentionRequest, HeadRequest, LensRequest, NextRequest};
+use crate::look::{
+    AttentionRequest, FeatureRequest, FeaturesRequest, GraphRequest, HeadRequest, LensRequest, NextRequest,
+};
 use crate::tokens::{detokenize, tokenize, tokenizer_info};
 use crate::{
     Analysis, ApiError, Call, ChatRequest, CompletionRequest, Endpoint, Reply, ServedModel, Warnings,
@@ -59,6 +61,9 @@ impl ServedModel {
             Endpoint::LookLens => Work::Analysis(Analysis::lens(LensRequest::read(body, self)?, self)),
             Endpoint::LookHead => Work::Analysis(Analysis::head(HeadRequest::read(body, self)?)),
             Endpoint::LookNext => Work::Analysis(Analysis::next(NextRequest::read(body, self)?)),
+            Endpoint::LookFeatures => Work::Analysis(Analysis::features(FeaturesRequest::read(body, self)?)),
+            Endpoint::LookFeature => Work::Analysis(Analysis::feature(FeatureRequest::read(body, self)?)),
+            Endpoint::LookGraph => Work::Analysis(Analysis::graph(GraphRequest::read(body, self)?)),
             Endpoint::Tokenize => Work::Reply(tokenize(body, self)?),
             Endpoint::Detokenize => Work::Reply(detokenize(body, self)?),
             Endpoint::Models => reply(models(self)),

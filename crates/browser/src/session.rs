@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_core::DType;
 use candle_gpt2::LogitsFor;
@@ -12,10 +12,11 @@ use candle_gpt2_api::{
 use candle_gpt2_compression::{Compressed, CompressionError, Compressor, TokenSize};
 use candle_gpt2_engine::{CallId, EngineError, LoadedModel, Reporter};
 use candle_gpt2_generation::SchedulerOptions;
-use candle_gpt2_interpret::{Chain, Run};
+use candle_gpt2_interpret::{Chain, Dictionary, Run, Transcoders};
+use candle_gpt2_look::{LookError, given_dictionary};
 
 /// What a page asks for.
-const ENDPOINTS: [Endpoint; 8] = [
+const ENDPOINTS: [Endpoint; 11] = [
     Endpoint::Models,
     Endpoint::Completions,
     Endpoint::Tokenize,
@@ -24,6 +25,9 @@ const ENDPOINTS: [Endpoint; 8] = [
     Endpoint::LookLens,
     Endpoint::LookHead,
     Endpoint::LookNext,
+    Endpoint::LookFeatures,
+    Endpoint::LookFeature,
+    Endpoint::LookGraph,
 ];
 /// Tokens of a prompt that are computed in a step: a page can stop between two steps.
 const CHUNK_TOKENS: usize = 64;
@@ -36,6 +40,7 @@ pub struct Session {
     works: Rc<RefCell<Works>>,
     /// The text that was begun last.
     writing: Cell<Option<CallId>>,
+    transcoders: Arc<OnceLock<Vec<Dictionary>>>,
 }
 
 /// A text in the making.
@@ -61,12 +66,28 @@ impl Session {
             now,
             ..ApiOptions::default()
         };
+        let transcoders = Arc::clone(&options.transcoders);
         let served = Arc::new(ServedModel::of_completions(&loaded, options)?);
         let kv_tokens = loaded.config().n_positions;
         let scheduler = SchedulerOptions { max_texts: 1, kv_tokens, chunk_tokens: CHUNK_TOKENS };
         let scheduler = loaded.scheduler(scheduler).map_err(EngineError::from)?;
         let works = Rc::new(RefCell::new(Works::new(loaded.clone(), served, scheduler)));
-        Ok(Self { loaded, works, writing: Cell::new(None) })
+        Ok(Self { loaded, works, writing: Cell::new(None), transcoders })
+    }
+
+    /// Gives it transcoders of its MLPs, one for each layer, from then on: the `cfg.json` and the tensors of each, as SAELens has them.
+    ///
+    /// # Errors
+    /// When one is damaged, or they are of another model.
+    pub fn set_transcoders(&self, files: Vec<(String, Vec<u8>)>) -> Result<(), LookError> {
+        let read = |(config, weights): (String, Vec<u8>)| given_dictionary("transcoders", &config, weights);
+        let dictionaries = files.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let of_files = |error| LookError::File { path: "transcoders".into(), error };
+        let transcoders = Transcoders::of_dictionaries(dictionaries.clone()).map_err(of_files)?;
+        transcoders.check_model(self.loaded.config()).map_err(of_files)?;
+        // Those that are there already stay.
+        _ = self.transcoders.set(dictionaries);
+        Ok(())
     }
 
     /// The model.

@@ -13,7 +13,7 @@ use candle_gpt2_engine::{
     DeviceChoice, Inspection, ModelOptions, Progress, Reporter, Silent, Unit, fingerprint,
 };
 use candle_gpt2_weights::{Checkpoint as Opened, GivenFiles, OpenOptions, WeightsError};
-use js_sys::{Date, Error, Float32Array, Function, Reflect};
+use js_sys::{Date, Error, Float32Array, Function, Reflect, Uint8Array};
 use wasm_bindgen::prelude::*;
 use web_sys::Blob;
 
@@ -191,6 +191,13 @@ impl Model {
     /// The SHA-256 of the logits after each token of a fixed prompt, as `gpt2 verify --fingerprint` prints it.
     pub fn fingerprint(&self) -> Result<String> {
         fingerprint(self.session.loaded().model(), &Silent).map_err(told)
+    }
+
+    /// Gives it transcoders of its MLPs, for `look/features`, `look/feature` and `look/graph`: of each layer, from the first, the text of
+    /// `cfg.json` and the bytes of `sae_weights.safetensors`, as SAELens has them.
+    pub fn set_transcoders(&self, configs: Vec<String>, weights: Vec<Uint8Array>) -> Result<()> {
+        let files = configs.into_iter().zip(weights.iter().map(Uint8Array::to_vec)).collect();
+        self.session.set_transcoders(files).map_err(told)
     }
 
     /// The answer to a request, as the server gives it, in JSON.

@@ -29,3 +29,16 @@ pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {
 pub(crate) fn open(_: &OpenOptions) -> Result<Checkpoint, EngineError> {
     Err(EngineError::NoBuiltIn { name: BUILT_IN })
 }
+
+/// Transcoders of the MLPs of the model inside the program, one for each block: a `cfg.json` of SAELens and the file of its tensors.
+/// None in a program without the model.
+///
+/// ```
+/// assert_eq!(candle_gpt2_engine::built_in_transcoders().len(), 6);
+/// ```
+pub fn built_in_transcoders() -> &'static [(&'static str, &'static [u8])] {
+    #[cfg(feature = "built-in")]
+    return &candle_gpt2_stories::TRANSCODERS;
+    #[cfg(not(feature = "built-in"))]
+    &[]
+}

@@ -19,7 +19,7 @@ static SERVED: LazyLock<ServedModel> = LazyLock::new(|| {
     ServedModel::new(&model, options).expect("a model that can be served")
 });
 
-const ENDPOINTS: [Endpoint; 10] = [
+const ENDPOINTS: [Endpoint; 13] = [
     Endpoint::Completions,
     Endpoint::ChatCompletions,
     Endpoint::Tokenize,
@@ -30,6 +30,9 @@ const ENDPOINTS: [Endpoint; 10] = [
     Endpoint::LookLens,
     Endpoint::LookHead,
     Endpoint::LookNext,
+    Endpoint::LookFeatures,
+    Endpoint::LookFeature,
+    Endpoint::LookGraph,
 ];
 
 libfuzzer_sys::fuzz_target!(|body: &[u8]| {

@@ -142,7 +142,12 @@ impl Gpt2Cache {
     /// # Errors
     /// When the row holds fewer than `kept` tokens.
     pub fn truncate(&mut self, row: usize, kept: usize) -> Result<()> {
-        self.in_each_layer(|layer| layer.truncate(row, kept))
+        let mut is_first = true;
+        self.in_each_layer(|layer| {
+            // Where passes stop, the layers after that are empty.
+            let is_empty = !std::mem::take(&mut is_first) && layer.lengths().get(row) == Some(&0);
+            layer.truncate(row, if is_empty { 0 } else { kept })
+        })
     }
 
     /// An independent copy of the given rows in this order, in memory of its own.
@@ -349,6 +354,13 @@ impl Gpt2Cache {
             held.into_iter().enumerate().try_for_each(|(row, kept)| cache.truncate(row, kept))?;
         }
         computed
+    }
+
+    /// Whether the first so many layers hold the same tokens, and the others none.
+    pub(crate) fn is_filled_to(&self, layers: usize) -> bool {
+        let Some((filled, others)) = self.layers.split_at_checked(layers) else { return false };
+        filled.iter().all(|layer| layer.lengths() == self.lengths())
+            && others.iter().flat_map(KvCache::lengths).all(|length| *length == 0)
     }
 
     /// Number of blocks the cache is for.

@@ -99,9 +99,9 @@ pub enum ModelError {
         /// Blocks of the model.
         n_layer: usize,
     },
-    /// A pass with a cache is to stop before the last block.
+    /// Passes with one cache are to stop at different blocks.
     #[error(
-        "a pass that stops at a layer takes no cache: the layers after it would lack the keys and values of its tokens"
+        "passes with one cache all stop at the same block, not before the first: in the others the cache lacks tokens; use a new cache"
     )]
     StopWithCache,
     /// There is no room for the keys and values of a row.

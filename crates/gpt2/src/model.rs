@@ -160,8 +160,8 @@ impl Gpt2Model {
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; when the pass
-    /// [stops](Pass::stopping_at) at a block that is not there, or has a cache, which would then lack tokens in some of its layers; and
-    /// when the pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
+    /// [stops](Pass::stopping_at) at a block that is not there, or, with a cache, at another one than the passes before it, which have left
+    /// the layers from there on empty; and when the pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
     pub fn forward_with(
         &self,
         ids: &Tensor,
@@ -193,12 +193,14 @@ impl Gpt2Model {
         }
         let n_layer = self.blocks.len();
         let stop = pass.stop_at_layer();
-        match stop {
-            Some(layer) if layer > n_layer => return Err(ModelError::NoSuchBlock { layer, n_layer }.into()),
-            Some(_) if cache.is_some() => return Err(ModelError::StopWithCache.into()),
-            _ => {}
+        let end = stop.unwrap_or(n_layer);
+        if end > n_layer {
+            return Err(ModelError::NoSuchBlock { layer: end, n_layer }.into());
         }
-        for (layer, block) in self.blocks.iter().enumerate().take(stop.unwrap_or(n_layer)).skip(first) {
+        if cache.as_deref().is_some_and(|cache| end == 0 || !cache.is_filled_to(end)) {
+            return Err(ModelError::StopWithCache.into());
+        }
+        for (layer, block) in self.blocks.iter().enumerate().take(end).skip(first) {
             // The kernels of a GPU do not check whether the pass has been ended.
             check_interrupted()?;
             pass.enter_layer(Some(layer));

@@ -145,6 +145,7 @@ fn is_step(
         && pass.is_inference()
         && matches!(pass.placement(), Placement::AfterCache)
         && pass.first_position() == 0
+        && pass.stop_at_layer().is_none()
         && pass.encoder_states().is_none()
         && pass.dtype().is_none_or(|dtype| dtype == model.dtype())
         && !model.is_observed()
@@ -252,6 +253,7 @@ mod tests {
         for dtype in [DType::BF16, DType::F16, DType::F64] {
             assert!(!of(Pass::inference().computed_in(dtype)), "{dtype:?}");
         }
+        assert!(!of(Pass::inference().stopping_at(1)), "hidden states are no logits");
         assert!(!of(Pass::inference().of_rows([1, 1].into())), "rows in one text");
         assert!(!of(Pass::inference().after(Tensor::zeros(2, DType::U32, &cpu).unwrap())));
         assert!(!of(Pass::inference().attending_to(Tensor::zeros((1, 3, 6), DType::F32, &cpu).unwrap())));

@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use candle_core::{Result, Tensor};
-use candle_gpt2::{Observer, Site};
+use candle_gpt2::{Observer, Site, SiteKind};
 
-use crate::recording::joined;
 use crate::{Edit, Record};
+
+/// The axis of the keys in scores and patterns.
+const KEY_DIM: usize = 3;
 
 /// Which tokens of a text are recorded, counted from 0. Part of an [`Inspection`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,8 +126,11 @@ impl Observer for Inspection {
                 self.parts.clear();
                 self.positions.clear();
             }
-            let in_pass = read.iter().map(|position| position - past).collect();
-            self.parts.push(Record::new(self.sites.iter().copied()).at(in_pass));
+            let part = Record::new(self.sites.iter().copied());
+            // Of a record of all tokens nothing is copied.
+            let is_all = read.len() == tokens;
+            let in_pass = || read.iter().map(|position| position - past).collect();
+            self.parts.push(if is_all { part } else { part.at(in_pass()) });
             self.positions.extend(read);
         }
     }
@@ -139,4 +144,32 @@ impl Observer for Inspection {
             None => Ok(value),
         }
     }
+}
+
+/// Records of some tokens each as one; scores and patterns get so many keys.
+fn joined(parts: &[Record], sites: &[Site], keys: usize) -> Result<Record> {
+    let mut whole = Record::new(sites.iter().copied());
+    for site in sites {
+        let parts = parts.iter().map(|part| {
+            let part = part.get(*site)?;
+            match site.kind {
+                SiteKind::AttnScores => with_keys(part, keys, f64::NEG_INFINITY),
+                SiteKind::Pattern => with_keys(part, keys, 0.0),
+                _ => Ok(part.clone()),
+            }
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        whole.values.insert(*site, Tensor::cat(&parts, site.kind.token_axis())?);
+    }
+    Ok(whole)
+}
+
+/// Scores or weights `(B, H, T, S)` for so many keys: those that are not there are hidden by the mask.
+fn with_keys(part: &Tensor, keys: usize, hidden: f64) -> Result<Tensor> {
+    let (batch, heads, tokens, seen) = part.dims4()?;
+    if seen >= keys {
+        return part.narrow(KEY_DIM, 0, keys);
+    }
+    let hidden = Tensor::full(hidden, (batch, heads, tokens, keys - seen), part.device())?;
+    Tensor::cat(&[part, &hidden.to_dtype(part.dtype())?], KEY_DIM)
 }

@@ -1,12 +1,10 @@
 //! A record of a text that is computed a few tokens at a time, so that a model which is shared can do other work in between.
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, Pass, Site, SiteKind};
+use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, Pass, Site};
 
-use crate::{InterpretError, Record, Run};
-
-/// The axis of the keys in scores and patterns.
-const KEY_DIM: usize = 3;
+use crate::run::stopping;
+use crate::{Inspection, InterpretError, Positions, Record, Run, stop_after};
 
 /// A [`Record`] in the making.
 ///
@@ -31,15 +29,15 @@ pub struct Recording {
     ids: Vec<u32>,
     /// `None` until a part ends before the text does.
     cache: Option<Gpt2Cache>,
-    sites: Vec<Site>,
-    /// What was seen of the tokens so far, a few of them each.
-    parts: Vec<Record>,
+    seen: Inspection,
+    /// The block that comes after the last place.
+    stop: Option<usize>,
     /// Tokens that are computed.
     done: usize,
 }
 
 impl Recording {
-    /// Of these places; the output head is not computed, so that there are no logits.
+    /// Of these places. Nothing after the last of them is computed, and the output head never, so that there are no logits.
     ///
     /// # Errors
     /// As [`Run::new`].
@@ -49,7 +47,9 @@ impl Recording {
         sites: Vec<Site>,
     ) -> std::result::Result<Self, InterpretError> {
         Run::new(model, &ids)?;
-        Ok(Self { ids, cache: None, sites, parts: Vec::new(), done: 0 })
+        let stop = stop_after(sites.iter().copied());
+        let seen = Inspection::new(Vec::new(), sites, Positions::All(0..usize::MAX));
+        Ok(Self { ids, cache: None, seen, stop, done: 0 })
     }
 
     /// Whether every token is computed.
@@ -69,10 +69,10 @@ impl Recording {
             self.cache = Some(Gpt2Cache::new(config, 1, self.ids.len(), DType::F32, device)?);
         }
         let input = Tensor::from_slice(ids, (1, ids.len()), model.device())?;
-        let mut record = Record::new(self.sites.iter().copied());
-        let pass = &mut Pass::inference().observed_by(&mut record);
-        model.transformer().forward_with(&input, self.cache.as_mut(), pass)?;
-        self.parts.push(record);
+        // A cache counts the tokens in its first layer.
+        let stop = self.stop.map(|stop| stop.max(usize::from(self.cache.is_some())));
+        let mut pass = stopping(Pass::inference().observed_by(&mut self.seen), stop);
+        model.transformer().forward_with(&input, self.cache.as_mut(), &mut pass)?;
         self.done += ids.len();
         Ok(())
     }
@@ -82,34 +82,6 @@ impl Recording {
     /// # Errors
     /// When a place was not seen, or the device has no memory left.
     pub fn into_record(self) -> Result<Record> {
-        joined(&self.parts, &self.sites, self.done)
+        self.seen.record()
     }
-}
-
-/// Records of some tokens each as one; scores and patterns get so many keys.
-pub(crate) fn joined(parts: &[Record], sites: &[Site], keys: usize) -> Result<Record> {
-    let mut whole = Record::new(sites.iter().copied());
-    for site in sites {
-        let parts = parts.iter().map(|part| {
-            let part = part.get(*site)?;
-            match site.kind {
-                SiteKind::AttnScores => with_keys(part, keys, f64::NEG_INFINITY),
-                SiteKind::Pattern => with_keys(part, keys, 0.0),
-                _ => Ok(part.clone()),
-            }
-        });
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        whole.values.insert(*site, Tensor::cat(&parts, site.kind.token_axis())?);
-    }
-    Ok(whole)
-}
-
-/// Scores or weights `(B, H, T, S)` for so many keys: those that are not there are hidden by the mask.
-fn with_keys(part: &Tensor, keys: usize, hidden: f64) -> Result<Tensor> {
-    let (batch, heads, tokens, seen) = part.dims4()?;
-    if seen >= keys {
-        return part.narrow(KEY_DIM, 0, keys);
-    }
-    let hidden = Tensor::full(hidden, (batch, heads, tokens, keys - seen), part.device())?;
-    Tensor::cat(&[part, &hidden.to_dtype(part.dtype())?], KEY_DIM)
 }

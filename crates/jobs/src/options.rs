@@ -331,7 +331,6 @@ impl TrainOptions {
             ("lora_rank", self.lora_rank.is_some()),
             ("dropout", self.dropout.is_some()),
             ("weight_decay", self.weight_decay != defaults.weight_decay),
-            ("dtype", self.dtype != defaults.dtype),
             ("compute_dtype", self.compute_dtype != defaults.compute_dtype),
         ];
         if let Some(option) = given(&of_models) {

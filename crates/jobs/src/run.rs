@@ -469,7 +469,7 @@ impl Run {
     }
 
     fn write_model(&self, folder: &Path) -> Result<(), TrainingError> {
-        if self.trainer.save_dictionary(folder)? {
+        if self.trainer.save_dictionary(folder, self.options.dtype)? {
             return Ok(());
         }
         let read = |name: &str| Ok(self.trainer.parameter(name)?.detach().to_device(&Device::Cpu)?);

@@ -24,7 +24,7 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Tokens that the model reads at once.
 const BATCH_TOKENS: usize = 2048;
 /// Tokens that a feature speaks most for and most against.
-const LOGITS: usize = 10;
+pub(crate) const LOGITS: usize = 10;
 /// Tokens on each side of the strongest one in a table.
 const SHOWN: usize = 6;
 /// The axis of tokens in what a model has at a place, `(1, T, …)`.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use candle_gpt2::LogitsFor;
-use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2_engine::{Reporter, Silent, Unit};
 use candle_gpt2_interpret::{
     AttributionGraph, Chain, FeatureChange, GraphNode, GraphOptions, PrunedGraph, ReplacementModel, Run,
     TranscoderLayer, Transcoders,
@@ -47,7 +47,7 @@ pub struct Graph {
     /// The text.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Text,
-    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder (cfg.json) for each layer [default: the neurons of the MLPs]
+    /// Transcoders of every layer: a folder of circuit-tracer (config.yaml), or with a SAELens folder (cfg.json) for each layer; built-in: those of the built-in model [default: the neurons of the MLPs]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub transcoders: Option<PathBuf>,
     /// Compute the edges of up to N features, those with the most influence on the prediction
@@ -211,23 +211,10 @@ impl Look for Graph {
         let of_neurons = || Transcoders::of_neurons(subject.model(), NEURONS);
         let transcoders = transcoders.map_or_else(of_neurons, Ok)?;
         let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
-        let graph = traced(&replacement, reporter)?;
-        let (needed, limit) = (graph.pruning_bytes(self.node_threshold), options.max_bytes);
-        if needed > limit {
-            return Err(wrong(format!(
-                "`node_threshold` {}: to choose among the edges of so many nodes takes about {} MiB, more than the {} MiB of `max_memory`; \
-                 lower the one, or raise the other",
-                self.node_threshold,
-                needed.div_ceil(1 << 20),
-                limit >> 20
-            )));
-        }
-        let pruned = graph.pruned(self.node_threshold, self.edge_threshold);
-        let drawn = Drawn { graph: &graph, pruned: &pruned, subject, ids: &ids };
-
-        let mut report = subject.report("graph", drawn.title(), &ids);
-        self.list_nodes(&mut report, &drawn);
-        drawn.add_notes(&mut report);
+        let (graph, pruned) = self.traced(&replacement, reporter)?;
+        let (model, reader) = (subject.name(), subject.reader());
+        let drawn = Drawn { graph: &graph, pruned: &pruned, model, reader, ids: &ids };
+        let mut report = self.report(&drawn);
         if self.transcoders.is_none() {
             report.notes.push(format!(
                 "features are neurons: the {NEURONS} most active of each MLP at each token; pass `transcoders` for trained features"
@@ -237,8 +224,7 @@ impl Look for Graph {
         if !self.set.is_empty() {
             details["interventions"] = self.intervene(&run, &replacement, &drawn, &mut report)?;
         }
-        let picture = drawn.picture();
-        Ok(Found { graph: Some(picture), ..Found::new(report, details) })
+        Ok(Found { graph: Some(drawn.picture()), ..Found::new(report, details) })
     }
 }
 
@@ -253,6 +239,50 @@ fn traced(replacement: &ReplacementModel, reporter: &dyn Reporter) -> Result<Att
 }
 
 impl Graph {
+    /// The graph of a replacement model of a text, with nothing set, which needs no model any more; `model` is what the user calls it.
+    ///
+    /// # Errors
+    /// When choosing among the edges takes more memory than it may.
+    pub fn of_replacement(
+        &self,
+        replacement: &ReplacementModel,
+        ids: &[u32],
+        model: &str,
+        reader: &Reader,
+    ) -> Result<(Report, DrawnGraph)> {
+        let (graph, pruned) = self.traced(replacement, &Silent)?;
+        let drawn = Drawn { graph: &graph, pruned: &pruned, model, reader, ids };
+        Ok((self.report(&drawn), drawn.picture()))
+    }
+
+    fn traced(
+        &self,
+        replacement: &ReplacementModel,
+        reporter: &dyn Reporter,
+    ) -> Result<(AttributionGraph, PrunedGraph)> {
+        let graph = traced(replacement, reporter)?;
+        let (needed, limit) =
+            (graph.pruning_bytes(self.node_threshold), self.max_memory.saturating_mul(1 << 20));
+        if needed > limit {
+            return Err(wrong(format!(
+                "`node_threshold` {}: to choose among the edges of so many nodes takes about {} MiB, more than the {} MiB of `max_memory`; \
+                 lower the one, or raise the other",
+                self.node_threshold,
+                needed.div_ceil(1 << 20),
+                limit >> 20
+            )));
+        }
+        let pruned = graph.pruned(self.node_threshold, self.edge_threshold);
+        Ok((graph, pruned))
+    }
+
+    fn report(&self, drawn: &Drawn) -> Report {
+        let mut report = drawn.reader.report("graph", drawn.title(), drawn.model, drawn.ids);
+        self.list_nodes(&mut report, drawn);
+        drawn.add_notes(&mut report);
+        report
+    }
+
     /// The nodes that are kept with the most influence, as values of the report.
     fn list_nodes(&self, report: &mut Report, drawn: &Drawn) {
         let influence = drawn.graph.influence();
@@ -293,7 +323,7 @@ impl Graph {
         for node in (0..graph.nodes.len()).rev() {
             let GraphNode::Logit { token, .. } = graph.nodes[node] else { break };
             let (before, after) = (before[token as usize], after[token as usize]);
-            let (predicted, text) = (before + moved[node], drawn.subject.shown(token));
+            let (predicted, text) = (before + moved[node], drawn.reader.shown(token));
             report
                 .notes
                 .push(format!("logit of {text:?}: {before:.4}; predicted {predicted:.4}, actual {after:.4}"));
@@ -329,7 +359,9 @@ fn rounded(value: f64) -> f32 {
 struct Drawn<'a> {
     graph: &'a AttributionGraph,
     pruned: &'a PrunedGraph,
-    subject: &'a LookSubject<'a>,
+    /// What the user calls it.
+    model: &'a str,
+    reader: &'a Reader,
     ids: &'a [u32],
 }
 
@@ -339,7 +371,7 @@ impl Drawn<'_> {
     }
 
     fn n_layer(&self) -> usize {
-        self.subject.config().n_layer
+        self.reader.config().n_layer
     }
 
     fn last(&self) -> usize {
@@ -348,7 +380,7 @@ impl Drawn<'_> {
 
     /// The token at a position as it is shown, with its place.
     fn token(&self, position: usize) -> String {
-        format!("{} {position}", self.subject.shown(self.ids[position]))
+        format!("{} {position}", self.reader.shown(self.ids[position]))
     }
 
     /// What a node is called in files and options.
@@ -375,13 +407,13 @@ impl Drawn<'_> {
             GraphNode::Embedding { position, .. } => format!("embedding of {}", self.token(position)),
             GraphNode::Position { position } => format!("embedding of position {position}"),
             GraphNode::Logit { token, probability } => {
-                format!("logit of {}, probability {probability:.3}", self.subject.shown(token))
+                format!("logit of {}, probability {probability:.3}", self.reader.shown(token))
             }
         }
     }
 
     fn logit_name(&self, token: u32) -> String {
-        format!("logit of {:?} minus the mean of all", self.subject.shown(token))
+        format!("logit of {:?} minus the mean of all", self.reader.shown(token))
     }
 
     /// The most probable token, and its node.
@@ -394,7 +426,7 @@ impl Drawn<'_> {
     }
 
     fn title(&self) -> String {
-        let best = self.best().map_or(String::new(), |(token, _)| self.subject.shown(token));
+        let best = self.best().map_or(String::new(), |(token, _)| self.reader.shown(token));
         format!("attribution graph of the prediction {best:?}")
     }
 
@@ -496,7 +528,7 @@ impl Drawn<'_> {
 
     /// The graph as the public frontend reads it.
     fn frontend(&self, options: &Graph) -> Value {
-        let text = |id: u32| self.subject.token_text(id);
+        let text = |id: u32| self.reader.token_text(id);
         let tokens: Vec<String> = self.ids.iter().map(|id| text(*id)).collect();
         let prompt = tokens.concat();
         let slug: Vec<String> = prompt
@@ -511,7 +543,7 @@ impl Drawn<'_> {
         json!({
             "metadata": {
                 "slug": if slug.is_empty() { "graph".to_owned() } else { slug },
-                "scan": self.subject.name(),
+                "scan": self.model,
                 "transcoder_list": [],
                 "prompt_tokens": tokens,
                 "prompt": prompt,

@@ -27,6 +27,7 @@ mod path;
 mod reader;
 mod saliency;
 mod steer;
+mod strongest;
 mod task_data;
 mod transcoders;
 
@@ -55,5 +56,6 @@ pub use path::{CheckedPath, PathPatching};
 pub use reader::{Heads, Neuron, Ranges, Reader, Text, TokenChoice};
 pub use saliency::Saliency;
 pub use steer::{CheckedSteer, Steer, Towards};
+pub use strongest::{feature_in_text, strongest_features};
 pub use task_data::TaskData;
-pub use transcoders::read_transcoders;
+pub use transcoders::{built_in_dictionaries, given_dictionary, read_transcoders};

@@ -109,9 +109,9 @@ impl<'a> LookSubject<'a> {
         self.reader.shown(id)
     }
 
-    /// A token as it is, for programs; bytes that are no UTF-8 are replaced.
+    /// A token as it is, for programs.
     pub(crate) fn token_text(&self, id: u32) -> String {
-        String::from_utf8_lossy(&self.vocabulary().token_bytes(id)).into_owned()
+        self.reader.token_text(id)
     }
 
     pub(crate) fn tokens(&self, ids: &[u32]) -> Vec<Token> {

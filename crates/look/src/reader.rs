@@ -322,6 +322,11 @@ impl Reader {
         shown(&self.vocabulary.token_bytes(id))
     }
 
+    /// A token as it is, for programs; bytes that are no UTF-8 are replaced.
+    pub(crate) fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(&self.vocabulary.token_bytes(id)).into_owned()
+    }
+
     /// A report on these tokens without its values; `model` is what the user calls it.
     pub(crate) fn report(&self, what: &str, title: String, model: &str, ids: &[u32]) -> Report {
         Report::new(what, title, model.to_owned(), self.listed(ids), self.bos.is_some())

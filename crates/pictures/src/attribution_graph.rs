@@ -115,10 +115,18 @@ struct Data<'a> {
 ///
 /// See [`AttributionGraph`] for an example.
 pub fn graph_page(report: &Report, graph: &AttributionGraph) -> String {
+    let script = [PARTS_JS, GRAPH_JS, GRAPH_PAGE_JS].concat();
+    filled(&report.title, GRAPH_HTML, GRAPH_CSS, &script, &graph_data(report, graph))
+}
+
+/// A graph as the JSON that `parts.graph` of a page draws: `title`, `model`, `tokens`, `bos`, `notes` of the report, and `rows`, `points`
+/// and `lines`.
+///
+/// See [`AttributionGraph`] for an example.
+pub fn graph_data(report: &Report, graph: &AttributionGraph) -> String {
     let Report { title, model, tokens, bos, notes, .. } = report;
     let data = Data { title, model, tokens, bos: *bos, notes, graph };
-    let data = serde_json::to_string(&data).unwrap_or_default();
-    filled(title, GRAPH_HTML, GRAPH_CSS, &[PARTS_JS, GRAPH_JS, GRAPH_PAGE_JS].concat(), &data)
+    serde_json::to_string(&data).unwrap_or_default()
 }
 
 /// A graph as an SVG picture: its nodes, and the strongest of its edges.

@@ -10,7 +10,9 @@ mod report;
 mod svg;
 mod table;
 
-pub use attribution_graph::{AttributionGraph, GraphLine, GraphPoint, PointKind, graph_page, graph_svg};
+pub use attribution_graph::{
+    AttributionGraph, GraphLine, GraphPoint, PointKind, graph_data, graph_page, graph_svg,
+};
 pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
 pub use error::PictureError;
 pub use feature_card::{FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, feature_page};

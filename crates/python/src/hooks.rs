@@ -15,7 +15,7 @@ use crate::errors::{Result, wrong_type, wrong_value};
 use crate::model::Model;
 use crate::raised::Raised;
 use crate::steering::Steering;
-use crate::values::{Values, float_array};
+use crate::values::{Values, float_array, type_name};
 
 enum Hook {
     /// A function of Python's.
@@ -132,7 +132,11 @@ pub(crate) fn called<'py>(
     if answer.is_none(py) {
         return Ok(None);
     }
-    let answer = float_array(answer.bind(py))?;
+    let answer = answer.bind(py);
+    let answer = float_array(answer).map_err(|error| {
+        let (found, shape) = (type_name(answer), array.shape());
+        wrong_value(format!("{what} returned a {found} that is no array of shape {shape:?}: {error}"))
+    })?;
     if answer.shape() != array.shape() {
         let message = format!(
             "{what} returned an array of shape {:?}; it has to be that of what is there, {:?}",

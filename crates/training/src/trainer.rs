@@ -7,6 +7,7 @@ use std::sync::Arc;
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, Pass, expected_parameters};
 use candle_gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
+use candle_gpt2_weights::WrittenDType;
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;
 
@@ -494,9 +495,9 @@ impl Trainer {
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn save_dictionary(&self, folder: &Path) -> Result<bool, TrainingError> {
+    pub fn save_dictionary(&self, folder: &Path, dtype: WrittenDType) -> Result<bool, TrainingError> {
         let Some(learner) = self.learner() else { return Ok(false) };
-        crate::dictionary::save(learner, &self.parameters, self.numbers.context, folder)?;
+        crate::dictionary::save(learner, &self.parameters, self.numbers.context, folder, dtype)?;
         Ok(true)
     }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, expected_parameters};
-use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 
 use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
 use crate::progress::{PIECE, check_interrupted};
 use crate::replace::create_folder;
+use crate::rounding::{append, check_range, safetensors_dtype};
 use crate::write_tensors::{LazyTensor, serialize};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, replace_file};
 
@@ -82,18 +82,6 @@ pub fn replace_hugging_face(
     })
 }
 
-fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
-    match dtype {
-        WrittenDType::F32 => Ok(Dtype::F32),
-        WrittenDType::F16 => Ok(Dtype::F16),
-        WrittenDType::BF16 => Ok(Dtype::BF16),
-        _ => Err(WeightsError::Unwritable {
-            path: target.to_owned(),
-            what: format!("safetensors holds no {dtype}; use f32, f16 or bf16, or write a .gguf file"),
-        }),
-    }
-}
-
 fn write_safetensors(
     path: &Path,
     config: &Gpt2Config,
@@ -141,34 +129,9 @@ fn bytes(
     let mut bytes = Vec::with_capacity(values.len() * dtype.bitsize() / 8);
     for piece in values.chunks(PIECE) {
         check_interrupted(progress)?;
-        match dtype {
-            Dtype::F16 => bytes.extend(piece.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
-            Dtype::BF16 => {
-                bytes.extend(piece.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()));
-            }
-            _ => bytes.extend(piece.iter().flat_map(|value| value.to_le_bytes())),
-        }
+        append(&mut bytes, piece, dtype);
     }
     Ok(bytes)
-}
-
-/// A finite value that f16 would make infinite is refused.
-pub(crate) fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
-    let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
-    match values.iter().find(leaves_range) {
-        Some(value) => Err(format!("`{name}` holds {value}, beyond the range of f16; use bf16 or f32")),
-        None => Ok(()),
-    }
-}
-
-/// Integers cannot say that a value is no number, so it would be lost unseen.
-pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
-    match values.iter().find(|value| !value.is_finite()) {
-        Some(value) => {
-            Err(format!("`{name}` holds {value}, which blocks of integers cannot; repair it, or use f32"))
-        }
-        None => Ok(()),
-    }
 }
 
 /// A parameter in f32, matrices `(out, in)`.

@@ -27,6 +27,7 @@ mod naming;
 mod progress;
 mod readers;
 mod replace;
+mod rounding;
 mod source;
 mod statistics;
 mod stored;
@@ -68,5 +69,5 @@ pub use tokenizer::{
 pub use tokenizers::Tokenizer;
 pub use weight_dtype::{UnknownWeightDType, WeightDType};
 pub use write_gguf::write_gguf;
-pub use write_tensors::{tensor_bytes, write_npz, write_tensors};
+pub use write_tensors::{tensor_bytes, write_npz, write_rounded_tensors, write_tensors};
 pub use written_dtype::{UnknownWrittenDType, WrittenDType};

@@ -3,13 +3,15 @@
 //! A file is not trusted: nothing in it is run, and its tensors may claim no more memory than its size explains. What a
 //! [`Checkpoint`](crate::Checkpoint) asks beyond that, a model with a configuration, is not asked here.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
 
+use crate::files::Files;
 use crate::stored::StoredTensor;
-use crate::{WeightsError, formats};
+use crate::{GivenFiles, WeightsError, formats};
 
 /// Most bytes that the tensors may take in f32 for each byte of the file: twice those of a file in half precision, of whose
 /// tensors every one is there under two names.
@@ -33,7 +35,28 @@ impl TensorFile {
     /// # Errors
     /// When it is missing, something else than a file of tensors, or damaged: the message names the file, and the tensor.
     pub fn read(path: &Path) -> Result<Self, WeightsError> {
-        let (source, entries) = formats::open_tensors(path)?;
+        Self::read_from(&Files::Disk, path)
+    }
+
+    /// Reads a file whose bytes are in memory; messages call it by the name `file`.
+    ///
+    /// ```
+    /// use candle_gpt2_weights::TensorFile;
+    ///
+    /// let read = TensorFile::of_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS)?;
+    /// assert_eq!(read.tensors["transformer.wte.weight"].dims(), [2048, 192]);
+    /// # Ok::<(), candle_gpt2_weights::WeightsError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TensorFile::read`].
+    pub fn of_bytes(file: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self, WeightsError> {
+        let files = GivenFiles::new(file).with_bytes(file, bytes);
+        Self::read_from(&Files::Given(files), Path::new(file))
+    }
+
+    fn read_from(files: &Files, path: &Path) -> Result<Self, WeightsError> {
+        let (source, entries) = formats::open_tensors(files, path)?;
         let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
         let file_bytes: u64 = source.files.iter().map(|file| file.len()).sum();
         let (read, left_out): (Vec<_>, Vec<_>) =

@@ -12,11 +12,11 @@ use std::path::Path;
 use candle_core::quantized::QTensor;
 use candle_gpt2::{Activation, Gpt2Config, HeadKind, Parameter, expected_parameters};
 
-use crate::convert::{check_finite, check_range};
 use crate::naming::gguf_name;
 use crate::progress::PIECE;
 use crate::readers::ReadParameters;
 use crate::replace::{create_file, unwritable};
+use crate::rounding::{check_finite, check_range};
 use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType};
 
 /// Tensors start at multiples of this many bytes.

@@ -12,8 +12,9 @@ use safetensors::tensor::{Dtype, TensorView, View};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
-use crate::WeightsError;
 use crate::replace::unwritable;
+use crate::rounding::{append, check_range, safetensors_dtype};
+use crate::{WeightsError, WrittenDType};
 
 /// What the file format of NumPy begins with, and its version.
 const NPY_MAGIC: &[u8] = b"\x93NUMPY\x01\x00";
@@ -56,6 +57,48 @@ pub fn write_tensors(
         (name.clone(), LazyTensor { dtype, shape, read: || bytes_of(path, name, tensor) })
     });
     serialize(path, lazy, metadata)
+}
+
+/// Writes tensors as [`write_tensors`] does, with all numbers rounded to a type of floating point.
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use candle_core::{Device, Tensor};
+/// use candle_gpt2_weights::{TensorFile, WrittenDType, write_rounded_tensors};
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("steering.safetensors");
+/// let tensors = BTreeMap::from([("direction".to_owned(), Tensor::new(&[1f32, 0.1], &Device::Cpu)?)]);
+/// write_rounded_tensors(&file, &tensors, WrittenDType::F16)?;
+/// let read = TensorFile::read(&file)?;
+/// assert_eq!(read.tensors["direction"].to_vec1::<f32>()?, [1., 0.099975586]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of [`write_tensors`], for blocks of integers, and when a finite number is beyond the range of f16.
+pub fn write_rounded_tensors(
+    path: &Path,
+    tensors: &BTreeMap<String, Tensor>,
+    dtype: WrittenDType,
+) -> Result<(), WeightsError> {
+    let dtype = safetensors_dtype(dtype, path)?;
+    let read = |name: &str, tensor: &Tensor| {
+        let values = f32_values(path, name, tensor)?;
+        if dtype == Dtype::F16 {
+            let refuse = |what| WeightsError::Unwritable { path: path.to_owned(), what };
+            check_range(name, &values).map_err(refuse)?;
+        }
+        let mut bytes = Vec::with_capacity(values.len() * dtype.bitsize() / 8);
+        append(&mut bytes, &values, dtype);
+        Ok(bytes)
+    };
+    let lazy = tensors.iter().map(|(name, tensor)| {
+        let shape = tensor.dims().to_vec();
+        (name.clone(), LazyTensor { dtype, shape, read: move || read(name, tensor) })
+    });
+    serialize(path, lazy, HashMap::new())
 }
 
 /// Tensors in f32 as the bytes of a safetensors file, with texts in its metadata. Equal ones give equal bytes.
@@ -251,9 +294,12 @@ impl<W: Seek> Seek for UntilFailure<'_, W> {
 
 /// The values of a tensor in f32, as bytes.
 fn f32_bytes(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
+    Ok(f32_values(path, name, tensor)?.into_iter().flat_map(f32::to_le_bytes).collect())
+}
+
+fn f32_values(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<f32>, WeightsError> {
     let values = tensor.to_dtype(DType::F32).and_then(|values| values.flatten_all()?.to_vec1::<f32>());
-    let values = values.map_err(|error| unreadable(path, name, &error))?;
-    Ok(values.into_iter().flat_map(f32::to_le_bytes).collect())
+    values.map_err(|error| unreadable(path, name, &error))
 }
 
 /// The values of a tensor as [`write_tensors`] writes them: integers as they are, and others in f32.

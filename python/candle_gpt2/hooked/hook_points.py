@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from .arrays import Kind, array, like
 from .slices import Slice
 
@@ -121,15 +123,33 @@ class HookPoint(Module):
             shown = self.kind.out(value)
             found = handle.hook(shown, hook=self)
             if found is not None and found is not shown:
-                value = like(value, array(found).astype(array(value).dtype, copy=False))
+                value = like(value, self._returned(handle.hook, found, value))
         return value
 
     def backward(self, gradient: Any) -> Any:
         """The gradient at this place after all backward hooks."""
         for handle in self.bwd_hooks:
             found = handle.hook(self.kind.out(gradient), hook=self)
-            gradient = gradient if found is None else array(found)
+            gradient = gradient if found is None else self._returned(handle.hook, found, gradient)
         return gradient
+
+    def _returned(self, hook: Hook, found: Any, value: Any) -> np.ndarray:
+        """What a hook returned in the place of a value, as an array of its type; a ValueError if it does not fit there. The batch may
+        grow from one text, or shrink to one."""
+        before = array(value)
+        try:
+            given = array(found)
+            is_array = given.dtype.kind in "biuf"
+        except (TypeError, ValueError):
+            is_array = False
+        if is_array:
+            batches = {given.shape[:1], before.shape[:1]} - {(1,)}
+            if given.ndim == before.ndim and given.shape[1:] == before.shape[1:] and len(batches) < 2:
+                return given.astype(before.dtype, copy=False)
+        function = getattr(hook, "func", hook)  # of a partial
+        name = getattr(function, "__name__", type(function).__name__)
+        what = f"an array of shape {given.shape}" if is_array else f"a value of type {type(found).__name__}"
+        raise ValueError(f"hook {name} at {self.name}: expected an array of shape {before.shape} or None, returned {what}")
 
     def add_hook(
         self,

@@ -287,7 +287,8 @@ class HookedTransformer(WithSAEs, HookedRootModule):
                 residual, mask = self._embedded(ids, prepend_bos, padding_side, attention_mask, past_kv_cache)
             else:
                 ids = None if tokens is None else array(tokens)
-                residual, mask = array(input), self._mask(ids, prepend_bos, padding_side, attention_mask)
+                residual = self._residual(input, start_at_layer, ids)
+                mask = self._mask(ids, prepend_bos, padding_side, attention_mask)
             layers = range(self.cfg.n_layers)[start_at_layer or 0 : stop_at_layer]
             for layer in layers:
                 entry = None if past_kv_cache is None else past_kv_cache[layer]
@@ -306,6 +307,19 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             found = utils.lm_cross_entropy_loss(logits, ids, mask, loss_per_token)
             loss = self._given(tape, found, lambda gradient: loss_gradient(logits, ids, mask, gradient))
             return loss if return_type == "loss" else Output(of_logits, loss)
+
+    def _residual(self, input: Any, layer: int, ids: np.ndarray | None) -> np.ndarray:
+        """The residual stream (b, p, C) that a run begins with at a block."""
+        residual = array(input)
+        if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model or residual.dtype.kind != "f":
+            raise ValueError(
+                f"start_at_layer={layer}: expected the residual stream before that block, floats (batch, positions, {self.cfg.d_model}), "
+                f"found shape {residual.shape} of {residual.dtype}"
+            )
+        if ids is not None and ids.shape != residual.shape[:2]:
+            expected = residual.shape[:2]
+            raise ValueError(f"tokens: expected ids of the positions of the residual stream, shape {expected}, found {ids.shape}")
+        return residual
 
     def _given(self, tape: Tape | None, value: Any, at_logits: Callable[[np.ndarray], np.ndarray]) -> Any:
         """What a run gives, from which backward hooks are reached; at_logits: the gradient at the logits from that at the value."""

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use candle_core::{Device, Tensor};
 use candle_gpt2_weights::tensor_bytes;
 use serde::Serialize;
@@ -12,7 +11,7 @@ use super::Answer;
 use super::text::{PromptAnswer, TextAnswer};
 use super::write::{List, Usage, json};
 use crate::ApiError;
-use crate::encoding::Encoding;
+use crate::encoding::{Encoding, Numbers};
 use crate::pieces::{Pieces, name};
 use crate::seen::{Seen, SeenAt, ShownSites};
 
@@ -46,13 +45,7 @@ impl Serialize for Entry<'_> {
         map.serialize_entry("shape", shape)?;
         map.serialize_entry("positions", self.positions)?;
         map.serialize_entry("dtype", "float32")?;
-        match self.encoding {
-            Encoding::Float => map.serialize_entry("data", numbers)?,
-            Encoding::Base64 => {
-                let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-                map.serialize_entry("data", &STANDARD.encode(bytes))?;
-            }
-        }
+        map.serialize_entry("data", &Numbers { numbers, encoding: self.encoding })?;
         map.end()
     }
 }
@@ -122,26 +115,32 @@ impl Answer {
     }
 
     /// The answer of `/v1/activations` as a safetensors file. Of a single prompt tensors have the names of their sites, of several with
-    /// the prompt's number and a dot in front; the metadata has `positions` and `activations_info` of each as JSON, named likewise.
+    /// the prompt's number and a dot in front; the metadata has `positions` and `activations_info` of each as JSON, named likewise, and the
+    /// `warnings`, if there are any.
     ///
     /// # Errors
     /// When there is no memory left for it.
-    pub fn into_safetensors(self) -> Result<Vec<u8>, ApiError> {
+    pub fn into_safetensors(mut self) -> Result<Vec<u8>, ApiError> {
         let (mut tensors, mut metadata) = (BTreeMap::new(), HashMap::new());
         let Some(shown) = &self.wants.shown else { return Err(ApiError::failed("activations of nothing")) };
         let is_single = self.prompts.len() == 1;
-        for Told { index, prompt, text, .. } in self.told_activations() {
-            let Some(seen) = &text.seen else { continue };
+        for (index, prompt) in self.prompts.iter_mut().enumerate() {
+            let seen = prompt.texts.first_mut().and_then(|text| text.seen.take());
+            let (Some(Seen { positions, values }), Some(text)) = (seen, prompt.texts.first()) else {
+                continue;
+            };
             let before = if is_single { String::new() } else { format!("{index}.") };
-            for SeenAt { site, shape, numbers } in &seen.values {
-                let tensor = Tensor::from_slice(numbers, &**shape, &Device::Cpu)?;
-                tensors.insert(format!("{before}{site}"), tensor);
+            for SeenAt { site, shape, numbers } in values {
+                tensors.insert(format!("{before}{site}"), Tensor::from_vec(numbers, shape, &Device::Cpu)?);
             }
-            metadata.insert(format!("{before}positions"), json(&seen.positions));
+            metadata.insert(format!("{before}positions"), json(&positions));
             let info = Info::of(shown, prompt, text, &self.pieces);
             metadata.insert(format!("{before}activations_info"), json(&info));
         }
         metadata.insert("model".into(), self.head.model.clone());
+        if !self.warnings.is_empty() {
+            metadata.insert("warnings".into(), json(&self.warnings.iter().collect::<Vec<_>>()));
+        }
         tensor_bytes(&tensors, metadata).map_err(ApiError::failed)
     }
 }

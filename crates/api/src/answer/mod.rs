@@ -71,12 +71,12 @@ impl Answer {
         let Some(state) = self.prompts.get_mut(prompt) else { return Ok(Vec::new()) };
         match event {
             Event::Begun { cached_tokens, prompt: scores, .. } => {
-                scores.iter().flatten().try_for_each(check)?;
+                scores.iter().flatten().try_for_each(|logprobs| check(logprobs, &self.wants))?;
                 (state.cached_tokens, state.scores) = (cached_tokens, scores);
                 Ok(self.begin(prompt))
             }
             Event::Token { sequence, id, text: piece, logprobs, stop_reason, .. } => {
-                logprobs.iter().try_for_each(check)?;
+                logprobs.iter().try_for_each(|logprobs| check(logprobs, &self.wants))?;
                 if let Some(text) = state.texts.get_mut(sequence) {
                     text.push(id, &piece, logprobs, &self.pieces);
                     if let Some(reason) = stop_reason {
@@ -101,8 +101,7 @@ impl Answer {
     /// Why the request ends whose prompt cannot be continued, with the prompt's path if that is at fault.
     pub fn refused(&self, prompt: usize, error: &GenerationError) -> ApiError {
         if let (GenerationError::NotFinite, true) = (error, self.wants.is_steered) {
-            let message = "steering: the model's logits are not finite with it; use a smaller scale";
-            return ApiError::invalid(message).with_param("steering");
+            return self.wants.overflowed("the model's logits are not finite");
         }
         let refusal = ApiError::from(error);
         // The message names the grammar's kind, and nothing internal.
@@ -246,10 +245,10 @@ impl Answer {
 }
 
 /// What is no number is never told.
-fn check(logprobs: &TokenLogprobs) -> Result<(), ApiError> {
+fn check(logprobs: &TokenLogprobs, wants: &Wants) -> Result<(), ApiError> {
     let mut told = logprobs.alternatives.iter().map(|(_, logprob)| *logprob).chain([logprobs.logprob]);
-    if told.any(f64::is_nan) {
-        return Err(ApiError::failed("a log probability is not a number; verify the model's weights"));
+    match told.any(f64::is_nan) {
+        true => Err(wants.overflowed("a log-probability is not a number")),
+        false => Ok(()),
     }
-    Ok(())
 }

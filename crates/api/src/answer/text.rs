@@ -140,10 +140,14 @@ impl TextAnswer {
         self.finish = Some(Finish { reason: told, stop_reason, cut });
     }
 
-    /// Takes what was seen inside, once the text has ended.
+    /// Takes what was seen inside, once the text has ended. Numbers that are not finite are refused: JSON has none of them.
     pub(super) fn see(&mut self, wants: &Wants) -> Result<(), ApiError> {
         if let (Some(inspected), Some(shown)) = (self.inspected.take(), &wants.shown) {
-            self.seen = Some(Seen::of(&inspected, shown)?);
+            let seen = Seen::of(&inspected, shown)?;
+            if let Some((site, position, number)) = seen.overflow() {
+                return Err(wants.overflowed(format_args!("{site} is {number} at token {position}")));
+            }
+            self.seen = Some(seen);
         }
         Ok(())
     }

@@ -1,5 +1,8 @@
 //! The contents that a response is to have.
 
+use std::fmt::Display;
+
+use crate::ApiError;
 use crate::seen::ShownSites;
 
 /// The shape of a response.
@@ -50,4 +53,17 @@ pub(crate) struct Wants {
     pub(crate) shown: Option<Box<ShownSites>>,
     /// Whether the model is changed inside.
     pub(crate) is_steered: bool,
+}
+
+impl Wants {
+    /// The refusal of numbers that are not finite, as `what` says: steering is to blame if there is any, else the model.
+    pub(crate) fn overflowed(&self, what: impl Display) -> ApiError {
+        match self.is_steered {
+            true => {
+                let message = format!("steering: {what} with it; use a smaller scale");
+                ApiError::invalid(message).with_param("steering")
+            }
+            false => ApiError::failed(format!("{what}; verify the model's weights")),
+        }
+    }
 }

@@ -10,11 +10,17 @@ use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
 use candle_gpt2_generation::{
     Drafts, Event, RequestId, Scheduler, SchedulerOptions, StopReason, TokenLogprobs,
 };
-use candle_gpt2_testing::{CheckpointFolder, fixture_path};
+use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path, pattern};
 use serde_json::{Value, json};
 
 /// `score` computes a text without a cache, and so adds numbers of f32 in another order.
 pub(crate) const SCORE_TOLERANCE: f64 = 1e-5;
+
+/// Sizes of the tiny checkpoint, and of its transcoders.
+const LAYERS: usize = 3;
+const WIDTH: usize = 28;
+pub(crate) const LATENTS: usize = 13;
 
 /// A model, and what requests need of it.
 pub(crate) struct Tested {
@@ -30,8 +36,30 @@ pub(crate) fn options() -> ApiOptions {
         activations: true,
         parallel: 4,
         limits: Limits { max_total_tokens: 40_000, ..Limits::default() },
+        transcoders: Arc::new(transcoders().into()),
         ..ApiOptions::default()
     }
+}
+
+/// Transcoders of [`LATENTS`] latents for the layers of the tiny checkpoint, of drawn numbers.
+pub(crate) fn transcoders() -> Vec<Dictionary> {
+    let transcoder = |layer: usize| {
+        let drawn = |shape: &[usize], offset: u64| pattern(shape, 1.0, offset + 1000 * layer as u64);
+        let tensors = [
+            ("W_enc", drawn(&[WIDTH, LATENTS], 0)),
+            ("b_enc", drawn(&[LATENTS], 300)),
+            ("W_dec", drawn(&[LATENTS, WIDTH], 400)),
+            ("b_dec", drawn(&[WIDTH], 700)),
+        ];
+        let config = json!({
+            "architecture": "transcoder", "hook_name": format!("blocks.{layer}.hook_resid_mid"),
+            "hook_name_out": format!("blocks.{layer}.hook_mlp_out"), "d_in": WIDTH, "d_out": WIDTH, "d_sae": LATENTS,
+        });
+        let config = DictionaryConfig::from_json(&config.to_string()).unwrap();
+        let tensors = tensors.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect();
+        Dictionary::from_tensors(&tensors, &config).unwrap()
+    };
+    (0..LAYERS).map(transcoder).collect()
 }
 
 pub(crate) fn load(folder: &std::path::Path) -> LoadedModel {

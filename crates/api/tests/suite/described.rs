@@ -206,9 +206,14 @@ fn answers(endpoint: Endpoint) -> Vec<Value> {
             ask(json!({ "content": "the word", "return_token_strs": true })),
         ],
         Endpoint::Detokenize => vec![ask(json!({ "tokens": prompt }))],
-        Endpoint::LookAttention | Endpoint::LookLens | Endpoint::LookNext => {
+        Endpoint::LookAttention
+        | Endpoint::LookLens
+        | Endpoint::LookNext
+        | Endpoint::LookFeatures
+        | Endpoint::LookGraph => {
             vec![ask(json!({ "prompt": prompt }))]
         }
+        Endpoint::LookFeature => vec![ask(json!({ "prompt": prompt, "layer": 1, "feature": 3 }))],
         Endpoint::LookHead => vec![ask(json!({ "prompt": prompt, "layer": 1, "head": 0 }))],
         Endpoint::Model => vec![serde_json::from_str(&model("tiny", &tiny().served).unwrap()).unwrap()],
         Endpoint::OpenApi => vec![description().clone()],

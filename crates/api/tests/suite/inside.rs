@@ -375,6 +375,41 @@ fn a_prompt_is_shown_without_generating() {
     assert_eq!(empty["data"][0]["activations_info"]["token_ids"], json!([0]), "the token that begins texts");
 }
 
+/// Blocks after the last site are left out of the passes over a prompt that is only shown.
+#[test]
+fn a_prompt_is_computed_up_to_the_last_site() {
+    for (sites, expected) in [
+        (json!(["resid_pre1", "hook_embed"]), Some(1)),
+        (json!(["pattern0"]), Some(1)),
+        (json!(["resid_post"]), Some(tiny().model.config().n_layer)),
+        (json!(["pattern0", "ln_final.hook_scale"]), None),
+    ] {
+        let body = json!({ "prompt": [5, 6], "sites": sites }).to_string();
+        let work = tiny().served.read(Endpoint::Activations, body.as_bytes(), None).unwrap();
+        let Work::Texts(call) = work else { panic!("{work:?}") };
+        assert_eq!(call.requests[0].stop_at_layer, expected, "{sites}");
+    }
+}
+
+/// What was ignored of a request is told in a file too.
+#[test]
+fn a_file_has_the_warnings() {
+    let body = |extra: Value| {
+        let mut body = json!({ "prompt": [5, 6], "sites": ["resid_post0"] });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let file = activations(&tiny().served, &body).unwrap().into_safetensors().unwrap();
+        // Eight bytes of length, then the header.
+        let length = usize::try_from(u64::from_le_bytes(*file.first_chunk().unwrap())).unwrap();
+        let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+        (header["__metadata__"]["warnings"].clone(), shown(&body)["warnings"].clone())
+    };
+    assert_eq!(body(json!({})), (Value::Null, Value::Null));
+    let (of_file, of_json) = body(json!({ "positons": "all" }));
+    let of_file: Value = serde_json::from_str(of_file.as_str().unwrap()).unwrap();
+    assert_eq!(of_file, json!(["unknown field `positons` was ignored; did you mean `positions`?"]));
+    assert_eq!(of_file, of_json);
+}
+
 /// A feature is its direction in the dictionary, at the place that the dictionary explains.
 #[test]
 fn a_feature_of_a_dictionary_steers_by_its_direction() {
@@ -470,6 +505,16 @@ fn what_is_wrong_is_named() {
             "activations.positions[0]: expected a position below 4, counted from 0, found 4".into(),
         ),
         (
+            json!({ "activations": { "sites": ["z0"], "positions": [7, 0, 5, 7] } }),
+            "activations.positions[0]: expected a position below 3, counted from 0, found 7".into(),
+        ),
+        (
+            json!({ "max_tokens": 1, "activations": { "sites": ["z0"], "positions": [0], "of": "completion" } }),
+            "activations.positions[0]: there are no activations of this completion, since the model does not read its last token and \
+             max_tokens is 1; ask for more tokens, or for the activations of the prompt"
+                .into(),
+        ),
+        (
             json!({ "activations": { "sites": ["z0"], "positions": "first" } }),
             "activations.positions: expected `last` or `all`, found \"first\"".into(),
         ),
@@ -514,11 +559,15 @@ fn what_is_wrong_is_named() {
         ),
         (
             json!({ "steering": [{ "site": "resid_pre1", "vector": vec![0; width], "mode": "project_out" }] }),
-            "steering[0].vector: expected a vector that is not zero and whose length is a number, found another one".into(),
+            "steering[0].vector: expected a direction to project out, which has a number that is not 0, found zeros".into(),
         ),
         (
             json!({ "steering": [{ "site": "resid_pre1", "vector": vector, "scale": "2" }] }),
             "steering[0].scale: expected a number, found \"2\"".into(),
+        ),
+        (
+            json!({ "steering": [{ "site": "resid_pre1", "vector": vec![1e30; width], "scale": 1e30 }] }),
+            "steering[0].scale: expected a scale whose product with the vector is finite in f32, found 1e30".into(),
         ),
         (
             json!({ "steering": [{ "dictionary": "res8", "feature": 1 }] }),
@@ -544,6 +593,31 @@ fn a_scale_beyond_the_numbers_is_the_requests_fault() {
     let error = tiny().run(call(&body).unwrap()).unwrap_err();
     assert_eq!((error.status(), error.param()), (400, Some("steering")));
     assert_eq!(error.to_string(), "steering: the model's logits are not finite with it; use a smaller scale");
+}
+
+/// What is shown and has left the numbers is named, and no answer has a null in its place.
+#[test]
+fn activations_that_overflow_are_refused_by_name() {
+    let steering = json!([{ "site": "blocks.0.hook_resid_post", "vector": direction(1), "scale": 1e30 }]);
+    let expected = "steering: blocks.1.ln1.hook_scale is inf at token 0 with it; use a smaller scale";
+    let sites = json!(["blocks.0.hook_resid_post", "blocks.1.ln1.hook_scale"]);
+    for format in ["float", "base64"] {
+        let mut body = json!({
+            "prompt": "The word", "sites": sites, "positions": "all", "encoding_format": format, "steering": steering,
+        });
+        let error = activations(&tiny().served, &body).unwrap_err();
+        assert_eq!(
+            (error.status(), error.param(), error.to_string()),
+            (400, Some("steering"), expected.to_owned())
+        );
+        // All that is asked for here is finite.
+        body["sites"] = json!(["blocks.0.hook_resid_post"]);
+        assert!(activations(&tiny().served, &body).is_ok());
+        let shown = json!({ "sites": sites, "positions": "all", "encoding_format": format });
+        let body = json!({ "prompt": "The", "max_tokens": 3, "steering": steering, "activations": shown });
+        let error = tiny().run(call(&body).unwrap()).unwrap_err();
+        assert_eq!((error.status(), error.param()), (400, Some("steering")));
+    }
 }
 
 #[test]

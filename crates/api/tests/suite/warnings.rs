@@ -164,6 +164,9 @@ fn every_route_that_reads_a_body_warns_or_refuses() {
         (Endpoint::LookLens, r#""prompt": "a""#),
         (Endpoint::LookHead, r#""prompt": "a", "layer": 0, "head": 0"#),
         (Endpoint::LookNext, r#""prompt": "a", "at": -1, "temperature": 0.5"#),
+        (Endpoint::LookFeatures, r#""prompt": "a""#),
+        (Endpoint::LookFeature, r#""prompt": "a", "layer": 0, "feature": 0"#),
+        (Endpoint::LookGraph, r#""prompt": "a""#),
     ] {
         let right = format!("{{{given}}}");
         assert!(read(endpoint, &right, true).unwrap().is_empty(), "{right}");

@@ -1,9 +1,10 @@
 //! A session answers as the library does: what a page shows is what the program writes.
 
 use candle_gpt2_browser::Session;
-use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent};
+use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, built_in_transcoders};
 use candle_gpt2_generation::{GenerationConfig, TokenGenerator};
-use candle_gpt2_look::{Attention, Found, Lens, Look, LookSubject, OneHead, Reader, Text};
+use candle_gpt2_look::{Attention, Found, Graph, Lens, Look, LookSubject, OneHead, Reader, Text};
+use candle_gpt2_pictures::graph_data;
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
 
@@ -165,6 +166,42 @@ fn looks_are_those_of_the_library() {
     let body = json!({ "prompt": PROMPT, "layer": 2, "head": 1, "key": 0 });
     let answer = session.ask("look/head", body.to_string().as_bytes()).unwrap();
     assert_eq!(answer, serde_json::to_string(&steps).unwrap());
+}
+
+/// Transcoders that come later are there from then on, and those of another model are refused.
+#[test]
+fn features_and_graphs_are_those_of_the_transcoders_that_are_given() {
+    let session = session();
+    let body = json!({ "prompt": PROMPT });
+    for path in ["look/features", "look/graph"] {
+        let error = session.ask(path, body.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.status(), 400);
+        assert!(error.to_string().starts_with("features and graphs are of the built-in model"), "{error}");
+    }
+    let files: Vec<(String, Vec<u8>)> = built_in_transcoders()
+        .iter()
+        .map(|(config, weights)| ((*config).to_owned(), weights.to_vec()))
+        .collect();
+    let error = session.set_transcoders(files[..5].to_vec()).unwrap_err();
+    assert!(format!("{error:?}").contains("OtherDepth"), "{error:?}");
+    session.set_transcoders(files).unwrap();
+
+    let model = built_in();
+    let reader = Reader::without_bos(model.vocabulary());
+    let subject = LookSubject::new(&model, "stories".into(), &reader);
+    let graph = Graph {
+        transcoders: Some("built-in".into()),
+        max_feature_nodes: 600,
+        ..Graph::new(Text::Words(PROMPT.into()))
+    };
+    let found = graph.at(&subject, &Silent).unwrap();
+    let expected: Value =
+        serde_json::from_str(&graph_data(&found.report, found.graph.as_ref().unwrap())).unwrap();
+    let answer = ask(&session, "look/graph", &body);
+    assert_eq!(answer, expected);
+    let features = ask(&session, "look/features", &json!({ "prompt": PROMPT, "layers": [2], "top": 1 }));
+    let ids = model.vocabulary().encode(PROMPT).unwrap();
+    assert_eq!(features["values"].as_array().unwrap().len(), ids.len());
 }
 
 /// The distribution that is shown is the one that is drawn from.

@@ -13,7 +13,7 @@ use candle_gpt2_engine::process::allow_open_files;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
 use candle_gpt2_grammar::GrammarReader;
 use candle_gpt2_interpret::Dictionary;
-use candle_gpt2_look::read_dictionary;
+use candle_gpt2_look::{built_in_dictionaries, read_dictionary};
 use candle_gpt2_server::{
     ApiOptions, ChatTemplateChoice, Limits, Listening, LogFormat, Model, SecretString, ServerOptions,
     check_health,
@@ -132,6 +132,9 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     let mut listening = Listening::new(options)?;
     let opened = arguments.model.open_any(hub)?;
     listening.api().dictionaries = dictionaries(&arguments.dictionaries, opened.config())?;
+    if arguments.model.options.model == Path::new(BUILT_IN) {
+        listening.api().transcoders = Arc::new(built_in_dictionaries()?.into());
+    }
     let model: Model = match opened.config().head.has_language_model() {
         true => opened.load(&Terminal)?.into(),
         false => opened.load_classifier(&Terminal)?.into(),

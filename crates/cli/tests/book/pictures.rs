@@ -12,7 +12,7 @@ use crate::{overwrites, program};
 
 /// What one types at the terminal of the README.
 const TYPED: [&str; 2] = [
-    "gpt2 generate \"One day\" --temperature 0.7 --seed 4",
+    "gpt2 generate \"One day\" --temperature 0.7 --seed 20",
     "gpt2 look patch --clean \"A red ball and a blue cup, a red\" --corrupt \"A red cup and a blue ball, a red\" --answer \" ball\" --against \" cup\" --site z",
 ];
 

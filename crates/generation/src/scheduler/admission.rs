@@ -293,10 +293,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         cache: Gpt2Cache,
         logits: Vec<f32>,
     ) -> Result<(), GenerationError> {
+        if text.is_observed() {
+            return self.begin_apart(text, cache, logits);
+        }
         let row = self.run(text, cache)?;
         let chosen = sample(&mut self.running[row..=row], &[Vec::new()], [&mut [logits][..]]);
-        self.extend(row, chosen)?;
-        self.set_apart()
+        self.extend(row, chosen)
     }
 }
 

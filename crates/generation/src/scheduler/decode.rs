@@ -12,7 +12,7 @@ use super::Scheduler;
 use super::event::Event;
 use super::prefill::Prefill;
 use super::request::RequestId;
-use super::text::{Accepted, Chosen, ChosenToken, Text, sample};
+use super::text::{Accepted, Chosen, Text, sample};
 use crate::config::slid_tokens;
 use crate::draft::{CACHED_TOKEN_COST, Drafted, longest_beside, look_up};
 use crate::logits::rows_of;
@@ -37,6 +37,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     pub(super) fn decode(&mut self) -> Result<usize, GenerationError> {
         self.slide_full_rows()?;
         self.close_gaps()?;
+        self.make_way()?;
         if self.running.is_empty() {
             return Ok(0);
         }
@@ -217,41 +218,12 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     pub(super) fn extend(&mut self, first: usize, chosen: Vec<Chosen>) -> Result<(), GenerationError> {
         let n_positions = self.model.config().n_positions;
         let (mut ended, mut failed) = (Vec::new(), Vec::new());
-        for (row, Chosen { tokens, error }) in (first..).zip(chosen) {
+        for (row, chosen) in (first..).zip(chosen) {
             let (text, held) = (&mut self.running[row], self.cache.lengths()[row]);
-            let (request, sequence) = (text.request.id, text.sequence);
-            let (mut left, mut error) = (tokens.len(), error);
-            for ChosenToken { id, logprobs, is_complete } in tokens {
-                left -= 1;
-                if text.right > 0 {
-                    text.right -= 1;
-                    text.success.drafts.accepted += 1;
-                }
-                let drafts = text.success.drafts;
-                match text.push(id, is_complete, held - left >= n_positions) {
-                    Ok((text, stop_reason)) => {
-                        self.ready.push(Event::Token {
-                            request,
-                            sequence,
-                            id,
-                            text,
-                            logprobs,
-                            stop_reason,
-                            drafts,
-                        });
-                        if stop_reason.is_some() {
-                            ended.push(row);
-                            error = None;
-                            break;
-                        }
-                    }
-                    Err(found) => {
-                        error = Some(found);
-                        break;
-                    }
-                }
+            match text.gain(chosen, held, n_positions, &mut self.ready) {
+                Ok(has_ended) => ended.extend(has_ended.then_some(row)),
+                Err(error) => failed.push((text.request.id, error)),
             }
-            failed.extend(error.map(|error| (request, error)));
         }
         // Rows change their numbers from here on.
         ended.into_iter().rev().try_for_each(|row| self.remove(row))?;

@@ -31,7 +31,7 @@ use crate::{Clock, GenerationError, LogitsProcessor, SearchMode};
 pub use event::{Event, Found, Step, StopReason};
 use prefill::Prefill;
 pub use request::{Request, RequestId, SchedulerOptions};
-use request::{Search, kept_tokens};
+use request::{Search, check_stop, kept_tokens};
 use text::{Accepted, Observed, Text};
 pub use text_observer::TextObserver;
 use text_observer::check_observers;
@@ -183,8 +183,10 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// # Errors
     /// When an option is out of its range, the prompt is empty or too long, an id is outside the vocabulary, stop strings have no
     /// tokenizer, prompt and text have no room in the memory for keys and values, however long they wait, a search is to tell
-    /// how probable tokens are, or observers are not one for each text that is made token by token.
+    /// how probable tokens are, passes stop at a block though logits are wanted, or observers are not one for each text that is made
+    /// token by token.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, GenerationError> {
+        check_stop(&request, self.model.config().n_layer)?;
         let Request {
             prompt,
             config,
@@ -194,6 +196,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             prompt_logprobs,
             reuse,
             observers,
+            stop_at_layer,
         } = request;
         let model = self.model.config();
         let mode = config.search_mode();
@@ -244,6 +247,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 prompt_logprobs,
                 sharers,
                 observers,
+                stop_at_layer,
             });
             self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
         }
@@ -343,9 +347,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
-    use candle_gpt2::Gpt2Config;
-    use candle_nn::VarBuilder;
+    use std::sync::Mutex;
+
+    use candle_core::{DType, Device, Tensor};
+    use candle_gpt2::{Gpt2Config, Observer, Site, SiteKind};
+    use candle_nn::{VarBuilder, VarMap};
 
     use super::*;
     use crate::GenerationConfig;
@@ -392,5 +398,78 @@ mod tests {
         assert!(scheduler.is_idle());
         assert_eq!((made[1], made[2], made[4]), (3, 9, 9));
         assert!(made[0] < 9 && made[3] < 9);
+    }
+
+    /// Sees one place and changes nothing.
+    struct Looks;
+
+    impl Observer for Looks {
+        fn wants(&self, site: Site) -> bool {
+            site == Site::in_block(1, SiteKind::ResidPre)
+        }
+
+        fn observe(&mut self, _: Site, value: Tensor) -> candle_core::Result<Tensor> {
+            Ok(value)
+        }
+    }
+
+    /// As on a GPU: observed texts never enter the common rows, so that their recorded step stays; nor do they lie between them.
+    #[test]
+    fn observed_texts_leave_the_common_rows_as_they_are() {
+        const SLOT: usize = 16;
+        let sizes = Gpt2Config {
+            vocab_size: 11,
+            n_positions: SLOT,
+            n_embd: 6,
+            n_layer: 2,
+            n_head: 3,
+            ..Gpt2Config::gpt2()
+        };
+        let weights = VarMap::new();
+        let model = VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu);
+        let model = Gpt2LMHeadModel::load(&sizes, model).unwrap();
+        let request = |first: u32, max_new_tokens: usize, is_observed: bool| {
+            let config =
+                GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
+            let observers = match is_observed {
+                true => vec![TextObserver::new(Arc::new(Mutex::new(Looks)))],
+                false => Vec::new(),
+            };
+            Request { observers, ..Request::new(vec![first, 2], config) }
+        };
+        // The first ends early, so that the last one takes its place.
+        let requests = [(1, 3, false), (3, 9, true), (4, 12, false), (5, 9, true), (6, 12, false)];
+        let requests = requests.map(|(first, tokens, is_observed)| request(first, tokens, is_observed));
+        let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
+        let run = |requests: &[Request]| {
+            let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
+            scheduler.slot_tokens = Some(SLOT);
+            requests.iter().for_each(|request| _ = scheduler.submit(request.clone()).unwrap());
+            let mut made = vec![Vec::new(); requests.len()];
+            while !scheduler.is_idle() {
+                scheduler.close_gaps().unwrap();
+                scheduler.make_way().unwrap();
+                for (_, cache) in &scheduler.observed {
+                    let before = scheduler.cache.rows_before(cache);
+                    assert!(before == 0 || before == scheduler.running.len(), "{before} rows before it");
+                }
+                // Rows of another memory: what came to them or went would be refused.
+                let others = model.new_pool(SLOT).unwrap().empty_cache();
+                let common = mem::replace(&mut scheduler.cache, others);
+                scheduler.observe().unwrap();
+                scheduler.cache = common;
+                for event in scheduler.step().into_result().unwrap() {
+                    if let Event::Token { request, id, .. } = event {
+                        made[request.place()].push(id);
+                    }
+                }
+            }
+            assert_eq!(scheduler.kv_tokens_in_use(), 0);
+            made
+        };
+        let together = run(&requests);
+        for (request, made) in requests.iter().zip(together) {
+            assert_eq!(vec![made], run(std::slice::from_ref(request)));
+        }
     }
 }

@@ -1,15 +1,16 @@
 //! Texts with an observer: each has passes of its own, beside the common one of all others.
 
 use std::ops::Deref;
+use std::slice;
 
 use candle_core::Tensor;
-use candle_gpt2::LogitsFor;
+use candle_gpt2::{Gpt2Cache, LogitsFor};
 use candle_gpt2_kernels::is_interrupted;
 use tokenizers::Tokenizer;
 
 use super::Scheduler;
 use super::request::RequestId;
-use super::text::Text;
+use super::text::{Text, sample};
 use crate::GenerationError;
 use crate::logits::rows_of;
 
@@ -31,11 +32,56 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
         Ok(())
     }
 
-    /// Takes a text that has an observer out of the common rows, where it is only while it gains its token.
-    pub(super) fn set_apart(&mut self) -> Result<(), GenerationError> {
-        if let Some(row) = self.running.iter().position(Text::is_observed) {
-            let observed = self.take_row(row)?;
-            self.observed.push_back(observed);
+    /// Gives a text that has an observer its next token by these logits. It never comes into the common rows: on a GPU, those that stay
+    /// the same are replayed.
+    pub(super) fn begin_apart(
+        &mut self,
+        mut text: Text<T>,
+        cache: Gpt2Cache,
+        logits: Vec<f32>,
+    ) -> Result<(), GenerationError> {
+        let chosen = sample(slice::from_mut(&mut text), &[Vec::new()], [&mut [logits][..]]);
+        let (held, n_positions) = (cache.lengths().iter().sum(), self.model.config().n_positions);
+        for chosen in chosen {
+            match text.gain(chosen, held, n_positions, &mut self.ready) {
+                Ok(false) => {}
+                // No other text may continue what was computed for it.
+                Ok(true) => return Ok(()),
+                Err(error) => {
+                    self.fail(text.request.id, error);
+                    return Ok(());
+                }
+            }
+        }
+        self.observed.push_back((text, cache));
+        Ok(())
+    }
+
+    /// On a GPU: moves observed texts that lie between the running ones behind them, for the rows of a step lie side by side.
+    pub(super) fn make_way(&mut self) -> Result<(), GenerationError> {
+        let Some(slot_tokens) = self.slot_tokens else { return Ok(()) };
+        for _ in 0..self.observed.len() {
+            let Some((text, cache)) = self.observed.pop_front() else { break };
+            let before = self.cache.rows_before(&cache);
+            let cache = match before == 0 || before == self.running.len() {
+                true => cache,
+                false => {
+                    let aside = cache.fork(&[0])?;
+                    drop(cache);
+                    self.close_gaps()?;
+                    let (held, capacity) =
+                        (aside.lengths().iter().sum(), slot_tokens.max(text.request.capacity));
+                    match self.pool.cache(1, capacity) {
+                        Some(mut cache) => {
+                            cache.copy_row(0, &aside, 0, held)?;
+                            cache
+                        }
+                        // Free room in several pieces, too small each.
+                        None => aside,
+                    }
+                }
+            };
+            self.observed.push_back((text, cache));
         }
         Ok(())
     }

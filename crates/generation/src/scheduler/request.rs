@@ -73,6 +73,9 @@ pub struct Request {
     /// without other texts: no bit of what is computed for others changes. It reuses nothing that was computed for another text and
     /// leaves nothing to others, and no drafts are made for it.
     pub observers: Vec<TextObserver>,
+    /// The block before which the passes over its prompt [stop](candle_gpt2::Pass::stopping_at): for prompts that are only observed, with
+    /// neither new tokens nor log-probabilities. At least one block is computed.
+    pub stop_at_layer: Option<usize>,
 }
 
 impl Request {
@@ -87,6 +90,7 @@ impl Request {
             prompt_logprobs: None,
             reuse: None,
             observers: Vec::new(),
+            stop_at_layer: None,
         }
     }
 
@@ -106,6 +110,20 @@ impl Request {
         let capacity = kept_tokens(&self.config, prompt.len(), model.n_positions);
         Ok(KvSlot::room_of(capacity))
     }
+}
+
+/// What can be wrong with the block before which passes stop.
+pub(super) fn check_stop(request: &Request, n_layer: usize) -> Result<(), GenerationError> {
+    let Some(layer) = request.stop_at_layer else { return Ok(()) };
+    if layer > n_layer {
+        let (expected, found) = (format!("at most {n_layer}, the model's blocks"), layer.to_string());
+        return Err(GenerationError::OptionOutOfRange { option: "stop_at_layer", expected, found });
+    }
+    if request.config.max_new_tokens > 0 || request.prompt_logprobs.is_some() {
+        let what = "passes that stop at a block have no logits: `stop_at_layer` needs `max_new_tokens` 0, without `prompt_logprobs`";
+        return Err(GenerationError::Conflict { what: what.into() });
+    }
+    Ok(())
 }
 
 /// The number of a request, counted from 0 in the order they came. [`Scheduler::submit`](crate::Scheduler::submit) gives it.

@@ -8,7 +8,7 @@ use candle_gpt2::{Gpt2Cache, Pass};
 use candle_gpt2_kernels::map_items;
 use tokenizers::Tokenizer;
 
-use super::event::StopReason;
+use super::event::{Event, StopReason};
 use super::request::RequestId;
 use super::text_observer::TextObserver;
 use crate::clock::Deadline;
@@ -35,6 +35,7 @@ pub(super) struct Accepted {
     /// Who may continue what is computed for its texts.
     pub(super) sharers: Sharers,
     pub(super) observers: Vec<TextObserver>,
+    pub(super) stop_at_layer: Option<usize>,
 }
 
 /// The observed texts that gain a token in each step, each with its memory.
@@ -81,9 +82,15 @@ impl<T> Text<T> {
 
     /// Computes in a pass of its own, which its observer sees if it has one.
     pub(super) fn in_pass<R>(&self, compute: impl FnOnce(&mut Pass) -> R) -> R {
+        let pass = Pass::inference();
+        let mut pass = match self.request.stop_at_layer {
+            // A cache counts the tokens in its first layer.
+            Some(layer) => pass.stopping_at(layer.max(1)),
+            None => pass,
+        };
         match self.request.observers.get(self.sequence) {
-            Some(observer) => compute(&mut Pass::inference().observed_by(&mut *observer.lock())),
-            None => compute(&mut Pass::inference()),
+            Some(observer) => compute(&mut pass.observed_by(&mut *observer.lock())),
+            None => compute(&mut pass),
         }
     }
 }
@@ -108,8 +115,37 @@ impl<T: Deref<Target = Tokenizer>> Text<T> {
         Ok(())
     }
 
+    /// Adds its next tokens and tells them; says whether it ends with the last of them. Its memory holds so many tokens by then.
+    ///
+    /// # Errors
+    /// When it cannot continue.
+    pub(super) fn gain(
+        &mut self,
+        Chosen { tokens, error }: Chosen,
+        held: usize,
+        n_positions: usize,
+        told: &mut Vec<Event>,
+    ) -> Result<bool, GenerationError> {
+        let (request, sequence) = (self.request.id, self.sequence);
+        let mut left = tokens.len();
+        for ChosenToken { id, logprobs, is_complete } in tokens {
+            left -= 1;
+            if self.right > 0 {
+                self.right -= 1;
+                self.success.drafts.accepted += 1;
+            }
+            let drafts = self.success.drafts;
+            let (text, stop_reason) = self.push(id, is_complete, held - left >= n_positions)?;
+            told.push(Event::Token { request, sequence, id, text, logprobs, stop_reason, drafts });
+            if stop_reason.is_some() {
+                return Ok(true);
+            }
+        }
+        error.map_or(Ok(false), Err)
+    }
+
     /// Adds a token; returns the text it completes and why the text ends with it, if it does.
-    pub(super) fn push(
+    fn push(
         &mut self,
         id: u32,
         is_complete: bool,

@@ -1,6 +1,7 @@
 //! Requests with observers: what they see and change is their own text's, and nobody else's.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candle_core::{DType, Device, Tensor, bail};
@@ -282,6 +283,68 @@ fn an_observed_text_is_cancelled_at_any_time() {
         assert!(scheduler.cancel(id) && scheduler.is_idle(), "after {steps} steps");
         assert_eq!((scheduler.kv_tokens_in_use(), scheduler.kv_tokens_kept()), (0, 0));
         run(&mut scheduler, &mut texts);
+    }
+}
+
+/// What a text sees, and the last block that asks for it.
+struct Reach {
+    steer: Steer,
+    furthest: AtomicUsize,
+}
+
+impl Observer for Reach {
+    fn wants(&self, site: Site) -> bool {
+        self.furthest.fetch_max(site.layer.unwrap_or(0), Ordering::Relaxed);
+        self.steer.wants(site)
+    }
+
+    fn observe(&mut self, site: Site, value: Tensor) -> candle_core::Result<Tensor> {
+        self.steer.observe(site, value)
+    }
+}
+
+/// A prompt that is only observed stops at a block, chunk by chunk: up to there each bit is the same.
+#[test]
+fn a_prompt_that_is_only_observed_stops_at_a_block() {
+    let model = tiny();
+    let last = model.config().n_layer - 1;
+    let config = GenerationConfig { max_new_tokens: 0, ..GenerationConfig::default() };
+    let seen = |stop_at_layer: Option<usize>| {
+        let steer = Steer { scale: 0.0, seen: Vec::new() };
+        let reach = Arc::new(Mutex::new(Reach { steer, furthest: AtomicUsize::new(0) }));
+        let observers = vec![TextObserver::new(reach.clone())];
+        let mut scheduler = scheduler(&model, options(4, 400, 7));
+        let request = Request::new(prompt(30, 1), config.clone());
+        let id = scheduler.submit(Request { observers, stop_at_layer, ..request }).unwrap();
+        let mut told = BTreeMap::new();
+        while !scheduler.is_idle() {
+            listen(&mut scheduler, &mut told);
+        }
+        assert_eq!(told[&id].ends, BTreeMap::from([(0, StopReason::MaxNewTokens)]));
+        assert_eq!(scheduler.kv_tokens_in_use(), 0);
+        let reach = reach.lock().unwrap();
+        (reach.steer.seen.clone(), reach.furthest.load(Ordering::Relaxed))
+    };
+    let (whole, furthest) = seen(None);
+    assert_eq!((whole.len(), furthest), (30, last));
+    assert!(last > 1, "there is a block to leave out");
+    for stop in 1..=last + 1 {
+        assert_eq!(seen(Some(stop)), (whole.clone(), stop.min(last)), "{stop}");
+    }
+    assert_eq!(seen(Some(0)).1, 1, "one block is computed");
+    let mut scheduler = scheduler(&model, options(4, 400, 7));
+    for (max_new_tokens, stop, expected) in [
+        (
+            0,
+            last + 2,
+            format!("`stop_at_layer`: expected at most {}, the model's blocks, found {}", last + 1, last + 2),
+        ),
+        (1, 1, "passes that stop at a block have no logits".into()),
+    ] {
+        let config = GenerationConfig { max_new_tokens, ..config.clone() };
+        let request = Request { stop_at_layer: Some(stop), ..Request::new(prompt(3, 1), config) };
+        let error = scheduler.submit(request).unwrap_err();
+        assert!(error.is_usage() && error.to_string().starts_with(&expected), "{error}");
     }
 }
 

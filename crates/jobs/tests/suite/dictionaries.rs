@@ -11,7 +11,6 @@ use candle_gpt2_jobs::{
 };
 use candle_gpt2_testing::{CheckpointFolder, files};
 use candle_gpt2_training::{DictionaryKind, Task, layer_files};
-use candle_gpt2_weights::WrittenDType;
 use serde_json::Value;
 
 use crate::interrupter::{Interrupter, scenes};
@@ -276,7 +275,6 @@ fn what_does_not_go_together_is_refused_by_its_names() {
         (TrainOptions { site: None, ..options() }, "needs `site`"),
         (TrainOptions { task: Task::Text, ..options() }, "`site` is of the task dictionary"),
         (TrainOptions { lora_rank: Some(2), ..options() }, "`lora_rank` is of models"),
-        (TrainOptions { dtype: WrittenDType::F16, ..options() }, "`dtype` is of models"),
         (TrainOptions { sample: Some("What".into()), ..options() }, "`sample` is of the tasks"),
         (TrainOptions { sparsity: Some(1.0), ..options() }, "`sparsity` is of the kinds jump-relu and gated"),
         (TrainOptions { kind: Some(DictionaryKind::Gated), ..options() }, "`k` is not of the kind gated"),

@@ -50,6 +50,20 @@ fn transcoders_of_every_format_give_the_graph_of_their_fixture() {
     assert!(read_transcoders(&folder("cross-layer"), &config).unwrap().is_cross_layer());
 }
 
+/// Those that are in the program, and only of its model.
+#[test]
+fn the_built_in_model_has_transcoders() {
+    let loaded = built_in();
+    let read = read_transcoders("built-in".as_ref(), loaded.config()).unwrap();
+    assert_eq!((read.layers().len(), read.width(), read.is_cross_layer()), (6, 192, false));
+    let other = Case::open("untied").loaded.config().clone();
+    let error = read_transcoders("built-in".as_ref(), &other).unwrap_err();
+    assert!(error.is_usage(), "{error}");
+    let graph = Graph { transcoders: Some("built-in".into()), ..Graph::new(words("One day, Mia was")) };
+    let found = look(&loaded, &graph).unwrap();
+    assert!(!found.report.notes.iter().any(|note| note.contains("neurons")), "{:?}", found.report.notes);
+}
+
 fn text_of<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("{key} of {value} is no text"))
 }

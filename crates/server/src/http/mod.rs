@@ -1,5 +1,6 @@
 //! HTTP: connections, their limits, who may ask, what answers, and the end.
 
+mod accept;
 mod activations;
 mod body;
 mod complete;

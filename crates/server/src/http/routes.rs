@@ -9,6 +9,7 @@ use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode};
 
+use super::accept::prefers;
 use super::body::{Answer, Content};
 use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
@@ -107,15 +108,10 @@ async fn serve(
             None => Err(ApiError::invalid("the body is empty; it is a JSON object")),
         }?;
         *body = None;
-        let wants_file = accepts(&head.headers, complete::FILE);
+        let wants_file = prefers(&head.headers, complete::FILE, "application/json");
         return post(route.endpoint, received, wants_file, &caller).await;
     }
     get(route.endpoint, rest.unwrap_or_default(), &head.headers, shared)
-}
-
-fn accepts(headers: &HeaderMap, kind: &str) -> bool {
-    let mut values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    values.any(|value| value.contains(kind))
 }
 
 fn get(
@@ -128,7 +124,7 @@ fn get(
         Endpoint::Health if shared.is_draining() => return Err(draining()),
         Endpoint::Metrics => {
             // The text of both is the same but for its last line, which the older one takes for a remark.
-            let kind = match accepts(headers, "application/openmetrics-text") {
+            let kind = match prefers(headers, "application/openmetrics-text", "text/plain") {
                 true => "application/openmetrics-text; version=1.0.0; charset=utf-8",
                 false => "text/plain; version=0.0.4; charset=utf-8",
             };
@@ -170,7 +166,10 @@ async fn post(
         | Endpoint::LookAttention
         | Endpoint::LookLens
         | Endpoint::LookHead
-        | Endpoint::LookNext => {
+        | Endpoint::LookNext
+        | Endpoint::LookFeatures
+        | Endpoint::LookFeature
+        | Endpoint::LookGraph => {
             let _accepted = Accepted::new(&shared.calls);
             let (backend, served) = (&shared.backend, &shared.served);
             let analyses = Analyses { backend, served, turns: &shared.looks, metrics: &shared.metrics };

@@ -30,6 +30,10 @@ fn activations_come_as_json_or_as_a_file() {
     for entry in entries {
         assert_eq!(json!(tensors[entry["site"].as_str().unwrap()].dims()), entry["shape"]);
     }
+    // A type that is not wanted is not sent.
+    let unwanted = ["Content-Type: application/json", "Accept: application/octet-stream;q=0, */*"];
+    let plain = server.request("POST", "/v1/activations", &unwanted, text.as_bytes());
+    assert_eq!((plain.status, plain.header("content-type")), (200, Some("application/json")));
     // What is wrong is JSON, whatever was wanted.
     let refused = server.request("POST", "/v1/activations", &lines, br#"{"sites": ["z9"]}"#);
     assert!(refused.refusal(400).starts_with("sites[0]: `z9`: there is no block 9"));
@@ -90,20 +94,21 @@ fn all_requests_together_record_no_more_than_there_is_memory_for() {
     }
 }
 
-/// A client that goes away in the middle of a steered text frees its place.
+/// A client that goes away in the middle of a steered text frees its place long before the text would end.
 #[test]
 fn a_steered_text_ends_with_its_client() {
-    let server = start_with(|options| options.api.activations = true);
-    let body = json!({
-        "prompt": [5], "max_tokens": 40, "n": 4, "stream": true, "ignore_eos": true,
-        "steering": [{ "site": "resid_pre1", "vector": vec![1.0; 28] }],
+    let server = start_long(|options| {
+        options.api.activations = true;
+        options.parallel = 1;
     });
-    for _ in 0..5 {
-        let mut client = server.connect();
-        client.send(&json_request("/v1/completions", &body));
-        drop(client);
+    let mut body = long_stream();
+    body["steering"] = json!([{ "site": "resid_pre1", "vector": vec![1.0; 28] }]);
+    for _ in 0..2 {
+        drop(server.occupy(&body));
+        let next = server.post("/v1/completions", &json!({ "prompt": [5], "max_tokens": 2 }));
+        assert_eq!(next.status, 200, "{}", next.text());
     }
-    server.wait_for_metric("gpt2_batch_rows", 0.0);
     assert_eq!(server.metric("gpt2_engine_panics_total"), 0.0);
-    assert_eq!(server.post("/v1/completions", &json!({ "prompt": [5], "max_tokens": 2 })).status, 200);
+    let made = server.metric("gpt2_generated_tokens_total");
+    assert!(made < LONG as f64 / 2.0, "{made} tokens, of which two texts alone have {}", 2 * LONG);
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle_gpt2_api::{ApiOptions, ServedModel, Session, find_route};
 use candle_gpt2_generation::SchedulerOptions;
+use candle_gpt2_look::built_in_dictionaries;
 use serde_json::{Value, json};
 
 use crate::common::{built_in, start, start_model};
@@ -42,10 +43,13 @@ fn every_file_of_the_page_is_there_and_kept_by_its_tag() {
 #[test]
 fn analyses_are_those_of_a_session() {
     let model = built_in();
-    let served = ServedModel::new(&model, ApiOptions { name: "stories".into(), ..ApiOptions::default() });
+    let transcoders = Arc::new(built_in_dictionaries().unwrap().into());
+    let options =
+        ApiOptions { name: "stories".into(), transcoders: Arc::clone(&transcoders), ..ApiOptions::default() };
+    let served = ServedModel::new(&model, options);
     let scheduler = model.scheduler(SchedulerOptions { max_texts: 1, kv_tokens: 512, chunk_tokens: 512 });
     let mut session = Session::new(model.clone(), Arc::new(served.unwrap()), scheduler.unwrap());
-    let server = start_model(model.clone(), "stories", |_| ());
+    let server = start_model(model.clone(), "stories", |options| options.api.transcoders = transcoders);
     let text = "One day, Mia went to the park with her friend Tom. ".repeat(3);
     let ids = model.vocabulary().encode(&text).unwrap();
     assert!(ids.len() > 32, "more than is computed at once");
@@ -54,6 +58,8 @@ fn analyses_are_those_of_a_session() {
         ("/look/lens", json!({ "prompt": text, "show": "entropy" })),
         ("/look/head", json!({ "prompt": ids, "layer": 2, "head": 1, "query": -3, "key": 4 })),
         ("/look/next", json!({ "prompt": ids, "at": -3, "temperature": 0.7, "top_k": 3, "top": 5 })),
+        ("/look/features", json!({ "prompt": text, "layers": [3] })),
+        ("/look/feature", json!({ "prompt": ids, "layer": 3, "feature": 5 })),
         ("/v1/embeddings", json!({ "input": [ids, ids[..3]] })),
     ] {
         let endpoint = find_route("POST", path).unwrap().0.endpoint;

@@ -6,13 +6,13 @@
 //!
 //! Source: SAELens 6.54.12, `sae_lens/saes/sae.py`, `transcoder.py`, `gated_sae.py`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::SiteKind;
-use candle_gpt2_weights::{replace_file, write_tensors};
+use candle_gpt2_weights::{WrittenDType, replace_file, write_rounded_tensors};
 use serde_json::{Value, json};
 
 use super::{DictionaryKind, Learner, save_layers};
@@ -41,21 +41,21 @@ pub(crate) fn files(learner: &Learner) -> Vec<String> {
     }
 }
 
-/// Writes the files into a folder, in place of those that are there. `context` is the number of tokens of a text in training.
+/// Writes the files into a folder, in place of those that are there, with tensors of this type. `context` is the number of tokens of a
+/// text in training.
 pub(crate) fn save(
     learner: &Learner,
     parameters: &Parameters,
     context: usize,
     folder: &Path,
+    dtype: WrittenDType,
 ) -> Result<(), TrainingError> {
     if learner.objective.kind == DictionaryKind::CrossLayerTranscoder {
-        return save_layers::save(learner, parameters, folder);
+        return save_layers::save(learner, parameters, folder, dtype);
     }
     let tensors = tensors(learner, parameters)?;
     let config = config(learner, context);
-    replace_file(&folder.join(WEIGHTS_FILE), |partial| {
-        Ok(write_tensors(partial, &tensors, HashMap::new())?)
-    })?;
+    replace_file(&folder.join(WEIGHTS_FILE), |partial| Ok(write_rounded_tensors(partial, &tensors, dtype)?))?;
     let text = serde_json::to_string_pretty(&config).unwrap_or_default() + "\n";
     Ok(replace_file(&folder.join(CONFIG_FILE), |partial| Ok(fs::write(partial, text)?))?)
 }
@@ -104,6 +104,7 @@ fn config(learner: &Learner, context: usize) -> Value {
         "architecture": architecture,
         "d_in": objective.inputs,
         "d_sae": objective.latents,
+        // What a reader computes in, whatever the file has.
         "dtype": "float32",
         "device": "cpu",
         "apply_b_dec_to_input": !is_transcoder,

@@ -8,13 +8,13 @@
 //!
 //! Source: decoderesearch/circuit-tracer, `circuit_tracer/transcoder/cross_layer_transcoder.py` at 05774bb.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2_weights::{replace_file, write_tensors};
+use candle_gpt2_weights::{WrittenDType, replace_file, write_rounded_tensors};
 
 use super::Learner;
 use super::objective::Objective;
@@ -42,11 +42,12 @@ pub(super) fn files(learner: &Learner) -> Vec<String> {
     of_layers.chain([LAYERS_CONFIG_FILE.to_owned()]).collect()
 }
 
-/// Writes the files into a folder, in place of those that are there.
+/// Writes the files into a folder, in place of those that are there, with tensors of this type.
 pub(super) fn save(
     learner: &Learner,
     parameters: &Parameters,
     folder: &Path,
+    dtype: WrittenDType,
 ) -> std::result::Result<(), TrainingError> {
     let config = folder.join(LAYERS_CONFIG_FILE);
     match fs::remove_file(&config) {
@@ -57,9 +58,7 @@ pub(super) fn save(
     }
     for layer in 0..learner.objective.blocks {
         for (name, tensors) in layer_files(layer).iter().zip(tensors(learner, parameters, layer)?) {
-            replace_file(&folder.join(name), |partial| {
-                Ok(write_tensors(partial, &tensors, HashMap::new())?)
-            })?;
+            replace_file(&folder.join(name), |partial| Ok(write_rounded_tensors(partial, &tensors, dtype)?))?;
         }
     }
     Ok(replace_file(&config, |partial| Ok(fs::write(partial, config_text(learner))?))?)

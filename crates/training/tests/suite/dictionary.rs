@@ -17,7 +17,7 @@ use candle_gpt2_training::{
     Hyperparameters, LAYERS_CONFIG_FILE, Parameters, RowValues, Schedule, Task, Trainer, TrainingError,
     WEIGHTS_FILE, Windows, layer_files,
 };
-use candle_gpt2_weights::TensorFile;
+use candle_gpt2_weights::{TensorFile, WrittenDType};
 use serde_json::Value;
 
 const WIDTH: usize = 24;
@@ -168,7 +168,7 @@ fn take(trainer: &mut Trainer, steps: u64, data: &dyn Data) {
 /// What a training made, as files have it.
 fn saved(trainer: &Trainer) -> (HashMap<String, Tensor>, Value) {
     let folder = temporary_folder();
-    assert!(trainer.save_dictionary(folder.path()).unwrap());
+    assert!(trainer.save_dictionary(folder.path(), WrittenDType::F32).unwrap());
     let tensors = TensorFile::read(&folder.path().join(WEIGHTS_FILE)).unwrap().tensors;
     let config = fs::read_to_string(folder.path().join(CONFIG_FILE)).unwrap();
     (tensors.into_iter().collect(), serde_json::from_str(&config).unwrap())
@@ -260,10 +260,31 @@ fn transcoders_write_another_place_from_what_they_read() {
     );
 }
 
+/// Files in half precision have half the bytes, and the same numbers rounded to 8 bits.
+#[test]
+fn a_dictionary_may_be_written_in_half_precision() {
+    let numbers = numbers(DictionaryKind::Transcoder, 96, 8);
+    let trainer = trainer(&numbers);
+    let (exact, config) = saved(&trainer);
+    let folder = temporary_folder();
+    assert!(trainer.save_dictionary(folder.path(), WrittenDType::BF16).unwrap());
+    let file = folder.path().join(WEIGHTS_FILE);
+    let numbers: usize = exact.values().map(Tensor::elem_count).sum();
+    let bytes = usize::try_from(fs::metadata(&file).unwrap().len()).unwrap();
+    assert!((2 * numbers..2 * numbers + 1024).contains(&bytes), "{bytes} bytes for {numbers} numbers");
+    for (name, rounded) in TensorFile::read(&file).unwrap().tensors {
+        let [found, expected] =
+            [&rounded, &exact[&name]].map(|tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        assert!(found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= b.abs() / 256.0), "{name}");
+    }
+    let read = fs::read_to_string(folder.path().join(CONFIG_FILE)).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&read).unwrap(), config);
+}
+
 /// The tensors of a saved cross-layer transcoder by layer, and its configuration.
 fn saved_layers(trainer: &Trainer) -> (Vec<BTreeMap<String, Tensor>>, TranscodersConfig) {
     let folder = temporary_folder();
-    assert!(trainer.save_dictionary(folder.path()).unwrap());
+    assert!(trainer.save_dictionary(folder.path(), WrittenDType::F32).unwrap());
     let mut names = trainer.dictionary_files();
     names.sort();
     assert_eq!(files(folder.path()).into_iter().map(|(name, _)| name).collect::<Vec<_>>(), names);

@@ -94,8 +94,8 @@ fn open_file(files: &Files, path: &Path) -> Result<Source, WeightsError> {
 }
 
 /// Opens one file of any tensors, with what it says beside them.
-pub(crate) fn open_tensors(path: &Path) -> Result<TensorsAndEntries, WeightsError> {
-    let file = Files::Disk.open(path)?;
+pub(crate) fn open_tensors(files: &Files, path: &Path) -> Result<TensorsAndEntries, WeightsError> {
+    let file = files.open(path)?;
     let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
     let (source, entries) = match recognised(&file)? {
         Some(Reader { read_all: Some(read_all), .. }) => read_all(file)?,
@@ -105,7 +105,7 @@ pub(crate) fn open_tensors(path: &Path) -> Result<TensorsAndEntries, WeightsErro
             ));
         }
         reader => {
-            let source = read(&Files::Disk, file, reader)?;
+            let source = read(files, file, reader)?;
             let entries = source.files.first().map(safetensors::entries).transpose()?;
             (source, entries.unwrap_or_default())
         }

@@ -1,0 +1,49 @@
+//! Numbers in the types of files, and which of them these types cannot hold.
+
+use std::path::Path;
+
+use half::{bf16, f16};
+use safetensors::tensor::Dtype;
+
+use crate::{WeightsError, WrittenDType};
+
+/// The type of safetensors for what a user asks for; `target` is what cannot be written otherwise.
+pub(crate) fn safetensors_dtype(dtype: WrittenDType, target: &Path) -> Result<Dtype, WeightsError> {
+    match dtype {
+        WrittenDType::F32 => Ok(Dtype::F32),
+        WrittenDType::F16 => Ok(Dtype::F16),
+        WrittenDType::BF16 => Ok(Dtype::BF16),
+        _ => Err(WeightsError::Unwritable {
+            path: target.to_owned(),
+            what: format!("safetensors holds no {dtype}; use f32, f16 or bf16, or write a .gguf file"),
+        }),
+    }
+}
+
+/// Appends numbers in a type of floating point, each rounded to the nearest.
+pub(crate) fn append(bytes: &mut Vec<u8>, values: &[f32], dtype: Dtype) {
+    match dtype {
+        Dtype::F16 => bytes.extend(values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+        Dtype::BF16 => bytes.extend(values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+        _ => bytes.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+    }
+}
+
+/// A finite value that f16 would make infinite is refused.
+pub(crate) fn check_range(name: &str, values: &[f32]) -> Result<(), String> {
+    let leaves_range = |value: &&f32| value.is_finite() && f16::from_f32(**value).is_infinite();
+    match values.iter().find(leaves_range) {
+        Some(value) => Err(format!("`{name}` holds {value}, beyond the range of f16; use bf16 or f32")),
+        None => Ok(()),
+    }
+}
+
+/// Integers cannot say that a value is no number, so it would be lost unseen.
+pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
+    match values.iter().find(|value| !value.is_finite()) {
+        Some(value) => {
+            Err(format!("`{name}` holds {value}, which blocks of integers cannot; repair it, or use f32"))
+        }
+        None => Ok(()),
+    }
+}
