@@ -350,7 +350,7 @@ job-python() {
       leave_out "the tests on Ray" "Ray" "$environment/bin/python -m pip install 'ray[data]>=2.60'"
     fi
     step "${built[@]}"
-    # The same module, which is for every Python from 3.11 on, so a second one runs beside the first: most of both is waiting.
+    # The same module, which is for every Python from 3.11 on, so a second one runs beside the first.
     if other=$(second_python) && environment_of "$environment-$(version_of "$other")" "$other"; then
       other=$environment-$(version_of "$other")/bin/python
     else

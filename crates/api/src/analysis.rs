@@ -123,8 +123,8 @@ impl Analysis {
     }
 
     /// The model is needed for its replacement alone; tracing takes the longest, and needs none.
-    pub(crate) fn graph(GraphRequest { ids, transcoders, graph, options, warnings }: GraphRequest) -> Self {
-        let of_ids = ids.clone();
+    pub(crate) fn graph(GraphRequest { ids, transcoders, graph, warnings }: GraphRequest) -> Self {
+        let (of_ids, options) = (ids.clone(), graph.options());
         let of = move |model: &Gpt2LMHeadModel, _| {
             let replaced =
                 Run::new(model, &of_ids).and_then(|run| ReplacementModel::new(&run, &transcoders, &options));

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor};
-use candle_gpt2_interpret::{Dictionary, GraphOptions, Head, LensValue, Transcoders};
+use candle_gpt2_interpret::{Dictionary, Head, LensValue, Transcoders};
 use candle_gpt2_look::{CheckedHead, Graph, LookError, NextTokens, OneHead, Reader, Text};
 use serde::Deserialize;
 
@@ -216,10 +216,8 @@ pub(crate) struct GraphRequest {
     pub(crate) ids: Vec<u32>,
     /// The transcoders of all layers.
     pub(crate) transcoders: Transcoders,
-    /// How it is pruned.
+    /// Its limits, and how it is pruned.
     pub(crate) graph: Graph,
-    /// Its limits.
-    pub(crate) options: GraphOptions,
     /// Its unknown fields.
     pub(crate) warnings: Warnings,
 }
@@ -341,10 +339,9 @@ impl GraphRequest {
             edge_threshold: share("edge_threshold", fields.edge_threshold, Graph::default().edge_threshold)?,
             ..Graph::default()
         };
-        let options = GraphOptions { max_feature_nodes: graph.max_feature_nodes, ..GraphOptions::default() };
         let transcoders = Transcoders::of_dictionaries(transcoders(served)?.to_vec());
         let transcoders = transcoders.map_err(ApiError::failed)?;
-        Ok(Self { ids, transcoders, graph, options, warnings })
+        Ok(Self { ids, transcoders, graph, warnings })
     }
 }
 

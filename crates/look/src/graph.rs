@@ -202,12 +202,8 @@ impl Look for Graph {
     fn look(&self, checked: CheckedGraph, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         let CheckedGraph { ids, transcoders } = checked;
         let run = subject.run(&ids)?;
-        let options = GraphOptions {
-            max_feature_nodes: self.max_feature_nodes,
-            max_bytes: self.max_memory.saturating_mul(1 << 20),
-            // Transcoders are trained without the token in front.
-            skips_first: subject.has_bos(),
-        };
+        // Transcoders are trained without the token in front.
+        let options = GraphOptions { skips_first: subject.has_bos(), ..self.options() };
         let of_neurons = || Transcoders::of_neurons(subject.model(), NEURONS);
         let transcoders = transcoders.map_or_else(of_neurons, Ok)?;
         let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
@@ -239,6 +235,15 @@ fn traced(replacement: &ReplacementModel, reporter: &dyn Reporter) -> Result<Att
 }
 
 impl Graph {
+    /// What limits the replacement model of its text.
+    pub fn options(&self) -> GraphOptions {
+        GraphOptions {
+            max_feature_nodes: self.max_feature_nodes,
+            max_bytes: self.max_memory.saturating_mul(1 << 20),
+            ..GraphOptions::default()
+        }
+    }
+
     /// The graph of a replacement model of a text, with nothing set, which needs no model any more; `model` is what the user calls it.
     ///
     /// # Errors
@@ -261,8 +266,7 @@ impl Graph {
         reporter: &dyn Reporter,
     ) -> Result<(AttributionGraph, PrunedGraph)> {
         let graph = traced(replacement, reporter)?;
-        let (needed, limit) =
-            (graph.pruning_bytes(self.node_threshold), self.max_memory.saturating_mul(1 << 20));
+        let (needed, limit) = (graph.pruning_bytes(self.node_threshold), self.options().max_bytes);
         if needed > limit {
             return Err(wrong(format!(
                 "`node_threshold` {}: to choose among the edges of so many nodes takes about {} MiB, more than the {} MiB of `max_memory`; \

@@ -356,10 +356,10 @@ mod tests {
     use super::*;
     use crate::GenerationConfig;
 
-    /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
-    #[test]
-    fn texts_lie_side_by_side_in_every_step_whichever_leaves() {
-        const SLOT: usize = 16;
+    /// Tokens of a slot, and of the model's context.
+    const SLOT: usize = 16;
+
+    fn small(weights: VarBuilder) -> Gpt2LMHeadModel {
         let sizes = Gpt2Config {
             vocab_size: 11,
             n_positions: SLOT,
@@ -368,7 +368,13 @@ mod tests {
             n_head: 3,
             ..Gpt2Config::gpt2()
         };
-        let model = Gpt2LMHeadModel::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu)).unwrap();
+        Gpt2LMHeadModel::load(&sizes, weights).unwrap()
+    }
+
+    /// As on a GPU, whose rows have slots of one size: texts that end and texts that are cancelled leave no gap in a step.
+    #[test]
+    fn texts_lie_side_by_side_in_every_step_whichever_leaves() {
+        let model = small(VarBuilder::zeros(DType::F32, &Device::Cpu));
         let options = SchedulerOptions { max_texts: 5, kv_tokens: 5 * SLOT, chunk_tokens: 64 };
         let mut scheduler = <Scheduler>::new(&model, None, options).unwrap();
         scheduler.slot_tokens = Some(SLOT);
@@ -416,18 +422,8 @@ mod tests {
     /// As on a GPU: observed texts never enter the common rows, so that their recorded step stays; nor do they lie between them.
     #[test]
     fn observed_texts_leave_the_common_rows_as_they_are() {
-        const SLOT: usize = 16;
-        let sizes = Gpt2Config {
-            vocab_size: 11,
-            n_positions: SLOT,
-            n_embd: 6,
-            n_layer: 2,
-            n_head: 3,
-            ..Gpt2Config::gpt2()
-        };
         let weights = VarMap::new();
-        let model = VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu);
-        let model = Gpt2LMHeadModel::load(&sizes, model).unwrap();
+        let model = small(VarBuilder::from_varmap(&weights, DType::F32, &Device::Cpu));
         let request = |first: u32, max_new_tokens: usize, is_observed: bool| {
             let config =
                 GenerationConfig { max_new_tokens, eos_token_id: vec![], ..GenerationConfig::default() };
