@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,9 @@ import candle_gpt2
 import pytest
 
 from support import FIXTURES
+
+# A shell lets what it runs in the background ignore Ctrl-C, and children inherit that: tests that press it would wait forever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
