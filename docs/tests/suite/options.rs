@@ -99,9 +99,11 @@ fn the_docstring_names_the_options_of_the_table() {
 #[test]
 fn the_page_of_options_is_the_table() {
     let mut page = String::from(
-        "# Options of generation\n\nEvery front end has these options under these names: `gpt2 generate` as flags (`--top-k`), Python as \
-         keywords, a checkpoint's\n`generation_config.json` as keys. Those with a range under \"HTTP\" are fields of requests too; for \
-         others requests use OpenAI's\nnames, which [Serve over HTTP](../guides/serve.md#what-a-request-may-say) lists. This page is written from\n\
+        "# Options of generation\n\n\
+         Every front end has these options under these names: `gpt2 generate` as flags (`--top-k`), Python as keywords, a checkpoint's\n\
+         `generation_config.json` as keys. Those with a range under \"HTTP\" are fields of requests too; for others requests use OpenAI's names, which\n\
+         [Serve over HTTP](../guides/serve.md#what-a-request-may-say) lists. The defaults are those of the library's `GenerationConfig`. The front\n\
+         ends start with `do_sample` on, unless a `generation_config.json` says otherwise. This page is written from\n\
          [`table.rs`](../../../crates/generation/src/config/table.rs).\n",
     );
     let mut group = "";
