@@ -8,6 +8,7 @@ mod features;
 mod graphs;
 mod inspection;
 mod laws;
+mod plain_circuits;
 mod published;
 mod recording;
 mod transformer_lens;
