@@ -10,6 +10,7 @@ mod inspection;
 mod laws;
 mod plain_circuits;
 mod published;
+mod published_circuits;
 mod recording;
 mod transformer_lens;
 mod tuned_lens;
