@@ -333,8 +333,6 @@ impl Features {
         reporter: &dyn Reporter,
     ) -> Result<FeatureExamples> {
         let processing = Processing::new(subject.model())?;
-        let bos = subject.reader().bos();
-        let room = subject.config().n_positions.saturating_sub(usize::from(bos.is_some())).max(1);
         let mut examples = FeatureExamples::new(features.to_vec(), self.examples);
         let site = dictionary.config().site;
         let mut read = |batch: &mut Vec<Vec<u32>>| -> Result<()> {
@@ -357,8 +355,7 @@ impl Features {
         let bar = reporter.start("collecting examples", lines as u64, Unit::Items("texts"));
         let (mut batch, mut tokens) = (Vec::new(), 0);
         for index in 0..lines {
-            for piece in texts.tokens(index, subject.reader())?.chunks(room) {
-                let text: Vec<u32> = bos.iter().chain(piece).copied().collect();
+            for text in texts.sequences(index, subject.reader())? {
                 if tokens + text.len() > BATCH_TOKENS {
                     read(&mut batch)?;
                     tokens = 0;
@@ -378,22 +375,12 @@ impl Features {
 }
 
 impl TextFile {
-    /// The tokens of a line.
-    fn tokens(&self, index: usize, reader: &Reader) -> Result<Vec<u32>> {
-        let (line, row) = self.rows.row(index);
-        let read = || {
-            let ids = row?.tokens(reader.vocabulary())?;
-            match ids.iter().find(|id| !reader.config().has_token(**id)) {
-                None => Ok(ids),
-                Some(id) => {
-                    let size = reader.config().vocab_size;
-                    Err(wrong(format!("token {id} is outside the vocabulary of {size}")))
-                }
-            }
-        };
-        read().map_err(|error| LookError::In {
-            origin: format!("{}, line {line}", self.path.display()),
-            error: Box::new(error),
+    /// The sequences of a line.
+    fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
+        let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());
+        row.sequences.map_err(|error| LookError::In {
+            origin: format!("{}, line {}", self.path.display(), row.line),
+            error: Box::new(error.into()),
         })
     }
 }
