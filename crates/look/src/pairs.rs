@@ -148,9 +148,12 @@ impl From<OsString> for PairData {
     }
 }
 
+/// A pair, and what errors call it.
+type NamedPair<'a> = (String, Cow<'a, WrittenPair>);
+
 impl PairData {
-    /// What the pairs are called, and those up to `most` with what each is called.
-    fn read(&self, most: usize) -> Result<(String, Vec<(String, Cow<'_, WrittenPair>)>)> {
+    /// What errors call the pairs, and up to `most` of them.
+    fn read(&self, most: usize) -> Result<(String, Vec<NamedPair<'_>>)> {
         let path = match self {
             Self::File(path) => path,
             Self::Pairs(pairs) => {
