@@ -162,7 +162,8 @@ looks! {
     /// Which edges between heads and MLPs carry what the model does on a task: a picture of the circuit and its faithfulness.
     /// details: the circuit and its scores as `gpt2 look circuit --json` has them.
     ///
-    /// data: prompt pairs, as `task_data` makes them, or a JSON Lines file of them, as `gpt2 look data` writes it. edges: a number of edges, or a share such as "5%".
+    /// data: prompt pairs, as `task_data` makes them, or a JSON Lines file of them, as `gpt2 look data` writes it. edges: a number of
+    /// edges, or a share such as "5%".
     circuit: CircuitSearch(data), "($self, data, *, method='eap-ig', metric='logit-diff', edges=None, select='greedy', steps=5, threshold=0.01, pairs=None, bos=False)";
 }
 
