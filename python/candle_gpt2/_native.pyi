@@ -380,6 +380,7 @@ class Model:
         prompts_file: _Path | None = None,
         features: _Numbers | None = None,
         examples: int = 6,
+        features_dir: _Path | None = None,
         bos: bool = False,
     ) -> Picture: ...
     def attribution_graph(
@@ -397,7 +398,7 @@ class Model:
     ) -> Picture: ...
     def circuit(
         self,
-        data: _Path,
+        data: _Path | Sequence[Mapping[str, Any]],
         *,
         method: Literal["eap", "eap-ig", "clean-corrupted", "position-aware", "acdc"] = "eap-ig",
         metric: Literal["logit-diff", "prob-diff", "kl"] = "logit-diff",
@@ -421,6 +422,13 @@ class Model:
         exclude_current: bool = False,
         bos: bool = False,
     ) -> Picture: ...
+    def task_data(
+        self,
+        task: Literal["ioi", "greater-than", "gender"],
+        *,
+        count: int = 100,
+        seed: int = 0,
+    ) -> list[dict[str, Any]]: ...
     @overload
     def evaluate(
         self,

@@ -135,7 +135,38 @@ def test_a_circuit_is_that_of_the_program(model, program, tmp_path):
     pairs = tmp_path / "ioi.jsonl"
     program("look", "data", "ioi", "--count", "3", "--out", str(pairs))
     arguments = ["--method", "eap", "--edges", "20", "--json"]
-    compare(model.circuit(pairs, method="eap", edges=20), program("look", "circuit", "--data", str(pairs), *arguments))
+    found = model.circuit(pairs, method="eap", edges=20)
+    compare(found, program("look", "circuit", "--data", str(pairs), *arguments))
+    data = model.task_data("ioi", count=3)
+    assert model.circuit(data, method="eap", edges=20).to_dict() == found.to_dict()
+    ids = [pair | {key: np.array(model.encode(pair[key])) for key in ("clean", "corrupt")} for pair in data]
+    assert model.circuit(ids, method="eap", edges=20).details == found.details
+    with pytest.raises(ValueError, match="pair 2: expected .*missing field `answer`"):
+        model.circuit([data[0], {"clean": "a", "corrupt": "b"}])
+    with pytest.raises(ValueError, match="pair 3: the texts have|pair 3: `clean` has"):
+        model.circuit([*data[:2], data[2] | {"corrupt": "One day"}])
+    with pytest.raises(TypeError, match="data: expected a file of prompt pairs, or a list of them"):
+        model.circuit(7)
+
+
+@pytest.mark.parametrize("task", ["ioi", "greater-than", "gender"])
+def test_data_of_tasks_are_those_of_the_program(model, program, task):
+    for options, arguments in [({}, []), ({"count": 5, "seed": 3}, ["--count", "5", "--seed", "3"])]:
+        lines = program("look", "data", task, *arguments).decode().splitlines()
+        pairs = model.task_data(task, **options)
+        assert pairs == [json.loads(line) for line in lines]
+        assert len(pairs) == options.get("count", 100)
+
+
+def test_data_of_unknown_tasks_are_refused(model):
+    with pytest.raises(ValueError, match="task: .*ioi"):
+        model.task_data("docstring")
+    with pytest.raises(TypeError, match="the nearest name is `count`"):
+        model.task_data("ioi", counts=3)
+    with pytest.raises(ValueError, match="up to 1000000, found 1000001"):
+        model.task_data("ioi", count=1_000_001)
+    with pytest.raises(ValueError, match="tokenizer"):
+        candle_gpt2.Model.from_pretrained(PLAIN).task_data("ioi")
 
 
 def test_tokens_are_a_text(model):

@@ -32,7 +32,7 @@ pub use epilogue::{Epilogue, Finish, PanelBias};
 pub use integer_exponentials::integer_exponentials;
 pub use log_softmax::{exponentials, log_sum_exp, relative_entropy};
 pub use packed::{MatrixBytes, PackError, PackedMatrix, StoredFloat, StoredOrder, Strided, WeightFormat};
-pub use random::RandomStream;
+pub use random::{RandomStream, mix_bits};
 pub use simd::{Number, rounded_to_nearest};
 pub use threads::{map_items, region_count, set_thread_count, thread_count};
 pub use training::{

@@ -7,6 +7,21 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
+/// Mixes the bits of a number, so that numbers which differ little look unrelated; no two give the same one. Source: the output function
+/// of SplitMix64 (Steele, Lea and Flood, 2014).
+///
+/// ```
+/// use candle_gpt2_arithmetic::mix_bits;
+///
+/// // The first number of SplitMix64 with the seed 0.
+/// assert_eq!(mix_bits(0x9e37_79b9_7f4a_7c15), 0xe220_a839_7b1d_cdaf);
+/// ```
+pub fn mix_bits(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
+}
+
 /// A seeded, portable stream of random numbers (ChaCha8).
 ///
 /// ```

@@ -64,7 +64,8 @@ pub use opened::Opened;
 pub use options::ModelOptions;
 pub use reporter::{Progress, Reporter, Silent, Unit};
 pub use rows::{
-    FailedRow, PromptTexts, Row, RowFile, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob, WriteLine,
+    FailedRow, PromptTexts, Row, RowFile, RowSequences, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob,
+    WriteLine,
 };
 pub use secrecy::SecretString;
 #[cfg(feature = "terminal")]

@@ -5,6 +5,7 @@
 //! the training of dictionaries: its activations are many times larger than all others.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_gpt2_kernels::mix_bits;
 
 /// Bins of a histogram at most.
 const BINS: usize = 16;
@@ -280,13 +281,7 @@ impl Histogram {
     }
 }
 
-/// A number that depends on both and looks random, so that the texts with the least are a sample of all. Source: the output function of
-/// SplitMix64 (Steele, Lea and Flood, 2014), which maps no two states to one number.
+/// A number that depends on both and looks random, so that the texts with the least are a sample of all.
 fn priority(feature: usize, text: usize) -> u64 {
-    let mixed = |state: u64| {
-        let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        state ^ (state >> 31)
-    };
-    mixed(mixed(feature as u64).wrapping_add(text as u64))
+    mix_bits(mix_bits(feature as u64).wrapping_add(text as u64))
 }

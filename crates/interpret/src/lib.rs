@@ -35,7 +35,7 @@ mod widths;
 
 pub use circuit::{
     Circuit, CircuitMetric, CircuitTask, CurvePoint, EDGE_SHARES, Edge, EdgeDestination, EdgeGraph,
-    EdgeMethod, EdgeSource, FaithfulnessCurve, PromptPair, Selection,
+    EdgeMethod, EdgeSource, EdgeSpans, FaithfulnessCurve, PromptPair, Selection,
 };
 pub use control_vector::ControlVector;
 pub use dictionary::{Dictionary, Explained};

@@ -38,6 +38,8 @@ struct Shard {
 struct ShardRows {
     shards: Vec<Shard>,
     widths: [usize; 2],
+    /// The hook points of each block.
+    names: Vec<[String; 2]>,
     /// The shard of each row, and its place there.
     rows: Vec<(u32, u32)>,
 }
@@ -116,7 +118,7 @@ impl ActivationFolder {
             reason = "a share of the tokens lies within them"
         )]
         let training = ((self.manifest.tokens as f64) * (1.0 - held_out)) as usize;
-        let mut rows = ShardRows { shards: Vec::new(), widths, rows: Vec::new() };
+        let mut rows = ShardRows { shards: Vec::new(), widths, names, rows: Vec::new() };
         let (mut texts, mut before) = (Vec::new(), 0);
         for (number, written) in self.manifest.shards.iter().enumerate() {
             let file = MappedFile::open(&self.folder.join(&written.file))?;
@@ -140,7 +142,8 @@ impl ActivationFolder {
                     let start = view.data().as_ptr() as usize - file.as_ptr() as usize;
                     Ok(start..start + view.data().len())
                 };
-                let places = names
+                let places = rows
+                    .names
                     .iter()
                     .map(|[read, written]| Ok([place(read, widths[0])?, place(written, widths[1])?]));
                 let places = places.collect::<candle_core::Result<Places>>()?;
@@ -214,7 +217,16 @@ impl RowValues for ShardRows {
                     let Shard { file, places } = &self.shards[shard as usize];
                     let start = places[block][side].start + place as usize * width * F32_BYTES;
                     let (numbers, _) = file[start..start + width * F32_BYTES].as_chunks::<F32_BYTES>();
-                    values.extend(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+                    let numbers = numbers.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                    if let Some(value) = numbers.clone().find(|value| !value.is_finite()) {
+                        candle_core::bail!(
+                            "{}: `{}`: expected finite numbers, found {value} at token {place}; the shard is damaged: remove the folder \
+                             and make it again",
+                            file.path().display(),
+                            self.names[block][side]
+                        );
+                    }
+                    values.extend(numbers);
                 }
             }
             Tensor::from_vec(values, (first.places.len() * rows.len(), width), &Device::Cpu)

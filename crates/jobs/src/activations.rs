@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, Site};
-use candle_gpt2_engine::{EngineError, LoadedModel, Progress, Reporter, RowFile, Unit, fingerprint};
+use candle_gpt2_engine::{LoadedModel, Progress, Reporter, RowFile, Unit, fingerprint};
 use candle_gpt2_interpret::{InterpretError, record_rows, site_width, token_rows};
 use candle_gpt2_weights::{replace_file, write_tensors};
 use serde::{Deserialize, Serialize};
@@ -286,25 +286,15 @@ impl ActivationsJob {
         }
     }
 
-    /// The sequences of a row: one, none of an empty prompt, several of one that is longer than the context.
+    /// The sequences of a row.
     fn sequences(&self, index: usize, model: &LoadedModel) -> Result<Vec<Sequence>, TrainingError> {
-        let (line, row) = self.rows.row(index);
-        let refuse = |error: &EngineError| {
-            let what = format!("line {line}: {error}");
+        let row = self.rows.sequences(index, model.vocabulary(), self.bos);
+        let refuse = |error| {
+            let what = format!("line {}: {error}", row.line);
             TrainingError::Data { path: self.prompts.clone(), what }
         };
-        let ids = row.and_then(|row| row.tokens(model.vocabulary())).map_err(|error| refuse(&error))?;
-        let config = model.config();
-        if let Some(id) = ids.iter().copied().find(|id| *id as usize >= config.vocab_size) {
-            let what = format!(
-                "line {line}: the token id {id} is outside the vocabulary of {} tokens",
-                config.vocab_size
-            );
-            return Err(TrainingError::Data { path: self.prompts.clone(), what });
-        }
-        let own = config.n_positions.saturating_sub(usize::from(self.bos.is_some())).max(1);
-        let pieces = ids.chunks(own).map(|piece| self.bos.iter().chain(piece).copied().collect());
-        Ok(pieces.map(|ids| Sequence { line, ids }).collect())
+        let sequence = |ids| Sequence { line: row.line, ids };
+        Ok(row.sequences.map_err(refuse)?.into_iter().map(sequence).collect())
     }
 
     fn write_shards(

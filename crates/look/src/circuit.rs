@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{
-    Circuit, CircuitMetric, CircuitTask, EdgeDestination, EdgeMethod, EdgeSource, FaithfulnessCurve,
+    Circuit, CircuitMetric, CircuitTask, Edge, EdgeDestination, EdgeMethod, EdgeSource, FaithfulnessCurve,
     Selection,
 };
 use candle_gpt2_pictures::{Axis, Graph, GraphLink, GraphNode, Metric as Shown};
@@ -19,7 +18,7 @@ use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
 use crate::pairs::{ReadPairs, read_pairs};
-use crate::{CircuitMethod, Found, Look, LookSubject, Reader};
+use crate::{CircuitMethod, Found, Look, LookSubject, PairData, Reader};
 
 /// Most steps of integrated gradients.
 const MOST_STEPS: usize = 1000;
@@ -110,22 +109,16 @@ fn percent(share: f64) -> String {
 ///
 /// ```
 /// use candle_gpt2_engine::Silent;
-/// use candle_gpt2_look::{CircuitSearch, DataTask, EdgeAmount, Look, LookSubject, Reader, TaskData};
+/// use candle_gpt2_look::{CircuitSearch, DataTask, EdgeAmount, Look, LookSubject, PairData, Reader, TaskData};
 ///
 /// # let model = candle_gpt2_engine::ModelOptions::default().open(&Silent)?.load(&Silent)?;
 /// # let reader = Reader::without_bos(model.vocabulary());
 /// # let subject = LookSubject::new(&model, "built-in".into(), &reader);
-/// # let folder = std::env::temp_dir().join(format!("candle-gpt2-look-circuit-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder)?;
-/// # let file = folder.join("pairs.jsonl");
 /// let pairs = TaskData { task: DataTask::Ioi, count: 4, seed: 0 }.pairs(&reader)?;
-/// let lines: Vec<String> = pairs.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
-/// std::fs::write(&file, lines.join("\n"))?;
-/// let search = CircuitSearch { edges: Some(EdgeAmount::Share(0.1)), ..CircuitSearch::new(file) };
+/// let search = CircuitSearch { edges: Some(EdgeAmount::Share(0.1)), ..CircuitSearch::new(PairData::Pairs(pairs)) };
 /// let found = search.at(&subject, &Silent)?;
 /// assert_eq!(found.report.values.len(), 10, "the faithfulness of circuits of ten sizes");
 /// assert!(found.details.to_json()["edges"]["input->m0"]["score"].is_number());
-/// # std::fs::remove_dir_all(&folder)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, Deserialize)]
@@ -134,7 +127,7 @@ fn percent(share: f64) -> String {
 pub struct CircuitSearch {
     /// JSON Lines file of prompt pairs: clean, corrupt, answer, against; `gpt2 look data` writes such files
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
-    pub data: PathBuf,
+    pub data: PairData,
     /// How to score edges
     #[serde(deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "METHOD", default_value = "eap-ig", value_parser = choices::<CircuitMethod>()))]
@@ -164,7 +157,7 @@ pub struct CircuitSearch {
 impl Default for CircuitSearch {
     fn default() -> Self {
         Self {
-            data: PathBuf::new(),
+            data: PairData::Pairs(Vec::new()),
             method: CircuitMethod::default(),
             metric: CircuitMetric::default(),
             edges: None,
@@ -177,9 +170,9 @@ impl Default for CircuitSearch {
 }
 
 impl CircuitSearch {
-    /// Of the pairs in a file, by EAP-IG.
-    pub fn new(data: PathBuf) -> Self {
-        Self { data, ..Self::default() }
+    /// Of these pairs, by EAP-IG.
+    pub fn new(data: impl Into<PairData>) -> Self {
+        Self { data: data.into(), ..Self::default() }
     }
 }
 
@@ -275,7 +268,7 @@ impl Look for CircuitSearch {
                 curve.cpr(),
                 curve.cmd()
             ),
-            strongest(&circuit, &scores, self.method),
+            strongest(&circuit, &scores, &spans, self.method),
         ];
         let graph_of_circuit = picture(&circuit, &scores, self.metric);
         report.graph = (!graph_of_circuit.nodes.is_empty()).then_some(graph_of_circuit);
@@ -305,7 +298,6 @@ impl CircuitSearch {
         curve: &FaithfulnessCurve,
     ) -> Value {
         let (graph, config) = (circuit.graph(), subject.config());
-        let edges = graph.edge_count();
         let mut nodes: Map<String, Value> =
             graph.sources().map(|source| (source.to_string(), json!({ "in_graph": false }))).collect();
         for edge in circuit.edges() {
@@ -313,16 +305,26 @@ impl CircuitSearch {
             nodes.insert(edge.destination.node(), json!({ "in_graph": true }));
         }
         nodes.entry("logits").or_insert_with(|| json!({ "in_graph": false }));
-        let edge = |(place, edge): (usize, candle_gpt2_interpret::Edge)| {
-            let mut entry = json!({ "score": total(scores, place, edges), "in_graph": circuit.keeps(place) });
-            if !spans.is_empty() {
-                let of_spans = spans.iter().enumerate().map(|(span, name)| {
-                    let place = span * edges + place;
-                    (name.clone(), json!({ "score": scores[place], "in_graph": circuit.kept()[place] }))
-                });
-                entry["spans"] = Value::Object(of_spans.collect());
+        // Of each edge: the sum of its scores in all spans, whether it is kept in any, and both in each.
+        let mut found: BTreeMap<String, (f32, bool, Vec<Value>)> = BTreeMap::new();
+        for ((edge, score), is_kept) in graph.edges().zip(scores).zip(circuit.kept()) {
+            let (sum, is_kept_anywhere, of_spans) = found.entry(edge.to_string()).or_default();
+            *sum += score;
+            *is_kept_anywhere |= is_kept;
+            if let Some((source, destination)) = ends(edge, spans)
+                && (*is_kept || *score != 0.0)
+            {
+                of_spans.push(json!({
+                    "source": source, "destination": destination, "score": score, "in_graph": is_kept,
+                }));
             }
-            (edge.to_string(), entry)
+        }
+        let edge = |(name, (score, is_kept, of_spans)): (String, (f32, bool, Vec<Value>))| {
+            let mut entry = json!({ "score": score, "in_graph": is_kept });
+            if !spans.is_empty() {
+                entry["spans"] = of_spans.into();
+            }
+            (name, entry)
         };
         let point = |point: &candle_gpt2_interpret::CurvePoint| {
             json!({
@@ -333,7 +335,7 @@ impl CircuitSearch {
         json!({
             "cfg": { "n_layers": config.n_layer, "n_heads": config.n_head, "d_model": config.n_embd, "parallel_attn_mlp": false },
             "nodes": nodes,
-            "edges": graph.edges().enumerate().map(edge).collect::<Map<_, _>>(),
+            "edges": found.into_iter().map(edge).collect::<Map<_, _>>(),
             "clean": curve.model,
             "corrupted": curve.empty,
             "curve": curve.points.iter().map(point).collect::<Vec<_>>(),
@@ -343,23 +345,26 @@ impl CircuitSearch {
     }
 }
 
-/// The score of an edge in all spans.
-fn total(scores: &[f32], edge: usize, edges: usize) -> f32 {
-    scores[edge..].iter().step_by(edges).sum()
+/// The names of the spans that an edge leads from and to; `None` without spans.
+fn ends(edge: Edge, spans: &[String]) -> Option<(&str, &str)> {
+    Some((&spans.get(edge.spans.source)?[..], &spans.get(edge.spans.destination)?[..]))
 }
 
 /// The edges of a circuit, the strongest first.
-fn ranked(circuit: &Circuit, scores: &[f32]) -> Vec<(candle_gpt2_interpret::Edge, f32)> {
-    let edges = circuit.graph().edge_count();
-    let kept = circuit.graph().edges().enumerate().filter(|(place, _)| circuit.keeps(*place));
-    let mut found: Vec<_> = kept.map(|(place, edge)| (edge, total(scores, place, edges))).collect();
+fn ranked(circuit: &Circuit, scores: &[f32]) -> Vec<(Edge, f32)> {
+    let edges = circuit.graph().edges().zip(scores.iter().copied()).zip(circuit.kept());
+    let mut found: Vec<_> = edges.filter(|(_, is_kept)| **is_kept).map(|(edge, _)| edge).collect();
     found.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
     found
 }
 
-fn strongest(circuit: &Circuit, scores: &[f32], method: CircuitMethod) -> String {
-    let named = ranked(circuit, scores).into_iter().take(NAMED_EDGES);
-    let named: Vec<String> = named.map(|(edge, score)| format!("{edge} {score:.4}")).collect();
+fn strongest(circuit: &Circuit, scores: &[f32], spans: &[String], method: CircuitMethod) -> String {
+    let in_words = |(edge, score): (Edge, f32)| match ends(edge, spans) {
+        None => format!("{edge} {score:.4}"),
+        Some((source, destination)) if source == destination => format!("{edge} ({source}) {score:.4}"),
+        Some((source, destination)) => format!("{edge} ({source} to {destination}) {score:.4}"),
+    };
+    let named: Vec<String> = ranked(circuit, scores).into_iter().take(NAMED_EDGES).map(in_words).collect();
     match named.is_empty() {
         true if method == CircuitMethod::Acdc => "no edge is left; lower `threshold`".into(),
         true => "the chosen edges do not connect the input to the logits; choose more `edges`".into(),
@@ -411,16 +416,18 @@ fn picture(circuit: &Circuit, scores: &[f32], metric: CircuitMetric) -> Graph {
         let head = if let Some(EdgeSource::Head(head)) = source { head.head } else { 0 };
         nodes.get(&(row_of(source), head)).map_or(0, |(_, index)| *index)
     };
-    let links = ranked(circuit, scores).into_iter().map(|(edge, score)| GraphLink {
-        from: index(Some(edge.source)),
-        to: index(edge.destination.source()),
-        port: match edge.destination {
+    // What the edges between two nodes are worth in all spans.
+    let mut links: BTreeMap<(usize, usize, Option<char>), f32> = BTreeMap::new();
+    for (edge, score) in ranked(circuit, scores) {
+        let port = match edge.destination {
             EdgeDestination::Query(_) => Some('q'),
             EdgeDestination::Key(_) => Some('k'),
             EdgeDestination::Value(_) => Some('v'),
             EdgeDestination::Mlp(_) | EdgeDestination::Logits => None,
-        },
-        weight: sign * score,
-    });
-    Graph { links: links.collect(), nodes: nodes.iter().map(node).collect() }
+        };
+        let ends = (index(Some(edge.source)), index(edge.destination.source()), port);
+        *links.entry(ends).or_default() += sign * score;
+    }
+    let link = |((from, to, port), weight)| GraphLink { from, to, port, weight };
+    Graph { links: links.into_iter().map(link).collect(), nodes: nodes.iter().map(node).collect() }
 }

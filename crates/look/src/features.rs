@@ -1,5 +1,6 @@
 //! Which features of a sparse autoencoder are active: in one text token by token, and in many texts, with examples of each feature.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
@@ -11,12 +12,13 @@ use candle_gpt2_interpret::{
 use candle_gpt2_pictures::{
     Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Report, Scale,
 };
-use candle_gpt2_weights::TensorFile;
+use candle_gpt2_weights::{TensorFile, create_folder, expect_free};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
 use crate::files::{read_bytes, read_text};
+use crate::graph::paired;
 use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
 
 /// Memory that the examples of features may take, in bytes.
@@ -78,6 +80,10 @@ pub struct Features {
     #[serde(default = "usual_examples")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
     pub examples: usize,
+    /// Write a JSON file for each feature into this new folder, as the public frontend of attribution graphs fetches them
+    #[serde(default)]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
+    pub features_dir: Option<PathBuf>,
 }
 
 fn usual_top() -> usize {
@@ -99,6 +105,7 @@ impl Features {
             prompts_file: None,
             features: None,
             examples: usual_examples(),
+            features_dir: None,
         }
     }
 
@@ -158,6 +165,18 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
     Ok(dictionary)
 }
 
+/// Writes each feature as the public frontend of attribution graphs fetches it: `NUMBER.json`, the number being that of the features of
+/// a graph's nodes.
+fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard]) -> Result<()> {
+    Ok(create_folder(folder, |partial| {
+        for feature in features {
+            let number = layer.map_or(feature.index, |layer| paired(layer, feature.index));
+            fs::write(partial.join(format!("{number}.json")), serde_json::to_vec(feature)?)?;
+        }
+        Ok(())
+    })?)
+}
+
 /// The place that OpenAI's folder and file names tell: `resid_post_mlp_v5_32k/8.pt`.
 fn of_folder(path: &Path) -> Option<Site> {
     let layer = path.file_stem()?.to_str()?.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
@@ -189,6 +208,12 @@ impl Look for Features {
     fn check(&self, reader: &Reader) -> Result<CheckedFeatures> {
         if self.text.is_none() && self.prompts_file.is_none() {
             return Err(wrong("give a text, or `prompts_file` with texts to collect examples from"));
+        }
+        if let Some(folder) = &self.features_dir {
+            if self.prompts_file.is_none() {
+                return Err(wrong("`features_dir`: give `prompts_file`, texts to collect examples from"));
+            }
+            expect_free(folder)?;
         }
         let ids = self.text.as_ref().map(|text| reader.text(text)).transpose()?;
         let dictionary = self.open(reader)?;
@@ -244,6 +269,10 @@ impl Look for Features {
                 seen.list(&mut report);
             }
             cards = seen.cards();
+            if let Some(folder) = &self.features_dir {
+                write_features(folder, site.layer, &cards)?;
+                report.notes.push(format!("written: {} features to {}", cards.len(), folder.display()));
+            }
         }
         if dictionary.config().prepends_bos == Some(true) && !subject.has_bos() {
             report.notes.push(
@@ -333,8 +362,6 @@ impl Features {
         reporter: &dyn Reporter,
     ) -> Result<FeatureExamples> {
         let processing = Processing::new(subject.model())?;
-        let bos = subject.reader().bos();
-        let room = subject.config().n_positions.saturating_sub(usize::from(bos.is_some())).max(1);
         let mut examples = FeatureExamples::new(features.to_vec(), self.examples);
         let site = dictionary.config().site;
         let mut read = |batch: &mut Vec<Vec<u32>>| -> Result<()> {
@@ -357,8 +384,7 @@ impl Features {
         let bar = reporter.start("collecting examples", lines as u64, Unit::Items("texts"));
         let (mut batch, mut tokens) = (Vec::new(), 0);
         for index in 0..lines {
-            for piece in texts.tokens(index, subject.reader())?.chunks(room) {
-                let text: Vec<u32> = bos.iter().chain(piece).copied().collect();
+            for text in texts.sequences(index, subject.reader())? {
                 if tokens + text.len() > BATCH_TOKENS {
                     read(&mut batch)?;
                     tokens = 0;
@@ -378,22 +404,12 @@ impl Features {
 }
 
 impl TextFile {
-    /// The tokens of a line.
-    fn tokens(&self, index: usize, reader: &Reader) -> Result<Vec<u32>> {
-        let (line, row) = self.rows.row(index);
-        let read = || {
-            let ids = row?.tokens(reader.vocabulary())?;
-            match ids.iter().find(|id| !reader.config().has_token(**id)) {
-                None => Ok(ids),
-                Some(id) => {
-                    let size = reader.config().vocab_size;
-                    Err(wrong(format!("token {id} is outside the vocabulary of {size}")))
-                }
-            }
-        };
-        read().map_err(|error| LookError::In {
-            origin: format!("{}, line {line}", self.path.display()),
-            error: Box::new(error),
+    /// The sequences of a line.
+    fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
+        let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());
+        row.sequences.map_err(|error| LookError::In {
+            origin: format!("{}, line {}", self.path.display(), row.line),
+            error: Box::new(error.into()),
         })
     }
 }

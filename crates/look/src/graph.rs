@@ -635,6 +635,6 @@ impl Drawn<'_> {
 }
 
 /// Cantor's number of a pair: what the public frontend calls a feature of a layer.
-fn paired(layer: usize, feature: usize) -> usize {
+pub(crate) fn paired(layer: usize, feature: usize) -> usize {
     (layer + feature) * (layer + feature + 1) / 2 + feature
 }

@@ -50,7 +50,7 @@ pub use metric::{CheckedMetric, MetricOptions};
 pub use named::{CircuitMethod, DataTask, Method, Name, Named, Numbers, Parts, named};
 pub use neurons::Neurons;
 pub use next::{NextToken, NextTokens, Reading};
-pub use pairs::WrittenPair;
+pub use pairs::{PairData, WrittenPair};
 pub use patch::{CheckedPatch, Estimate, Patch, Patched};
 pub use path::{CheckedPath, PathPatching};
 pub use reader::{Heads, Neuron, Ranges, Reader, Text, TokenChoice};

@@ -166,7 +166,7 @@ pub enum CircuitMethod {
     EapIg,
     /// The mean of the gradients of both runs.
     CleanCorrupted,
-    /// The gradient of the clean run, for each position or span.
+    /// The gradient of the clean run, with the positions or spans of both ends of an edge.
     PositionAware,
     /// A run without each edge.
     Acdc,
@@ -188,7 +188,7 @@ impl Named for CircuitMethod {
         name(
             "position-aware",
             Self::PositionAware,
-            "As eap, for each edge at each position, or in each span that the data names",
+            "As eap, with the positions of both ends of an edge, or the spans that the data names",
         ),
         name("acdc", Self::Acdc, "One run without each edge, from the logits back; for small models"),
     ];

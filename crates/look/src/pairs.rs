@@ -1,16 +1,19 @@
-//! Pairs of prompts in a file, one in a line: what a task is made of.
+//! Pairs of prompts: what a task is made of.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 use candle_gpt2_interpret::PromptPair;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::error::{Result, wrong};
 use crate::files::read_text;
 use crate::{ComparedTexts, LookError, Reader, TokenChoice};
 
-/// A line of a file of pairs, in the fields that patching has for one pair; if several tokens are right or wrong, they are a list.
+/// A pair of prompts, in the fields that patching has for one pair; if several tokens are right or wrong, they are a list.
 ///
 /// ```
 /// use candle_gpt2_look::{ComparedTexts, Text, WrittenPair};
@@ -87,29 +90,111 @@ pub(crate) struct ReadPairs {
 /// What a token is in that no span names.
 const OTHER: &str = "other";
 
-/// Reads a file of pairs, `most` of them. With `by_position` every token is in a span: those that the lines name, or else each position is
-/// one.
-pub(crate) fn read_pairs(path: &Path, most: usize, reader: &Reader, by_position: bool) -> Result<ReadPairs> {
-    let text = read_text(path)?;
-    let in_line = |number: usize, error: LookError| LookError::In {
-        origin: format!("{}, line {}", path.display(), number + 1),
-        error: Box::new(error),
-    };
-    let mut written: Vec<(usize, WrittenPair)> = Vec::new();
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).take(most) {
-        let pair = serde_json::from_str(line).map_err(|error| {
-            let form = r#"expected {"clean": "…", "corrupt": "…", "answer": " …", "against": " …"}"#;
-            in_line(number, wrong(format!("{form}: {error}")))
-        })?;
-        written.push((number, pair));
+/// How a pair is written.
+const FORM: &str = r#"expected {"clean": "…", "corrupt": "…", "answer": " …", "against": " …"}"#;
+
+/// Pairs of prompts: a file with one in each line, or the pairs themselves. In JSON it is a path, or a list of pairs.
+///
+/// ```
+/// use candle_gpt2_look::PairData;
+///
+/// let file: PairData = serde_json::from_str(r#""pairs.jsonl""#)?;
+/// assert_eq!(file, PairData::File("pairs.jsonl".into()));
+/// let pairs: PairData = serde_json::from_str(r#"[{"clean": [1, 2], "corrupt": [1, 3], "answer": 4}]"#)?;
+/// assert!(matches!(pairs, PairData::Pairs(pairs) if pairs.len() == 1));
+/// # Ok::<(), serde_json::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "Value")]
+pub enum PairData {
+    /// A JSON Lines file.
+    File(PathBuf),
+    /// The pairs.
+    Pairs(Vec<WrittenPair>),
+}
+
+impl TryFrom<Value> for PairData {
+    type Error = String;
+
+    fn try_from(value: Value) -> std::result::Result<Self, String> {
+        match value {
+            Value::String(path) => Ok(Self::File(path.into())),
+            Value::Array(pairs) => {
+                let read = |(place, pair): (usize, Value)| {
+                    let refused = |error: serde_json::Error| format!("pair {}: {FORM}: {error}", place + 1);
+                    serde_json::from_value(pair).map_err(refused)
+                };
+                pairs
+                    .into_iter()
+                    .enumerate()
+                    .map(read)
+                    .collect::<std::result::Result<_, _>>()
+                    .map(Self::Pairs)
+            }
+            _ => Err("invalid type: expected a file of prompt pairs, or a list of them".into()),
+        }
     }
+}
+
+impl From<PathBuf> for PairData {
+    fn from(path: PathBuf) -> Self {
+        Self::File(path)
+    }
+}
+
+impl From<OsString> for PairData {
+    fn from(path: OsString) -> Self {
+        Self::File(path.into())
+    }
+}
+
+/// A pair, and what errors call it.
+type NamedPair<'a> = (String, Cow<'a, WrittenPair>);
+
+impl PairData {
+    /// What errors call the pairs, and up to `most` of them.
+    fn read(&self, most: usize) -> Result<(String, Vec<NamedPair<'_>>)> {
+        let path = match self {
+            Self::File(path) => path,
+            Self::Pairs(pairs) => {
+                let named = |(place, pair): (usize, _)| (format!("pair {}", place + 1), Cow::Borrowed(pair));
+                return Ok((
+                    "the list of pairs".into(),
+                    pairs.iter().take(most).enumerate().map(named).collect(),
+                ));
+            }
+        };
+        let (text, file) = (read_text(path)?, path.display());
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).take(most);
+        let read = |(number, line): (usize, _)| {
+            let origin = format!("{file}, line {}", number + 1);
+            match serde_json::from_str(line) {
+                Ok(pair) => Ok((origin, Cow::Owned(pair))),
+                Err(error) => Err(named(origin, wrong(format!("{FORM}: {error}")))),
+            }
+        };
+        Ok((file.to_string(), lines.map(read).collect::<Result<_>>()?))
+    }
+}
+
+fn named(origin: impl Into<String>, error: LookError) -> LookError {
+    LookError::In { origin: origin.into(), error: Box::new(error) }
+}
+
+/// Reads pairs, `most` of them. With `by_position` every token is in a span: those that the pairs name, or else each position is one.
+pub(crate) fn read_pairs(
+    data: &PairData,
+    most: usize,
+    reader: &Reader,
+    by_position: bool,
+) -> Result<ReadPairs> {
+    let (origin, written) = data.read(most)?;
     if written.is_empty() {
-        let error = wrong("no pairs; `gpt2 look data` writes some");
-        return Err(LookError::In { origin: path.display().to_string(), error: Box::new(error) });
+        return Err(named(origin, wrong("no pairs; `gpt2 look data` writes some")));
     }
     let mut pairs = Vec::new();
-    for (number, pair) in &written {
-        pairs.push(pair.read(reader).map_err(|error| in_line(*number, error))?);
+    for (origin, pair) in &written {
+        pairs.push(pair.read(reader).map_err(|error| named(origin, error))?);
     }
     let mut names: Vec<String> = written.iter().flat_map(|(_, pair)| pair.spans.keys().cloned()).collect();
     names.sort();
@@ -121,18 +206,18 @@ pub(crate) fn read_pairs(path: &Path, most: usize, reader: &Reader, by_position:
         let tokens = pairs.first().map_or(0, |pair| pair.clean.len());
         if let Some((place, pair)) = pairs.iter().enumerate().find(|(_, pair)| pair.clean.len() != tokens) {
             let error = wrong(format!(
-                "the prompts have {} tokens and those of the first line {tokens}; by position all must have the same length, or give \
+                "the prompts have {} tokens and those of the first pair {tokens}; by position all must have the same length, or give \
                  `spans`, such as {{\"subject\": [3], \"end\": [13]}}",
                 pair.clean.len()
             ));
-            return Err(in_line(written[place].0, error));
+            return Err(named(&written[place].0, error));
         }
         pairs.iter_mut().for_each(|pair| pair.spans = (0..tokens).collect());
         return Ok(ReadPairs { pairs, spans: (0..tokens).map(|position| position.to_string()).collect() });
     }
     let other = names.len();
     let in_front = usize::from(reader.bos().is_some());
-    for (pair, (number, written)) in pairs.iter_mut().zip(&written) {
+    for (pair, (origin, written)) in pairs.iter_mut().zip(&written) {
         pair.spans = vec![other; pair.clean.len()];
         for (name, positions) in &written.spans {
             for position in positions {
@@ -141,7 +226,7 @@ pub(crate) fn read_pairs(path: &Path, most: usize, reader: &Reader, by_position:
                     let error = wrong(format!(
                         "`spans` {name} {position}: the prompts have {tokens} tokens, counted from 0"
                     ));
-                    return Err(in_line(*number, error));
+                    return Err(named(origin, error));
                 };
                 *span = names.binary_search(name).unwrap_or(other);
             }

@@ -28,6 +28,7 @@ mod score;
 mod signals;
 mod steering;
 mod stream;
+mod task_data;
 mod tokenize;
 mod train;
 mod trainer;

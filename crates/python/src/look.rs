@@ -162,7 +162,8 @@ looks! {
     /// Which edges between heads and MLPs carry what the model does on a task: a picture of the circuit and its faithfulness.
     /// details: the circuit and its scores as `gpt2 look circuit --json` has them.
     ///
-    /// data: a JSON Lines file of prompt pairs, as `gpt2 look data` writes them. edges: a number of edges, or a share such as "5%".
+    /// data: prompt pairs, as `task_data` makes them, or a JSON Lines file of them, as `gpt2 look data` writes it. edges: a number of
+    /// edges, or a share such as "5%".
     circuit: CircuitSearch(data), "($self, data, *, method='eap-ig', metric='logit-diff', edges=None, select='greedy', steps=5, threshold=0.01, pairs=None, bos=False)";
 }
 
@@ -190,8 +191,9 @@ impl Model {
     /// where its file does not say. top: how many features. prompts_file: a file with a text in each line, or a .jsonl file; details
     /// then has features, a list of dicts: index, density, act_min, act_max, histogram, top_logits, bottom_logits and
     /// examples_quantiles, the texts that the feature is active in. features: only these, as a list or as "3,17-20". examples: how
-    /// many strongest texts, and how many of each quarter of the others.
-    #[pyo3(signature = (text, sae, **options), text_signature = "($self, text, sae, *, site=None, top=20, prompts_file=None, features=None, examples=6, bos=False)")]
+    /// many strongest texts, and how many of each quarter of the others. features_dir: a new folder that gets a JSON file of each feature,
+    /// as the public frontend of attribution graphs fetches it.
+    #[pyo3(signature = (text, sae, **options), text_signature = "($self, text, sae, *, site=None, top=20, prompts_file=None, features=None, examples=6, features_dir=None, bos=False)")]
     fn features(
         &self,
         py: Python<'_>,

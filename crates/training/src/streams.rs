@@ -1,6 +1,6 @@
 //! Which random stream serves what: every purpose draws from its own, so none disturbs another.
 
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_kernels::{RandomStream, mix_bits};
 
 /// A purpose of random numbers.
 #[derive(Debug, Clone, Copy)]
@@ -71,17 +71,10 @@ impl Permutation {
     fn network(&self, number: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
         let (left, right) = (number >> self.half_bits, number & mask);
-        let round = |(left, right): (u64, u64), key: &u64| (right, left ^ (mixed(right ^ key) & mask));
+        let round = |(left, right): (u64, u64), key: &u64| (right, left ^ (mix_bits(right ^ key) & mask));
         let (left, right) = self.keys.iter().fold((left, right), round);
         left << self.half_bits | right
     }
-}
-
-/// Mixes the bits of a number (the last step of SplitMix64).
-fn mixed(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub use named::UnknownName;
 pub use naming::{Orientation, checkpoint_shape};
 pub use progress::ReadProgress;
 pub use readers::LoadMemory;
-pub use replace::{create_file, expect_free, partial_folder, partials, replace_file};
+pub use replace::{create_file, create_folder, expect_free, partial_folder, partials, replace_file};
 pub use source::Format;
 pub use statistics::{Difference, DifferenceKind, Statistics, differences};
 pub use stored::{StoredDType, StoredTensor};

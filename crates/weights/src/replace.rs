@@ -75,7 +75,22 @@ pub fn create_file(
 }
 
 /// Writes a folder of files as a whole if there is nothing. `write` gets the folder to fill, which exists.
-pub(crate) fn create_folder(
+///
+/// ```
+/// use candle_gpt2_weights::create_folder;
+///
+/// let folder = tempfile::tempdir()?;
+/// let results = folder.path().join("results");
+/// create_folder(&results, |partial| Ok(std::fs::write(partial.join("one.json"), "{}")?))?;
+/// assert_eq!(std::fs::read_to_string(results.join("one.json"))?, "{}");
+/// let error = create_folder(&results, |_| Ok(())).unwrap_err();
+/// assert!(error.to_string().ends_with("it exists already; remove it, or choose another name"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of `write`, when something is there already, or the folder cannot be flushed or renamed; then nothing is left of it.
+pub fn create_folder(
     path: &Path,
     write: impl FnOnce(&Path) -> Result<(), Failure>,
 ) -> Result<(), WeightsError> {

@@ -53,7 +53,7 @@ fn methods() -> Vec<Method> {
         method("neurons", command::<Neurons>(), &[("text", "_Text"), ("neuron", "str | tuple[int, int]")]),
         method("features", command::<Features>(), &[("text", "_Text | None"), ("sae", "_Path")]),
         method("attribution_graph", command::<Graph>(), text),
-        method("circuit", command::<CircuitSearch>(), &[("data", "_Path")]),
+        method("circuit", command::<CircuitSearch>(), &[("data", "_Path | Sequence[Mapping[str, Any]]")]),
         method("heads", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
     ]
 }
@@ -188,6 +188,7 @@ fn signatures_of_looks_have_their_options() {
             &[],
             "model=None, tokenizer=None, n_head=None, offline=False",
         ),
+        ("task_data", "    fn task_data", "$self, task", command::<TaskData>(), &["task"], ""),
     ] {
         expect_file(&format!("crates/python/src/{file}.rs"), |found| {
             let ends = ["**options), text_signature = \"", &format!("\")]\n{function}")];
@@ -211,6 +212,14 @@ fn stubs_of_looks_have_their_options() {
         let options = stub(&options, &names);
         write!(lines, "        *,\n{options}        bos: bool = False,\n    ) -> Picture: ...\n").unwrap();
     }
+    let data = command::<TaskData>();
+    let task = options(&data, &[]).find(|option| name(option) == "task").map(python_type).unwrap();
+    write!(
+        lines,
+        "    def task_data(\n        self,\n        task: {task},\n        *,\n{}    ) -> list[dict[str, Any]]: ...\n",
+        stub(&data, &["task"])
+    )
+    .unwrap();
     let options = stub(&command::<EvaluationOptions>(), &NOT_OF_EVALUATE);
     for (protocol, report) in
         [("str", "dict[str, Any]"), ("list[str] | tuple[str, ...]", "list[dict[str, Any]]")]

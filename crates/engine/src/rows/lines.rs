@@ -79,6 +79,45 @@ impl RowFile {
         };
         (*number, row)
     }
+
+    /// The tokens of this row, cut into sequences that the model's context holds, each with the token `bos` in front if there is one.
+    ///
+    /// ```
+    /// use candle_gpt2_engine::{ModelOptions, RowFile, Silent};
+    ///
+    /// let opened = ModelOptions::default().open(&Silent)?;
+    /// let file = RowFile::new("rows.jsonl".as_ref(), b"{\"ids\": [5, 6]}\n{\"ids\": [5, 2048]}".to_vec());
+    /// assert_eq!(file.sequences(0, opened.vocabulary(), Some(0)).sequences?, [[0, 5, 6]]);
+    /// let error = file.sequences(1, opened.vocabulary(), None).sequences.err().ok_or("there is no such token")?;
+    /// assert_eq!(error.to_string(), "token 2048 is outside the vocabulary of 2048");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn sequences(&self, index: usize, vocabulary: &Vocabulary, bos: Option<u32>) -> RowSequences {
+        let (line, row) = self.row(index);
+        let config = vocabulary.config();
+        let own = config.n_positions.saturating_sub(usize::from(bos.is_some())).max(1);
+        let read = || {
+            let ids = row?.tokens(vocabulary)?;
+            match ids.iter().find(|id| !config.has_token(**id)) {
+                None => Ok(ids.chunks(own).map(|piece| bos.iter().chain(piece).copied().collect()).collect()),
+                Some(id) => {
+                    Err(wrong(format!("token {id} is outside the vocabulary of {}", config.vocab_size)))
+                }
+            }
+        };
+        RowSequences { line, sequences: read() }
+    }
+}
+
+/// A row as a model reads it: what no context holds is cut.
+///
+/// Given by [`RowFile::sequences`].
+#[derive(Debug)]
+pub struct RowSequences {
+    /// The number of its line, counted from 1.
+    pub line: usize,
+    /// Its tokens: one sequence, none of an empty prompt, several of one that is longer than the context; or why the line is none.
+    pub sequences: Result<Vec<Vec<u32>>, EngineError>,
 }
 
 /// The rows of a file with their tokens.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::lines::{Line, Lines};
-pub use self::lines::{Row, RowFile};
+pub use self::lines::{Row, RowFile, RowSequences};
 use self::partial::Partial;
 pub use self::work::{PromptTexts, ScoredText, TokenLogprob};
 use crate::{EngineError, Progress, Reporter, Unit};

@@ -87,6 +87,23 @@ impl Display for EdgeDestination {
     }
 }
 
+/// The spans of tokens that an edge leads from and to, counted from 0. Only keys and values cross from one span to another: they are read
+/// at the source's position and used by the query at the destination's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct EdgeSpans {
+    /// Of what the source writes.
+    pub source: usize,
+    /// Of what is computed from it.
+    pub destination: usize,
+}
+
+impl EdgeSpans {
+    /// Both ends in one span.
+    pub fn within(span: usize) -> Self {
+        Self { source: span, destination: span }
+    }
+}
+
 /// One part's output as one part of another's input. [`EdgeGraph::edges`] lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Edge {
@@ -94,9 +111,11 @@ pub struct Edge {
     pub source: EdgeSource,
     /// Where it ends.
     pub destination: EdgeDestination,
+    /// The spans of both ends; the first one in a graph without spans.
+    pub spans: EdgeSpans,
 }
 
-/// As the Mechanistic Interpretability Benchmark writes it: `a9.h9->a11.h10<q>`.
+/// As the Mechanistic Interpretability Benchmark writes it, without spans: `a9.h9->a11.h10<q>`.
 impl Display for Edge {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}->{}", self.source, self.destination)
@@ -107,33 +126,46 @@ impl Display for Edge {
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub(super) destination: EdgeDestination,
-    pub(super) edges: Range<usize>,
+    pub(super) sources: usize,
+    /// Its first edge among those within a span.
+    within: usize,
+    /// Its first edge among those from one span to another, if it has any.
+    crossing: Option<usize>,
 }
 
-/// All edges of a model: from every source to every destination that is computed after it.
+/// All edges of a model: from every source to every destination that is computed after it; in spans each of them once for each pair of
+/// spans that it can lead from and to.
 ///
 /// Source: "Attribution Patching Outperforms Automated Circuit Discovery" (arXiv:2310.10348), with the nodes of "Have Faith in
-/// Faithfulness" (arXiv:2403.17806).
+/// Faithfulness" (arXiv:2403.17806) and the positions of "Position-aware Automatic Circuit Discovery" (arXiv:2502.04577).
 ///
 /// ```
-/// use candle_gpt2_interpret::EdgeGraph;
+/// use candle_gpt2_interpret::{EdgeGraph, EdgeSpans};
 ///
 /// let gpt2 = EdgeGraph::new(12, 12);
 /// assert_eq!((gpt2.source_count(), gpt2.edge_count()), (157, 32_491));
 /// let first = gpt2.edges().next().ok_or("there are edges")?;
 /// assert_eq!(first.to_string(), "input->a0.h0<q>");
+///
+/// // From one span to another lead only the edges into keys and values.
+/// let small = EdgeGraph::new(1, 1);
+/// assert_eq!(small.edge_count(), 8);
+/// assert_eq!(small.in_spans(2, [EdgeSpans { source: 0, destination: 1 }]).edge_count(), 8 + 8 + 2);
 /// # Ok::<(), &str>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeGraph {
     n_layer: usize,
     n_head: usize,
+    span_count: usize,
+    /// Pairs of different spans, in order.
+    crossings: Vec<EdgeSpans>,
 }
 
 impl EdgeGraph {
     /// That of a model with so many layers of so many heads.
     pub fn new(n_layer: usize, n_head: usize) -> Self {
-        Self { n_layer, n_head }
+        Self { n_layer, n_head, span_count: 1, crossings: Vec::new() }
     }
 
     /// That of a model with this configuration.
@@ -141,14 +173,28 @@ impl EdgeGraph {
         Self::new(config.n_layer, config.n_head)
     }
 
+    /// The same with its edges told apart by spans of tokens: each edge in each of so many spans and, for keys and values, between each of
+    /// these pairs of different spans.
+    pub fn in_spans(self, span_count: usize, crossings: impl IntoIterator<Item = EdgeSpans>) -> Self {
+        let mut crossings: Vec<EdgeSpans> = crossings.into_iter().collect();
+        crossings.sort_unstable();
+        crossings.dedup();
+        Self { span_count, crossings, ..self }
+    }
+
     /// Number of sources: the input, and the heads and the MLP of each layer.
     pub fn source_count(&self) -> usize {
         self.sources_before(self.n_layer)
     }
 
+    /// Spans that edges are told apart by; 1 without any.
+    pub fn span_count(&self) -> usize {
+        self.span_count
+    }
+
     /// Number of edges.
     pub fn edge_count(&self) -> usize {
-        self.first_edge(self.n_layer) + self.source_count()
+        self.first_within(self.span_count) + self.crossings.len() * self.first_crossing(self.n_layer)
     }
 
     /// The sources, in the order of computation.
@@ -161,19 +207,49 @@ impl EdgeGraph {
         std::iter::once(EdgeSource::Input).chain((0..self.n_layer).flat_map(of_layer))
     }
 
-    /// The edges, in the order in which scores and circuits have them: by destination in the order of computation (of a layer the queries
-    /// of all heads, then keys, then values, then the MLP), then by source.
+    /// The edges, in the order in which scores and circuits have them: those within the first span, within the second, …, then those from
+    /// one span to another. In each, they are by destination in the order of computation (of a layer the queries of all heads, then keys,
+    /// then values, then the MLP), then by source.
     pub fn edges(&self) -> impl Iterator<Item = Edge> + use<> {
-        let sources: Vec<EdgeSource> = self.sources().collect();
-        self.rows().into_iter().flat_map(move |row| {
-            let into = |source: &EdgeSource| Edge { source: *source, destination: row.destination };
-            sources[..row.edges.len()].iter().map(into).collect::<Vec<_>>()
+        let (sources, rows): (Vec<EdgeSource>, _) = (self.sources().collect(), self.rows());
+        let within = (0..self.span_count).map(EdgeSpans::within);
+        let pairs: Vec<EdgeSpans> = within.chain(self.crossings.iter().copied()).collect();
+        pairs.into_iter().flat_map(move |spans| {
+            let is_there = |row: &&Row| row.crossing.is_some() || spans.source == spans.destination;
+            let into = |row: &Row| {
+                let destination = row.destination;
+                let edge = |source: &EdgeSource| Edge { source: *source, destination, spans };
+                sources[..row.sources].iter().map(edge).collect::<Vec<_>>()
+            };
+            rows.iter().filter(is_there).flat_map(into).collect::<Vec<_>>()
         })
+    }
+
+    /// The edges of a row between two spans, if there are any.
+    pub(super) fn edges_of(&self, row: &Row, spans: EdgeSpans) -> Option<Range<usize>> {
+        let first = if spans.source == spans.destination {
+            self.first_within(spans.source) + row.within
+        } else {
+            let place = self.crossings.binary_search(&spans).ok()?;
+            self.first_within(self.span_count) + place * self.first_crossing(self.n_layer) + row.crossing?
+        };
+        Some(first..first + row.sources)
+    }
+
+    /// The edges of a row, with the spans that they lead from and to.
+    fn all_edges_of(&self, row: &Row) -> impl Iterator<Item = (EdgeSpans, Range<usize>)> {
+        let pairs = (0..self.span_count).map(EdgeSpans::within).chain(self.crossings.iter().copied());
+        pairs.filter_map(move |spans| Some((spans, self.edges_of(row, spans)?)))
     }
 
     /// Sources before the heads of a layer.
     pub(super) fn sources_before(&self, layer: usize) -> usize {
         1 + layer * (self.n_head + 1)
+    }
+
+    /// The first edge within a span.
+    fn first_within(&self, span: usize) -> usize {
+        span * (self.first_edge(self.n_layer) + self.source_count())
     }
 
     /// The first edge into a layer, the logits being one: layer `i` has `3 H` destinations for `1 + i (H + 1)` sources, and one for `H` more.
@@ -182,32 +258,66 @@ impl EdgeGraph {
         layer * (4 * heads + 1) + before * (heads + 1) * (3 * heads + 1)
     }
 
-    /// The queries of all heads of a layer, then their keys, then their values.
-    pub(super) fn rows_of_heads(&self, layer: usize) -> Vec<Row> {
+    /// The first edge into a layer of those from one span to another, of which layer `i` has `2 H (1 + i (H + 1))`.
+    fn first_crossing(&self, layer: usize) -> usize {
+        let (heads, before) = (self.n_head, layer * layer.saturating_sub(1) / 2);
+        2 * heads * (layer + before * (heads + 1))
+    }
+
+    /// The queries of all heads of a layer.
+    pub(super) fn rows_of_queries(&self, layer: usize) -> Vec<Row> {
         let (sources, first) = (self.sources_before(layer), self.first_edge(layer));
-        let parts = [EdgeDestination::Query, EdgeDestination::Key, EdgeDestination::Value];
+        let row = |head| Row {
+            destination: EdgeDestination::Query(Head { layer, head }),
+            sources,
+            within: first + head * sources,
+            crossing: None,
+        };
+        (0..self.n_head).map(row).collect()
+    }
+
+    /// The keys of all heads of a layer, then their values.
+    pub(super) fn rows_of_keys_and_values(&self, layer: usize) -> Vec<Row> {
+        let sources = self.sources_before(layer);
+        let (within, crossing) = (self.first_edge(layer) + self.n_head * sources, self.first_crossing(layer));
+        let parts = [EdgeDestination::Key, EdgeDestination::Value];
         let destinations =
             parts.into_iter().flat_map(|part| (0..self.n_head).map(move |head| part(Head { layer, head })));
         let row = |(place, destination): (usize, EdgeDestination)| Row {
             destination,
-            edges: first + place * sources..first + (place + 1) * sources,
+            sources,
+            within: within + place * sources,
+            crossing: Some(crossing + place * sources),
         };
         destinations.enumerate().map(row).collect()
     }
 
     pub(super) fn row_of_mlp(&self, layer: usize) -> Row {
         let sources = self.sources_before(layer);
-        let first = self.first_edge(layer) + 3 * self.n_head * sources;
-        Row { destination: EdgeDestination::Mlp(layer), edges: first..first + sources + self.n_head }
+        let within = self.first_edge(layer) + 3 * self.n_head * sources;
+        Row {
+            destination: EdgeDestination::Mlp(layer),
+            sources: sources + self.n_head,
+            within,
+            crossing: None,
+        }
     }
 
     pub(super) fn row_of_logits(&self) -> Row {
-        Row { destination: EdgeDestination::Logits, edges: self.first_edge(self.n_layer)..self.edge_count() }
+        Row {
+            destination: EdgeDestination::Logits,
+            sources: self.source_count(),
+            within: self.first_edge(self.n_layer),
+            crossing: None,
+        }
     }
 
     /// The destinations with their edges, in the order of computation.
     pub(super) fn rows(&self) -> Vec<Row> {
-        let of_layer = |layer| [self.rows_of_heads(layer), vec![self.row_of_mlp(layer)]].concat();
+        let of_layer = |layer| {
+            let queries = self.rows_of_queries(layer);
+            [queries, self.rows_of_keys_and_values(layer), vec![self.row_of_mlp(layer)]].concat()
+        };
         (0..self.n_layer).flat_map(of_layer).chain([self.row_of_logits()]).collect()
     }
 
@@ -219,6 +329,16 @@ impl EdgeGraph {
             Some(EdgeSource::Input) => 0,
             None => self.source_count(),
         }
+    }
+
+    /// The place of a node in a span among those of all spans.
+    fn spanned(&self, node: usize, span: usize) -> usize {
+        span * (self.source_count() + 1) + node
+    }
+
+    /// The nodes of all spans that are `node` in their own.
+    fn in_every_span(&self, node: usize) -> impl Iterator<Item = usize> {
+        (0..self.span_count).map(move |span| self.spanned(node, span))
     }
 }
 
@@ -232,7 +352,7 @@ pub enum Selection {
     Strongest,
 }
 
-/// Some of the edges of a model, at all positions or, in a circuit with spans, each at some of them.
+/// Some of the edges of a model.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Circuit, EdgeGraph, Selection};
@@ -241,7 +361,7 @@ pub enum Selection {
 /// let names: Vec<String> = graph.edges().map(|edge| edge.to_string()).collect();
 /// assert_eq!(names[3..], ["input->m0", "a0.h0->m0", "input->logits", "a0.h0->logits", "m0->logits"]);
 /// let scores = [0., 0., -3., 1., 0., 0.5, 2., 0.];
-/// let circuit = Circuit::selected(graph, &scores, 2, Selection::Greedy)?;
+/// let circuit = Circuit::selected(&graph, &scores, 2, Selection::Greedy)?;
 /// let kept: Vec<String> = circuit.edges().map(|edge| edge.to_string()).collect();
 /// assert_eq!(kept, ["input->a0.h0<v>", "a0.h0->logits"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -249,47 +369,51 @@ pub enum Selection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Circuit {
     graph: EdgeGraph,
-    /// Of each span every edge.
     kept: Vec<bool>,
 }
 
 impl Circuit {
     /// Every edge: the model itself.
-    pub fn whole(graph: EdgeGraph) -> Self {
-        Self { graph, kept: vec![true; graph.edge_count()] }
+    pub fn whole(graph: &EdgeGraph) -> Self {
+        Self { graph: graph.clone(), kept: vec![true; graph.edge_count()] }
     }
 
     /// No edge.
-    pub fn empty(graph: EdgeGraph) -> Self {
-        Self { graph, kept: vec![false; graph.edge_count()] }
+    pub fn empty(graph: &EdgeGraph) -> Self {
+        Self { graph: graph.clone(), kept: vec![false; graph.edge_count()] }
     }
 
-    /// Whether each edge is kept, in the order of [`EdgeGraph::edges`]; with spans all edges in the first one, then all in the second, …
+    /// Whether each edge is kept, in the order of [`EdgeGraph::edges`].
     ///
     /// # Errors
-    /// When these are not whole lists of edges.
-    pub fn new(graph: EdgeGraph, kept: Vec<bool>) -> Result<Self> {
+    /// If there is not one value for each edge.
+    pub fn new(graph: &EdgeGraph, kept: Vec<bool>) -> Result<Self> {
         let count = graph.edge_count();
-        match kept.is_empty() || !kept.len().is_multiple_of(count) {
-            true => Err(InterpretError::Mismatch(format!("{} values for {count} edges", kept.len()))),
-            false => Ok(Self { graph, kept }),
+        match kept.len() == count {
+            true => Ok(Self { graph: graph.clone(), kept }),
+            false => Err(InterpretError::Mismatch(format!("{} values for {count} edges", kept.len()))),
         }
     }
 
-    /// Up to `count` edges by the size of their scores, which are in the order of [`Circuit::new`]; then those without a connection to both
-    /// input and logits are dropped.
+    /// Up to `count` edges by the size of their scores, which are in the order of [`EdgeGraph::edges`]; then those without a connection to
+    /// both input and logits are dropped.
     ///
     /// # Errors
-    /// When the scores are not whole lists of edges.
-    pub fn selected(graph: EdgeGraph, scores: &[f32], count: usize, selection: Selection) -> Result<Self> {
+    /// If there is not one score for each edge, or one is not finite.
+    pub fn selected(graph: &EdgeGraph, scores: &[f32], count: usize, selection: Selection) -> Result<Self> {
         let mut circuit = Self::new(graph, vec![false; scores.len()])?;
+        if let Some((edge, score)) = graph.edges().zip(scores).find(|(_, score)| !score.is_finite()) {
+            return Err(InterpretError::Mismatch(format!(
+                "the score of {edge} is {score}; expected finite numbers: check the model's weights"
+            )));
+        }
         // Sizes of numbers in the order of their bits; of equal ones the first.
-        let ranked = |place: usize| (scores[place].abs().to_bits(), Reverse(place));
+        let ranked = |edge: usize| (scores[edge].abs().to_bits(), Reverse(edge));
         match selection {
             Selection::Strongest => {
-                let mut places: Vec<usize> = (0..scores.len()).collect();
-                places.sort_unstable_by_key(|place| Reverse(ranked(*place)));
-                places.iter().take(count).for_each(|place| circuit.kept[*place] = true);
+                let mut edges: Vec<usize> = (0..scores.len()).collect();
+                edges.sort_unstable_by_key(|edge| Reverse(ranked(*edge)));
+                edges.iter().take(count).for_each(|edge| circuit.kept[*edge] = true);
             }
             Selection::Greedy => circuit.take_greedily(count, ranked),
         }
@@ -297,67 +421,62 @@ impl Circuit {
     }
 
     fn take_greedily(&mut self, count: usize, ranked: impl Fn(usize) -> (u32, Reverse<usize>)) {
-        let (edges, rows) = (self.graph.edge_count(), self.graph.rows());
-        let mut into: Vec<Vec<&Row>> = vec![Vec::new(); self.graph.source_count() + 1];
-        rows.iter().for_each(|row| into[self.graph.node_of(row.destination)].push(row));
-        let mut source_of = vec![0; edges];
-        for row in &rows {
-            row.edges.clone().enumerate().for_each(|(source, edge)| source_of[edge] = source);
+        let graph = &self.graph;
+        let (nodes, logits) = (graph.spanned(0, graph.span_count), graph.source_count());
+        let mut into: Vec<Vec<Range<usize>>> = vec![Vec::new(); nodes];
+        let mut source_of = vec![0; self.kept.len()];
+        for row in &graph.rows() {
+            for (spans, edges) in graph.all_edges_of(row) {
+                let node = graph.spanned(graph.node_of(row.destination), spans.destination);
+                for (source, edge) in edges.clone().enumerate() {
+                    source_of[edge] = graph.spanned(source, spans.source);
+                }
+                into[node].push(edges);
+            }
         }
         let mut candidates = BinaryHeap::new();
-        // All edges into a node, in all spans, once.
+        // All edges into a node, once.
         let mut open = |node: usize, candidates: &mut BinaryHeap<_>| {
-            for edge in std::mem::take(&mut into[node]).into_iter().flat_map(|row| row.edges.clone()) {
-                candidates.extend((edge..self.kept.len()).step_by(edges).map(&ranked));
-            }
+            candidates.extend(std::mem::take(&mut into[node]).into_iter().flatten().map(&ranked));
         };
-        open(self.graph.source_count(), &mut candidates);
+        graph.in_every_span(logits).for_each(|node| open(node, &mut candidates));
         let mut taken = Vec::new();
         while taken.len() < count
-            && let Some((_, Reverse(place))) = candidates.pop()
+            && let Some((_, Reverse(edge))) = candidates.pop()
         {
-            taken.push(place);
-            open(source_of[place % edges], &mut candidates);
+            taken.push(edge);
+            open(source_of[edge], &mut candidates);
         }
-        taken.into_iter().for_each(|place| self.kept[place] = true);
+        taken.into_iter().for_each(|edge| self.kept[edge] = true);
     }
 
-    /// The edges on the paths from the input to the logits; a head's queries, keys and values count as one node.
+    /// The edges on the paths from the input to the logits; a head's queries, keys and values at a span count as one node.
     pub fn connected(mut self) -> Self {
-        let (rows, logits) = (self.graph.rows(), self.graph.source_count());
-        let mut is_reached = vec![false; logits + 1];
-        is_reached[0] = true;
+        let graph = &self.graph;
+        let (rows, logits) = (graph.rows(), graph.source_count());
+        let mut is_reached = vec![false; graph.spanned(0, graph.span_count)];
+        let mut is_used = is_reached.clone();
+        graph.in_every_span(0).for_each(|node| is_reached[node] = true);
+        graph.in_every_span(logits).for_each(|node| is_used[node] = true);
         for row in &rows {
-            for (source, edge) in row.edges.clone().enumerate() {
-                if !is_reached[source] {
-                    self.drop_edge(edge);
-                } else if self.keeps(edge) {
-                    is_reached[self.graph.node_of(row.destination)] = true;
+            for (spans, edges) in graph.all_edges_of(row) {
+                let node = graph.spanned(graph.node_of(row.destination), spans.destination);
+                for (source, edge) in edges.enumerate() {
+                    self.kept[edge] &= is_reached[graph.spanned(source, spans.source)];
+                    is_reached[node] |= self.kept[edge];
                 }
             }
         }
-        let mut is_used = vec![false; logits + 1];
-        is_used[logits] = true;
         for row in rows.iter().rev() {
-            for (source, edge) in row.edges.clone().enumerate() {
-                if !is_used[self.graph.node_of(row.destination)] {
-                    self.drop_edge(edge);
-                } else if self.keeps(edge) {
-                    is_used[source] = true;
+            for (spans, edges) in graph.all_edges_of(row) {
+                let node = graph.spanned(graph.node_of(row.destination), spans.destination);
+                for (source, edge) in edges.enumerate() {
+                    self.kept[edge] &= is_used[node];
+                    is_used[graph.spanned(source, spans.source)] |= self.kept[edge];
                 }
             }
         }
         self
-    }
-
-    fn drop_edge(&mut self, edge: usize) {
-        let edges = self.graph.edge_count();
-        (edge..self.kept.len()).step_by(edges).for_each(|place| self.kept[place] = false);
-    }
-
-    /// Whether an edge, by its place in [`EdgeGraph::edges`], is kept in any span.
-    pub fn keeps(&self, edge: usize) -> bool {
-        self.kept[edge..].iter().step_by(self.graph.edge_count()).any(|is_kept| *is_kept)
     }
 
     /// Whether each edge is kept, as [`Circuit::new`] takes them.
@@ -366,29 +485,24 @@ impl Circuit {
     }
 
     /// The graph that it is a part of.
-    pub fn graph(&self) -> EdgeGraph {
-        self.graph
+    pub fn graph(&self) -> &EdgeGraph {
+        &self.graph
     }
 
-    /// Spans that edges are kept in; 1 without any.
-    pub fn span_count(&self) -> usize {
-        self.kept.len() / self.graph.edge_count()
-    }
-
-    /// Edges that are kept; with spans, in each span.
+    /// Edges that are kept.
     pub fn edge_count(&self) -> usize {
         self.kept.iter().filter(|is_kept| **is_kept).count()
     }
 
-    /// The edges that are kept in any span.
+    /// The edges that are kept.
     pub fn edges(&self) -> impl Iterator<Item = Edge> {
-        self.graph.edges().enumerate().filter(|(edge, _)| self.keeps(*edge)).map(|(_, edge)| edge)
+        self.graph.edges().zip(&self.kept).filter(|(_, is_kept)| **is_kept).map(|(edge, _)| edge)
     }
 
-    /// Whether anything reads what is computed from a destination.
+    /// Whether anything reads what is computed from a destination, in a graph without spans.
     pub(super) fn is_used(&self, destination: EdgeDestination) -> bool {
         let node = self.graph.node_of(destination);
-        let reads = |row: &Row| node < row.edges.len() && self.keeps(row.edges.start + node);
+        let reads = |row: &Row| node < row.sources && self.kept[row.within + node];
         destination == EdgeDestination::Logits || self.graph.rows().iter().any(reads)
     }
 
@@ -396,11 +510,10 @@ impl Circuit {
         self.kept[edge] = is_kept;
     }
 
-    /// 1 for each edge that is left out in a span, `(rows, sources)` row-major; `None` if none is.
-    pub(super) fn left_out(&self, span: usize, rows: &[Row]) -> Option<Vec<f32>> {
-        let first = span * self.graph.edge_count();
-        let edges = rows.iter().flat_map(|row| row.edges.clone());
-        let mask: Vec<f32> = edges.map(|edge| if self.kept[first + edge] { 0.0 } else { 1.0 }).collect();
+    /// 1 for each edge that is left out between two spans, `(rows, sources)` row-major; `None` if none is.
+    pub(super) fn left_out(&self, spans: EdgeSpans, rows: &[Row]) -> Option<Vec<f32>> {
+        let edges = rows.iter().filter_map(|row| self.graph.edges_of(row, spans)).flatten();
+        let mask: Vec<f32> = edges.map(|edge| if self.kept[edge] { 0.0 } else { 1.0 }).collect();
         mask.contains(&1.0).then_some(mask)
     }
 }

@@ -3,15 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{Block, Gpt2LMHeadModel, MultiHeadAttention, Observer, QkvProjection, Site, SiteKind};
-use candle_gpt2_kernels::LayerNorm;
+use candle_gpt2_kernels::{HeadsAttention, LayerNorm, attention_reference};
 
-use super::graph::{Circuit, Row};
+use super::graph::{Circuit, EdgeGraph, EdgeSpans, Row};
 use crate::Record;
 
-/// The kinds of places at which heads read.
-const PARTS: [SiteKind; 3] = [SiteKind::Q, SiteKind::K, SiteKind::V];
+/// Queries, keys, values.
+const PARTS: usize = 3;
+/// Axis of the tokens in `(k, B, T, C)` and in `(B, H, T, D)`.
+const TOKEN_DIM: usize = 2;
 
 /// The places at which [`written`] looks.
 pub(super) fn places_of_sources(n_layer: usize) -> impl Iterator<Item = Site> {
@@ -50,7 +52,7 @@ fn projections(attn: &MultiHeadAttention) -> Result<(Tensor, Option<Tensor>)> {
         QkvProjection::Separate { query, key, value } => vec![query, key, value],
         QkvProjection::FusedMemory { query, key_value } => vec![query, key_value],
     };
-    let (parts, width) = (PARTS.len() * attn.num_heads(), attn.head_dim());
+    let (parts, width) = (PARTS * attn.num_heads(), attn.head_dim());
     let weights = layers.iter().map(|layer| layer.weight().to_tensor()?.to_dtype(DType::F32));
     let weight = Tensor::cat(&weights.collect::<Result<Vec<_>>>()?, 0)?; // (3 H D, C)
     let weight = weight.reshape((parts, width, ()))?;
@@ -99,44 +101,126 @@ pub(super) fn into_mlp(
     through_norm(block.ln_2(), residual, &normed.unsqueeze(0)?)
 }
 
-/// Adds up the scores of the edges of some rows, which all begin at as many sources: products of gradients `(rows, B, T, C)` and what the
-/// sources write in the corrupted run less what they write in the clean one, `(sources, B, T, C)`.
+/// The positions of prompts by their spans.
+pub(super) struct Positions {
+    spans: Vec<Span>,
+    /// Of each position its place if those of all spans are one after another; `None` if that is its place already.
+    back: Option<Tensor>,
+}
+
+/// A span, and where it is in some prompts.
+pub(super) struct Span {
+    pub(super) span: usize,
+    /// In the order of the prompts.
+    positions: Vec<usize>,
+    /// The same; `None` for all of them.
+    index: Option<Tensor>,
+}
+
+impl Positions {
+    /// All in the first span.
+    pub(super) fn whole(tokens: usize) -> Self {
+        Self { spans: vec![Span { span: 0, positions: (0..tokens).collect(), index: None }], back: None }
+    }
+
+    /// By the span of each.
+    pub(super) fn of(spans: &[usize], device: &Device) -> Result<Self> {
+        let mut by_span: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        spans
+            .iter()
+            .enumerate()
+            .for_each(|(position, span)| by_span.entry(*span).or_default().push(position));
+        let index = |positions: &[usize]| {
+            let positions: Vec<u32> =
+                positions.iter().map(|position| u32::try_from(*position).unwrap_or_default()).collect();
+            let count = positions.len();
+            Tensor::from_vec(positions, count, device)
+        };
+        let mut back = vec![0; spans.len()];
+        by_span.values().flatten().enumerate().for_each(|(place, position)| back[*position] = place);
+        let span = |(span, positions): (usize, Vec<usize>)| -> Result<Span> {
+            Ok(Span { span, index: Some(index(&positions)?), positions })
+        };
+        Ok(Self { back: Some(index(&back)?), spans: by_span.into_iter().map(span).collect::<Result<_>>()? })
+    }
+
+    pub(super) fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// What was found for each span, in the order of the prompts.
+    fn joined(&self, parts: &[Tensor]) -> Result<Tensor> {
+        let joined = Tensor::cat(parts, TOKEN_DIM)?;
+        self.back.as_ref().map_or(Ok(joined.clone()), |back| joined.index_select(back, TOKEN_DIM))
+    }
+}
+
+impl Span {
+    /// The values at its positions, of all along the axis of the tokens.
+    pub(super) fn of(&self, values: &Tensor) -> Result<Tensor> {
+        let whole = || Ok(values.clone());
+        self.index.as_ref().map_or_else(whole, |index| values.contiguous()?.index_select(index, TOKEN_DIM))
+    }
+}
+
+/// What flows back into the heads of a layer, to tell apart for which query a key or a value did what it did.
+pub(super) struct OfHeads<'a> {
+    /// Gradients at scores, `(B, H, T, S)`.
+    pub(super) scores: &'a Tensor,
+    /// At what the heads give, `(B, T, H, D)`.
+    pub(super) z: &'a Tensor,
+    /// Queries themselves, `(B, T, H, D)`.
+    pub(super) queries: &'a Tensor,
+    /// The attention pattern, `(B, H, T, S)`.
+    pub(super) pattern: &'a Tensor,
+    /// What products of queries and keys are multiplied by.
+    pub(super) scale: f64,
+}
+
+impl OfHeads<'_> {
+    /// The gradients at keys and at values, `(B, T, H, D)`, of what queries in this span do with them.
+    pub(super) fn of_queries_in(&self, span: &Span) -> Result<[Tensor; 2]> {
+        let by_key = |weights: &Tensor, queries: &Tensor| {
+            let weights = span.of(&weights.to_dtype(DType::F32)?)?.transpose(2, 3)?.contiguous()?; // (B, H, S, T')
+            let queries = span.of(&queries.to_dtype(DType::F32)?.transpose(1, 2)?)?; // (B, H, T', D)
+            weights.matmul(&queries)?.transpose(1, 2)?.contiguous()
+        };
+        Ok([(by_key(self.scores, self.queries)? * self.scale)?, by_key(self.pattern, self.z)?])
+    }
+}
+
+/// Adds up the scores of the edges of some rows between two spans, which all begin at as many sources: products of gradients `(rows, B,
+/// T, C)` and what the sources write in the corrupted run − what they write in the clean one, `(sources, B, T, C)`, both at the positions
+/// of the source's span.
 pub(super) fn add_scores(
     sums: &mut [f64],
-    rows: &[Row],
+    graph: &EdgeGraph,
+    (rows, spans): (&[Row], EdgeSpans),
     gradients: &Tensor,
     differences: &Tensor,
-    indicators: &[Option<Tensor>],
 ) -> Result<()> {
-    let Some(count) = rows.first().map(|row| row.edges.len()) else { return Ok(()) };
+    let first = rows.first().filter(|row| graph.edges_of(row, spans).is_some());
+    let Some(count) = first.map(|row| row.sources) else { return Ok(()) };
     let gradients = gradients.to_dtype(DType::F32)?.flatten_from(1)?;
-    let of_each = sums.len() / indicators.len();
-    for (indicator, sums) in indicators.iter().zip(sums.chunks_mut(of_each)) {
-        let differences = at(indicator.as_ref(), &differences.narrow(0, 0, count)?)?;
-        let products = gradients.matmul(&differences.flatten_from(1)?.t()?)?.to_vec2::<f32>()?;
-        for (row, products) in rows.iter().zip(products) {
-            for (sum, product) in sums[row.edges.clone()].iter_mut().zip(products) {
-                *sum += f64::from(product);
-            }
+    let differences = differences.narrow(0, 0, count)?.flatten_from(1)?;
+    let products = gradients.matmul(&differences.t()?)?.to_vec2::<f32>()?;
+    for (row, products) in rows.iter().zip(products) {
+        let Some(edges) = graph.edges_of(row, spans) else { continue };
+        for (sum, product) in sums[edges].iter_mut().zip(products) {
+            *sum += f64::from(product);
         }
     }
     Ok(())
 }
 
-/// The values at the positions of a span, and zeros elsewhere.
-fn at(indicator: Option<&Tensor>, values: &Tensor) -> Result<Tensor> {
-    indicator.map_or_else(|| Ok(values.clone()), |indicator| values.broadcast_mul(indicator))
-}
-
 /// Runs a circuit: each destination reads the residual stream of the pass, and for every edge that is left out what the source writes in
 /// the corrupted run in place of what it writes in this one.
 pub(super) struct Partial<'a> {
-    pub(super) model: &'a Gpt2LMHeadModel,
-    pub(super) circuit: &'a Circuit,
-    /// Of each span 1 at its positions, `(T, 1)`; `None` if it is all of them.
-    pub(super) indicators: &'a [Option<Tensor>],
+    model: &'a Gpt2LMHeadModel,
+    circuit: &'a Circuit,
+    positions: &'a Positions,
     /// What the sources write in the corrupted run, `(sources, B, T, C)`.
-    pub(super) corrupted: &'a Tensor,
+    corrupted: &'a Tensor,
     /// What they write there less what they write here, as far as the pass is.
     differences: Vec<Tensor>,
     seen: usize,
@@ -148,61 +232,95 @@ impl<'a> Partial<'a> {
     pub(super) fn new(
         model: &'a Gpt2LMHeadModel,
         circuit: &'a Circuit,
-        indicators: &'a [Option<Tensor>],
+        positions: &'a Positions,
         corrupted: &'a Tensor,
     ) -> Self {
         let (differences, waiting) = (Vec::new(), BTreeMap::new());
-        Self { model, circuit, indicators, corrupted, differences, seen: 0, waiting }
+        Self { model, circuit, positions, corrupted, differences, seen: 0, waiting }
     }
 
-    /// What some destinations read, `(rows, B, T, C)`; `None` if it is what the model has there.
-    fn inputs(&self, residual: &Tensor, rows: &[Row]) -> Result<Option<Tensor>> {
-        let count = rows.first().map_or(0, |row| row.edges.len());
+    /// What some destinations read, `(rows, B, T, C)`, in the span where they are or in whichever span their sources are; `None` if it is
+    /// what the model has there.
+    fn inputs(&self, residual: &Tensor, rows: &[Row], destination: Option<usize>) -> Result<Option<Tensor>> {
+        let count = rows.first().map_or(0, |row| row.sources);
         let differences = Tensor::cat(&self.differences, 0)?.narrow(0, 0, count)?;
-        let mut sum: Option<Tensor> = None;
-        for (span, indicator) in self.indicators.iter().enumerate() {
-            let Some(mask) = self.circuit.left_out(span, rows) else { continue };
-            let mask = Tensor::from_vec(mask, (rows.len(), count), residual.device())?;
-            let added = mask.matmul(&at(indicator.as_ref(), &differences)?.flatten_from(1)?)?;
-            sum = Some(match sum {
-                Some(sum) => (sum + added)?,
-                None => added,
+        let (_, batch, _, width) = differences.dims4()?;
+        let (mut is_changed, mut added) = (false, Vec::new());
+        for span in self.positions.spans() {
+            let spans = EdgeSpans { source: span.span, destination: destination.unwrap_or(span.span) };
+            let shape = (rows.len(), batch, span.positions.len(), width);
+            added.push(match self.circuit.left_out(spans, rows) {
+                None => Tensor::zeros(shape, DType::F32, residual.device())?,
+                Some(mask) => {
+                    is_changed = true;
+                    let mask = Tensor::from_vec(mask, (rows.len(), count), residual.device())?;
+                    mask.matmul(&span.of(&differences)?.flatten_from(1)?)?.reshape(shape)?
+                }
             });
         }
-        let Some(sum) = sum else { return Ok(None) };
-        let residual = residual.to_dtype(DType::F32)?.unsqueeze(0)?;
-        let shape = [&[rows.len()], &residual.dims()[1..]].concat();
-        sum.reshape(shape)?.broadcast_add(&residual).map(Some)
+        match is_changed {
+            true => {
+                let residual = residual.to_dtype(DType::F32)?.unsqueeze(0)?;
+                self.positions.joined(&added)?.broadcast_add(&residual).map(Some)
+            }
+            false => Ok(None),
+        }
     }
 
-    /// Computes queries, keys and values of a layer, each head's from its own input.
+    /// Computes what the heads of a layer give, each from inputs of its own.
     fn await_heads(&mut self, layer: usize, residual: &Tensor) -> Result<()> {
-        let Some(inputs) = self.inputs(residual, &self.circuit.graph().rows_of_heads(layer))? else {
+        let graph = self.circuit.graph();
+        let (of_queries, of_others) = (graph.rows_of_queries(layer), graph.rows_of_keys_and_values(layer));
+        let queries = self.inputs(residual, &of_queries, None)?;
+        let of_span = |span: &Span| self.inputs(residual, &of_others, Some(span.span));
+        let others = self.positions.spans().iter().map(of_span).collect::<Result<Vec<_>>>()?;
+        if queries.is_none() && others.iter().all(Option::is_none) {
             return Ok(());
-        };
-        let block = block(self.model, layer)?;
-        let (weight, bias) = projections(block.attn())?;
-        let dtype = residual.dtype();
-        let (_, batch, tokens, _) = inputs.dims4()?;
-        let normed = block.ln_1().forward(&inputs.to_dtype(dtype)?)?.to_dtype(DType::F32)?;
-        let parts = normed.flatten(1, 2)?.matmul(&weight.transpose(1, 2)?)?; // (3 H, B · T, D)
-        let parts = match bias {
-            Some(bias) => parts.broadcast_add(&bias)?,
-            None => parts,
-        };
-        let heads = block.attn().num_heads();
-        for (place, kind) in PARTS.into_iter().enumerate() {
-            let part = parts.narrow(0, place * heads, heads)?.transpose(0, 1)?.contiguous()?;
-            let part = part.reshape((batch, tokens, heads, ()))?.to_dtype(dtype)?;
-            self.waiting.insert(Site::in_block(layer, kind), part);
         }
+        let block = block(self.model, layer)?;
+        let (heads, dtype) = (block.attn().num_heads(), residual.dtype());
+        let (weight, bias) = projections(block.attn())?;
+        // Of some rows, beginning at this one: `(B, H, T, D)` for queries, for keys and for values.
+        let projected = |inputs: Option<Tensor>, first: usize, rows: usize| {
+            let inputs = inputs.map_or_else(|| residual.unsqueeze(0), Ok)?;
+            let (_, batch, tokens, width) = inputs.dims4()?;
+            let normed = block.ln_1().forward(&inputs.to_dtype(dtype)?)?.to_dtype(DType::F32)?;
+            let normed = normed.broadcast_as((rows, batch, tokens, width))?.contiguous()?;
+            let weight = weight.narrow(0, first, rows)?.transpose(1, 2)?;
+            let mut parts = normed.flatten(1, 2)?.matmul(&weight)?; // (rows, B · T, D)
+            if let Some(bias) = &bias {
+                parts = parts.broadcast_add(&bias.narrow(0, first, rows)?)?;
+            }
+            let parts = parts.reshape((rows, batch, tokens, ()))?.to_dtype(dtype)?;
+            let parts = parts.transpose(0, 1)?.chunk(rows / heads, 1)?;
+            parts.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()
+        };
+        let queries = projected(queries, 0, heads)?;
+        let mut attended = Vec::new();
+        for (span, inputs) in self.positions.spans().iter().zip(others) {
+            let others = projected(inputs, heads, 2 * heads)?;
+            let attention = HeadsAttention {
+                heads,
+                scale: self.model.config().attention_scale(layer),
+                visible: span.positions.iter().map(|position| 0..position + 1).collect(),
+                added: None,
+                dropout: None,
+            };
+            attended.push(attention_reference(
+                [&span.of(&queries[0])?, &others[0], &others[1]],
+                &attention,
+                None,
+            )?);
+        }
+        let z = self.positions.joined(&attended)?.transpose(1, 2)?.contiguous()?;
+        self.waiting.insert(Site::in_block(layer, SiteKind::Z), z);
         Ok(())
     }
 
     /// Computes the input of an MLP's activation function.
     fn await_mlp(&mut self, layer: usize, residual: &Tensor) -> Result<()> {
         let row = self.circuit.graph().row_of_mlp(layer);
-        if let Some(inputs) = self.inputs(residual, &[row])? {
+        if let Some(inputs) = self.inputs(residual, &[row], None)? {
             let block = block(self.model, layer)?;
             let normed = block.ln_2().forward(&inputs.squeeze(0)?.to_dtype(residual.dtype())?)?;
             let expanded = block.mlp().expand().forward(&normed)?;
@@ -219,9 +337,6 @@ impl Observer for Partial<'_> {
             SiteKind::ResidPost => site.layer == last,
             SiteKind::Embed
             | SiteKind::ResidPre
-            | SiteKind::Q
-            | SiteKind::K
-            | SiteKind::V
             | SiteKind::Z
             | SiteKind::ResidMid
             | SiteKind::MlpPre
@@ -231,6 +346,7 @@ impl Observer for Partial<'_> {
     }
 
     fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        let value = self.waiting.remove(&site).unwrap_or(value);
         match (site.kind, site.layer) {
             (SiteKind::Embed | SiteKind::Z | SiteKind::MlpOut, _) => {
                 let here = of_source(self.model, site, &value)?;
@@ -241,12 +357,12 @@ impl Observer for Partial<'_> {
             (SiteKind::ResidPre, Some(layer)) => self.await_heads(layer, &value)?,
             (SiteKind::ResidMid, Some(layer)) => self.await_mlp(layer, &value)?,
             (SiteKind::ResidPost, _) => {
-                let inputs = self.inputs(&value, &[self.circuit.graph().row_of_logits()])?;
+                let inputs = self.inputs(&value, &[self.circuit.graph().row_of_logits()], None)?;
                 if let Some(inputs) = inputs {
                     return inputs.squeeze(0)?.to_dtype(value.dtype());
                 }
             }
-            _ => return Ok(self.waiting.remove(&site).unwrap_or(value)),
+            _ => {}
         }
         Ok(value)
     }

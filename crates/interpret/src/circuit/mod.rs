@@ -13,5 +13,5 @@ mod inputs;
 mod task;
 
 pub use curve::{CurvePoint, EDGE_SHARES, FaithfulnessCurve};
-pub use graph::{Circuit, Edge, EdgeDestination, EdgeGraph, EdgeSource, Selection};
+pub use graph::{Circuit, Edge, EdgeDestination, EdgeGraph, EdgeSource, EdgeSpans, Selection};
 pub use task::{CircuitMetric, CircuitTask, EdgeMethod, PromptPair};

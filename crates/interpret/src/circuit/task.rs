@@ -1,12 +1,14 @@
 //! A task as pairs of prompts, and what its edges and circuits are worth.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{DType, Tensor, Var};
 use candle_gpt2::{Before, Gpt2LMHeadModel, LogitsFor, Observer, Pass, Site, SiteKind, gradients};
 
-use super::graph::{Circuit, EdgeGraph};
-use super::inputs::{Partial, add_scores, into_heads, into_mlp, places_of_sources, written};
+use super::graph::{Circuit, EdgeGraph, EdgeSpans, Row};
+use super::inputs::{
+    OfHeads, Partial, Positions, Span, add_scores, into_heads, into_mlp, places_of_sources, written,
+};
 use crate::error::Result;
 use crate::gradients::{Embeddings, Probes};
 use crate::run::{log_softmax, rounded};
@@ -96,9 +98,9 @@ pub struct CircuitTask<'a> {
     model: &'a Gpt2LMHeadModel,
     pairs: &'a [PromptPair],
     metric: CircuitMetric,
+    graph: EdgeGraph,
     /// Pairs of as many tokens in the same spans.
     batches: Vec<Vec<usize>>,
-    span_count: usize,
 }
 
 /// Some pairs of as many tokens.
@@ -108,8 +110,7 @@ struct Batch {
     corrupted: Tensor,
     /// What a metric multiplies each token by, `(B, V)`.
     weights: Tensor,
-    /// Of each span 1 at its positions, `(T, 1)`; one `None` without spans.
-    indicators: Vec<Option<Tensor>>,
+    positions: Positions,
 }
 
 /// A batch with what the sources write in its corrupted run, and the model's prediction after the clean prompts.
@@ -162,28 +163,33 @@ impl<'a> CircuitTask<'a> {
             }
         }
         let span_count = pairs.iter().flat_map(|pair| &pair.spans).max().map_or(1, |last| last + 1);
+        let mut crossings = BTreeSet::new();
         let mut alike: BTreeMap<(usize, &[usize]), Vec<usize>> = BTreeMap::new();
         for (place, pair) in pairs.iter().enumerate() {
             alike.entry((pair.clean.len(), &pair.spans)).or_default().push(place);
         }
+        for (_, spans) in alike.keys() {
+            let mut before = BTreeSet::new();
+            for span in *spans {
+                let from = |source: &usize| EdgeSpans { source: *source, destination: *span };
+                crossings.extend(before.iter().filter(|source| *source != span).map(from));
+                before.insert(*span);
+            }
+        }
         let batches = alike.into_iter().flat_map(|((tokens, _), places)| {
             places.chunks((BATCH_TOKENS / tokens).max(1)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         });
-        Ok(Self { model, pairs, metric, batches: batches.collect(), span_count })
+        let graph = EdgeGraph::of(model.config()).in_spans(span_count, crossings);
+        Ok(Self { model, pairs, metric, graph, batches: batches.collect() })
     }
 
-    /// The edges of the model.
-    pub fn graph(&self) -> EdgeGraph {
-        EdgeGraph::of(self.model.config())
-    }
-
-    /// Spans that distinguish edges; 1 without any.
-    pub fn span_count(&self) -> usize {
-        self.span_count
+    /// The edges of the model, in the spans of the pairs.
+    pub fn graph(&self) -> &EdgeGraph {
+        &self.graph
     }
 
     /// What the metric of the corrupted run has more for each edge than that of the clean one, to first order: an edge that helps has a
-    /// negative score of a difference, and a positive one of a divergence. The mean over all pairs, in the order of [`Circuit::new`].
+    /// negative score of a difference, and a positive one of a divergence. The mean over all pairs, in the order of [`EdgeGraph::edges`].
     /// `done` is called with the number of pairs done.
     ///
     /// # Errors
@@ -203,18 +209,22 @@ impl<'a> CircuitTask<'a> {
             EdgeMethod::CleanCorrupted => vec![0.0, 1.0],
             EdgeMethod::EapIg { steps } => (0..steps).map(|step| step as f64 / steps as f64).collect(),
         };
-        let mut sums = vec![0.0; self.span_count * self.graph().edge_count()];
+        let mut sums = vec![0.0; self.graph.edge_count()];
         for places in &self.batches {
             let mut record = Record::new(places_of_sources(self.model.config().n_layer));
             let prepared = self.prepared(places, &mut record)?;
             let clean = written(self.model, &record)?;
             let differences = (&prepared.corrupted - clean)?;
+            let mut by_span = Vec::new();
+            for span in prepared.batch.positions.spans() {
+                by_span.push((span, span.of(&differences)?));
+            }
             let embedded = record.get(Site::outside(SiteKind::Embed))?;
             let corrupted = prepared.corrupted.get(0)?.to_dtype(embedded.dtype())?;
             let on_the_way = (embedded - &corrupted)?;
             for share in &runs {
                 let embeddings = (&corrupted + (&on_the_way * *share)?)?;
-                self.add_scores_of(&prepared, embeddings, &differences, &mut sums)?;
+                self.add_scores_of(&prepared, embeddings, &by_span, &mut sums)?;
             }
             done(places.len());
         }
@@ -229,13 +239,14 @@ impl<'a> CircuitTask<'a> {
     /// When a circuit is of another model or has other spans, and those of the model.
     pub fn values(&self, circuits: &[Circuit], done: &dyn Fn(usize)) -> Result<Vec<f32>> {
         for circuit in circuits {
-            let spans = circuit.span_count();
-            if circuit.graph() != self.graph() || ![1, self.span_count].contains(&spans) {
+            let graph = circuit.graph();
+            if *graph != self.graph && *graph != EdgeGraph::of(self.model.config()) {
                 return Err(InterpretError::Mismatch(format!(
-                    "the circuit has {} edges in {spans} spans, the model {} in {}",
-                    circuit.graph().edge_count(),
-                    self.graph().edge_count(),
-                    self.span_count
+                    "the circuit has {} edges in {} spans, the model {} in {}",
+                    graph.edge_count(),
+                    graph.span_count(),
+                    self.graph.edge_count(),
+                    self.graph.span_count()
                 )));
             }
         }
@@ -261,7 +272,7 @@ impl<'a> CircuitTask<'a> {
     /// # Errors
     /// When the pairs have spans or are too many, and those of the model.
     pub fn acdc(&self, threshold: f32, done: &dyn Fn()) -> Result<(Circuit, Vec<f32>)> {
-        let graph = self.graph();
+        let graph = &self.graph;
         let tokens: usize = self.pairs.iter().map(|pair| pair.clean.len()).sum();
         let of_token = graph.source_count() * self.model.config().n_embd * size_of::<f32>();
         if tokens.saturating_mul(of_token) > MOST_BYTES {
@@ -269,7 +280,7 @@ impl<'a> CircuitTask<'a> {
                 "ACDC keeps {of_token} bytes for each of the {tokens} tokens, and {MOST_BYTES} at most; use fewer pairs"
             )));
         }
-        if self.span_count > 1 {
+        if graph.span_count() > 1 {
             return Err(InterpretError::Mismatch("ACDC does not distinguish edges by position".into()));
         }
         let prepare = |places: &Vec<usize>| self.prepared(places, &mut Chain(Vec::new()));
@@ -282,7 +293,7 @@ impl<'a> CircuitTask<'a> {
         let mut before = divergence(&circuit)?;
         for row in graph.rows().iter().rev() {
             let is_used = circuit.is_used(row.destination);
-            for edge in row.edges.clone().rev() {
+            for edge in graph.edges_of(row, EdgeSpans::default()).into_iter().flatten().rev() {
                 circuit.set(edge, false);
                 if is_used {
                     let after = divergence(&circuit)?;
@@ -318,20 +329,15 @@ impl<'a> CircuitTask<'a> {
             }
         }
         let spans = pairs.first().map_or(&[][..], |pair| &pair.spans);
-        let indicators = match spans.is_empty() {
-            true => vec![None],
-            false => (0..self.span_count)
-                .map(|span| {
-                    let is_there = spans.iter().map(|of| if *of == span { 1f32 } else { 0.0 }).collect();
-                    Ok(Some(Tensor::from_vec(is_there, (tokens, 1), device)?))
-                })
-                .collect::<Result<_>>()?,
+        let positions = match self.graph.span_count() {
+            1 => Positions::whole(tokens),
+            _ => Positions::of(spans, device)?,
         };
         Ok(Batch {
             clean: ids(|pair| &pair.clean)?,
             corrupted: ids(|pair| &pair.corrupted)?,
             weights: Tensor::from_vec(weights, (pairs.len(), vocab_size), device)?,
-            indicators,
+            positions,
         })
     }
 
@@ -363,11 +369,12 @@ impl<'a> CircuitTask<'a> {
     }
 
     fn sum(&self, prepared: &Prepared, circuit: &Circuit, metric: CircuitMetric) -> Result<f64> {
-        let indicators = match circuit.span_count() {
-            1 => &[None][..],
-            _ => &prepared.batch.indicators,
+        let whole = Positions::whole(prepared.batch.clean.dim(1)?);
+        let positions = match circuit.graph().span_count() {
+            1 => &whole,
+            _ => &prepared.batch.positions,
         };
-        let mut partial = Partial::new(self.model, circuit, indicators, &prepared.corrupted);
+        let mut partial = Partial::new(self.model, circuit, positions, &prepared.corrupted);
         let logits = self.logits(&prepared.batch.clean, &mut partial)?;
         Ok(f64::from(Self::metric_of(prepared, &logits, metric)?.to_scalar::<f32>()?))
     }
@@ -377,27 +384,41 @@ impl<'a> CircuitTask<'a> {
         &self,
         prepared: &Prepared,
         embeddings: Tensor,
-        differences: &Tensor,
+        differences: &[(&Span, Tensor)],
         sums: &mut [f64],
     ) -> Result<()> {
-        let (model, graph, batch) = (self.model, self.graph(), &prepared.batch);
+        let (model, graph, batch) = (self.model, &self.graph, &prepared.batch);
         let (rows, tokens) = batch.clean.dims2()?;
         let config = model.config();
+        // Without spans the gradients at keys and values are those of all queries.
+        let is_spanned = graph.span_count() > 1;
+        let kinds = match is_spanned {
+            true => [SiteKind::Q, SiteKind::AttnScores, SiteKind::Z],
+            false => [SiteKind::Q, SiteKind::K, SiteKind::V],
+        };
         let mut probes = BTreeMap::new();
-        let mut probe = |site: Site, rest: &[usize]| -> Result<()> {
-            let zeros = Var::zeros([&[rows, tokens], rest].concat(), model.dtype(), model.device())?;
-            probes.insert(site, zeros);
+        let mut probe = |site: Site, shape: &[usize], dtype: DType| -> Result<()> {
+            probes.insert(site, Var::zeros(shape, dtype, model.device())?);
             Ok(())
         };
+        let dtype = model.dtype();
+        // Those of half precision are computed in f32.
+        let score_dtype = if dtype == DType::F64 { dtype } else { DType::F32 };
         for (layer, block) in model.transformer().blocks().iter().enumerate() {
-            for kind in [SiteKind::Q, SiteKind::K, SiteKind::V] {
-                probe(Site::in_block(layer, kind), &[block.attn().num_heads(), block.attn().head_dim()])?;
+            let (heads, width) = (block.attn().num_heads(), block.attn().head_dim());
+            for kind in kinds {
+                let site = Site::in_block(layer, kind);
+                match kind {
+                    SiteKind::AttnScores => probe(site, &[rows, heads, tokens, tokens], score_dtype)?,
+                    _ => probe(site, &[rows, tokens, heads, width], dtype)?,
+                }
             }
-            probe(Site::in_block(layer, SiteKind::MlpPre), &[block.mlp().expand().out_features()])?;
+            let inner = block.mlp().expand().out_features();
+            probe(Site::in_block(layer, SiteKind::MlpPre), &[rows, tokens, inner], dtype)?;
         }
         let end = config.n_layer.checked_sub(1).map(|last| Site::in_block(last, SiteKind::ResidPost));
         if let Some(end) = end {
-            probe(end, &[config.n_embd])?;
+            probe(end, &[rows, tokens, config.n_embd], dtype)?;
         }
         let mut probes = Probes(probes);
         let places: Vec<Site> = probes.0.keys().copied().collect();
@@ -406,7 +427,10 @@ impl<'a> CircuitTask<'a> {
         let streams = (0..config.n_layer).flat_map(|layer| {
             [SiteKind::ResidPre, SiteKind::ResidMid].map(|kind| Site::in_block(layer, kind))
         });
-        let mut record = Record::new(streams);
+        let of_heads = (0..config.n_layer)
+            .filter(|_| is_spanned)
+            .flat_map(|layer| [SiteKind::Q, SiteKind::Pattern].map(|kind| Site::in_block(layer, kind)));
+        let mut record = Record::new(streams.chain(of_heads));
         let mut embeddings = Embeddings(embeddings);
         let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
             let observers: Vec<&mut dyn Observer> = vec![&mut embeddings, &mut record, &mut probes];
@@ -417,28 +441,49 @@ impl<'a> CircuitTask<'a> {
             places.into_iter().zip(found).filter_map(|(site, gradient)| Some((site, gradient?))).collect();
         // What the metric does not depend on has no gradient.
         let mut take = |site: Site| found.remove(&site);
+        let within_spans = |row: &Row, inputs: &Tensor, sums: &mut [f64]| -> Result<()> {
+            for (span, written) in differences {
+                let rows = (std::slice::from_ref(row), EdgeSpans::within(span.span));
+                add_scores(sums, graph, rows, &span.of(inputs)?, written)?;
+            }
+            Ok(())
+        };
         for layer in 0..config.n_layer {
             let site = |kind| Site::in_block(layer, kind);
-            if let (Some(q), Some(k), Some(v)) =
-                (take(site(SiteKind::Q)), take(site(SiteKind::K)), take(site(SiteKind::V)))
-            {
+            if let [Some(q), Some(first), Some(second)] = kinds.map(|kind| take(site(kind))) {
                 let residual = record.get(site(SiteKind::ResidPre))?;
-                let inputs = into_heads(model, layer, residual, [&q, &k, &v])?;
-                add_scores(sums, &graph.rows_of_heads(layer), &inputs, differences, &batch.indicators)?;
+                let heads = graph.rows_of_queries(layer).len();
+                let rows = [graph.rows_of_queries(layer), graph.rows_of_keys_and_values(layer)].concat();
+                for (destination, _) in differences {
+                    let inputs = if is_spanned {
+                        let of_heads = OfHeads {
+                            scores: &first,
+                            z: &second,
+                            queries: record.get(site(SiteKind::Q))?,
+                            pattern: record.get(site(SiteKind::Pattern))?,
+                            scale: config.attention_scale(layer),
+                        };
+                        let [k, v] = of_heads.of_queries_in(destination)?;
+                        into_heads(model, layer, residual, [&q, &k, &v])?
+                    } else {
+                        into_heads(model, layer, residual, [&q, &first, &second])?
+                    };
+                    for (source, written) in differences {
+                        let spans = EdgeSpans { source: source.span, destination: destination.span };
+                        let first = if spans.source == spans.destination { 0 } else { heads };
+                        let rows = &rows[first..];
+                        let inputs = source.of(&inputs.narrow(0, first, rows.len())?)?;
+                        add_scores(sums, graph, (rows, spans), &inputs, written)?;
+                    }
+                }
             }
             if let Some(pre) = take(site(SiteKind::MlpPre)) {
                 let inputs = into_mlp(model, layer, record.get(site(SiteKind::ResidMid))?, &pre)?;
-                add_scores(sums, &[graph.row_of_mlp(layer)], &inputs, differences, &batch.indicators)?;
+                within_spans(&graph.row_of_mlp(layer), &inputs, sums)?;
             }
         }
         if let Some(inputs) = end.and_then(take) {
-            add_scores(
-                sums,
-                &[graph.row_of_logits()],
-                &inputs.unsqueeze(0)?,
-                differences,
-                &batch.indicators,
-            )?;
+            within_spans(&graph.row_of_logits(), &inputs.unsqueeze(0)?, sums)?;
         }
         Ok(())
     }

@@ -1,16 +1,19 @@
 //! Graphs, scores of edges and values of circuits.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use candle_gpt2::RandomStream;
+use candle_core::{DType, Device, Tensor};
+use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel, Parameter, RandomStream, expected_parameters};
 use candle_gpt2_interpret::{
-    Circuit, CircuitMetric, CircuitTask, EDGE_SHARES, EdgeGraph, EdgeMethod, InterpretError, PromptPair,
-    Selection,
+    Circuit, CircuitMetric, CircuitTask, EDGE_SHARES, Edge, EdgeGraph, EdgeMethod, EdgeSpans, InterpretError,
+    PromptPair, Selection,
 };
 use candle_gpt2_testing::{Fixture, values};
+use candle_nn::VarBuilder;
 use serde_json::Value;
 
 use crate::common::{CASES, Case, ids};
+use crate::plain_circuits::Plain;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -92,19 +95,21 @@ fn scores_are_those_of_the_definition() -> Result<()> {
                 }
             }
         }
-        // Position by position.
+        // Of all queries together, by the position of the source.
         let mut pairs = pairs[..12].to_vec();
         for pair in &mut pairs {
             pair.spans = (0..pair.clean.len()).collect();
         }
         let task = CircuitTask::new(&model, &pairs, CircuitMetric::LogitDifference)?;
+        let scores = task.scores(EdgeMethod::Eap, &|_| ())?;
+        let names: Vec<String> = EdgeGraph::of(model.config()).edges().map(|edge| edge.to_string()).collect();
+        let places: BTreeMap<&str, usize> = names.iter().map(String::as_str).zip(0..).collect();
+        let mut found = vec![0.0; pairs[0].clean.len() * names.len()];
+        for (edge, score) in task.graph().edges().zip(scores) {
+            found[edge.spans.source * names.len() + places[edge.to_string().as_str()]] += score;
+        }
         let expected = values(&fixture.tensor("by_position.eap"));
-        assert_near(
-            &task.scores(EdgeMethod::Eap, &|_| ())?,
-            &expected,
-            1e-4,
-            &format!("{name}: by position"),
-        );
+        assert_near(&found, &expected, 1e-4, &format!("{name}: by position"));
     }
     Ok(())
 }
@@ -158,9 +163,10 @@ fn all_edges_are_the_clean_prompt_and_none_the_corrupted_one() -> Result<()> {
             .map(|token| usize::from(token <= middle) + usize::from(token == 0))
             .collect();
         let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
-        let edges = graph.edge_count();
+        let graph = task.graph();
         let of_spans = |spans: [bool; 3]| {
-            Circuit::new(graph, spans.into_iter().flat_map(|is| vec![is; edges]).collect())
+            let is_kept = |edge: Edge| spans[edge.spans.source] && spans[edge.spans.destination];
+            Circuit::new(graph, graph.edges().map(is_kept).collect())
         };
         let spans = [of_spans([true; 3])?, of_spans([false; 3])?, of_spans([true, false, false])?];
         let found = task.values(&spans, &|_| ())?;
@@ -235,10 +241,88 @@ fn spans_and_batches_divide_the_scores() -> Result<()> {
         pair.spans = (0..pair.clean.len()).map(|token| usize::from(token > 2)).collect();
     }
     let divided = scores(&spanned, EdgeMethod::EapIg { steps: 3 })?;
-    let (first, second) = divided.split_at(whole.len());
-    let sums: Vec<f32> = first.iter().zip(second).map(|(first, second)| first + second).collect();
-    assert_near(&sums, &whole.iter().copied().map(f64::from).collect::<Vec<_>>(), 1e-5, "in two spans");
-    assert!(first.iter().any(|score| score.abs() > 1e-3) && second.iter().any(|score| score.abs() > 1e-3));
+    let graph = CircuitTask::new(&case.model, &spanned, CircuitMetric::LogitDifference)?.graph().clone();
+    let mut sums: BTreeMap<String, f32> = BTreeMap::new();
+    let mut of_ends: BTreeMap<EdgeSpans, f32> = BTreeMap::new();
+    for (edge, score) in graph.edges().zip(&divided) {
+        *sums.entry(edge.to_string()).or_default() += score;
+        let largest = of_ends.entry(edge.spans).or_default();
+        *largest = largest.max(score.abs());
+    }
+    let found: Vec<f32> =
+        EdgeGraph::of(case.model.config()).edges().map(|edge| sums[&edge.to_string()]).collect();
+    assert_near(&found, &whole.iter().copied().map(f64::from).collect::<Vec<_>>(), 1e-5, "in two spans");
+    let ends = [EdgeSpans::within(0), EdgeSpans { source: 0, destination: 1 }, EdgeSpans::within(1)];
+    assert_eq!(of_ends.keys().copied().collect::<Vec<_>>(), ends, "no query sees what is after it");
+    assert!(of_ends.values().all(|largest| *largest > 1e-3), "{of_ends:?}");
+    Ok(())
+}
+
+/// A pair of five tokens, in a span each or in the two halves of a text.
+fn short_pair(vocab: u64, spans: [usize; 5]) -> PromptPair {
+    let mut random = RandomStream::new(11);
+    let mut draw = |count: usize| -> Vec<u32> {
+        (0..count).map(|_| u32::try_from(random.below(vocab)).unwrap()).collect()
+    };
+    let (clean, other) = (draw(5), draw(2));
+    let mut corrupted = clean.clone();
+    (corrupted[1], corrupted[3]) = (other[0], other[1]);
+    PromptPair { clean, corrupted, correct: draw(1), incorrect: draw(1), spans: spans.to_vec() }
+}
+
+/// The score of an edge between two positions is the slope of the metric if this edge alone, there alone, goes to its corrupted value.
+#[test]
+fn scores_by_position_are_slopes_of_runs() -> Result<()> {
+    for (name, spans) in [("plain", [0, 1, 2, 3, 4]), ("inverse_layer", [1, 0, 0, 1, 0])] {
+        let case = Case::open(name);
+        let pair = short_pair(case.model.config().vocab_size as u64, spans);
+        let pairs = [pair.clone()];
+        let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
+        let scores = task.scores(EdgeMethod::Eap, &|_| ())?;
+        let plain = Plain { model: &case.model, spans: &pair.spans };
+        let step = 1e-4;
+        let mut expected = Vec::new();
+        // Every seventh of the larger model.
+        let stride = if name == "plain" { 1 } else { 7 };
+        let edges: Vec<Edge> = task.graph().edges().collect();
+        for edge in edges.iter().step_by(stride) {
+            let of = |share| plain.value(&pair, &|other| if other == *edge { share } else { 0.0 });
+            expected.push((of(step) - of(-step)) / (2.0 * step));
+        }
+        let found: Vec<f32> = scores.iter().copied().step_by(stride).collect();
+        assert_near(&found, &expected, 1e-4, name);
+        // Between positions that differ too, not only within them.
+        let crossing = edges.iter().step_by(stride).zip(&found);
+        let crossing = crossing.filter(|(edge, _)| edge.spans.source != edge.spans.destination);
+        assert!(crossing.filter(|(_, score)| score.abs() > 1e-3).count() > 10, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn circuits_by_position_have_the_values_of_runs() -> Result<()> {
+    for (name, spans) in [("plain", [0, 1, 2, 3, 4]), ("inverse_layer", [1, 0, 0, 1, 0])] {
+        let case = Case::open(name);
+        let pair = short_pair(case.model.config().vocab_size as u64, spans);
+        let pairs = [pair.clone()];
+        let task = CircuitTask::new(&case.model, &pairs, CircuitMetric::LogitDifference)?;
+        let plain = Plain { model: &case.model, spans: &pair.spans };
+        let edges: Vec<Edge> = task.graph().edges().collect();
+        let mut random = RandomStream::new(5);
+        let (mut circuits, mut expected) = (Vec::new(), Vec::new());
+        for keeps_of_4 in [1, 2, 3] {
+            let kept: Vec<bool> = edges.iter().map(|_| random.below(4) < keeps_of_4).collect();
+            let is_kept: HashMap<Edge, bool> = edges.iter().copied().zip(kept.iter().copied()).collect();
+            expected.push(plain.value(&pair, &|edge| f64::from(!is_kept[&edge])));
+            circuits.push(Circuit::new(task.graph(), kept)?);
+        }
+        // One that leaves out nothing but keys and values from one span to another.
+        let is_within = |edge: &Edge| edge.spans.source == edge.spans.destination;
+        circuits.push(Circuit::new(task.graph(), edges.iter().map(is_within).collect())?);
+        expected.push(plain.value(&pair, &|edge| f64::from(!is_within(&edge))));
+        assert_near(&task.values(&circuits, &|_| ())?, &expected, 1e-4, name);
+        assert!((expected[3] - plain.value(&pair, &|_| 0.0)).abs() > 1e-3, "{name}");
+    }
     Ok(())
 }
 
@@ -267,7 +351,7 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
         ("m1->logits", 1.0),
     ]);
     let of =
-        |count, selection| Circuit::selected(graph, &scores, count, selection).map(|circuit| kept(&circuit));
+        |count, selection| Circuit::selected(&graph, &scores, count, selection).map(|circuit| kept(&circuit));
     assert_eq!(of(3, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
     // Among the four strongest, the one into a head without a reader is dropped.
     assert_eq!(of(4, Selection::Strongest)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
@@ -275,13 +359,38 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     assert_eq!(of(4, Selection::Greedy)?, ["input->m0", "m0->a1.h0<k>", "a1.h0->logits"]);
     assert_eq!(of(usize::MAX, Selection::Greedy)?.len(), names.len());
     assert_eq!(of(0, Selection::Strongest)?, [""; 0]);
-    // Spans are edges of their own, and connect together.
-    let spans =
-        [scores_of(&[("a0.h0->logits", 3.0)]), scores_of(&[("input->a0.h0<v>", 2.0), ("input->m0", 1.0)])]
-            .concat();
-    let circuit = Circuit::selected(graph, &spans, 2, Selection::Greedy)?;
-    assert_eq!((kept(&circuit).len(), circuit.edge_count(), circuit.span_count()), (2, 2, 2));
-    assert!(Circuit::selected(graph, &scores[1..], 2, Selection::Greedy).is_err());
+    // In spans the nodes of each are apart: only keys and values lead from one to another.
+    let crossing = EdgeSpans { source: 0, destination: 1 };
+    let spanned = graph.clone().in_spans(2, [crossing]);
+    assert_eq!((spanned.span_count(), spanned.edge_count()), (2, 2 * names.len() + 2 * (1 + 3)));
+    let of_spans = |scores: &[(&str, EdgeSpans, f32)]| -> Vec<f32> {
+        let score = |edge: Edge| {
+            let is = |(name, spans, _): &&(&str, EdgeSpans, f32)| {
+                *name == edge.to_string() && *spans == edge.spans
+            };
+            scores.iter().find(is).map_or(0.0, |(_, _, score)| *score)
+        };
+        spanned.edges().map(score).collect()
+    };
+    let [first, second] = [EdgeSpans::within(0), EdgeSpans::within(1)];
+    let scores = of_spans(&[
+        ("a1.h0->logits", second, 5.0),
+        ("a0.h0->a1.h0<v>", crossing, 4.0),
+        ("input->a0.h0<v>", second, 3.0), // of the head in a span that nothing reads
+        ("input->a0.h0<v>", first, 2.0),
+    ]);
+    let circuit = Circuit::selected(&spanned, &scores, 3, Selection::Greedy)?;
+    let ends: Vec<_> = circuit.edges().map(|edge| (edge.to_string(), edge.spans)).collect();
+    let expected = [("input->a0.h0<v>", first), ("a1.h0->logits", second), ("a0.h0->a1.h0<v>", crossing)];
+    assert_eq!(ends, expected.map(|(name, spans)| (name.to_owned(), spans)));
+    assert_eq!(Circuit::selected(&spanned, &scores, 4, Selection::Strongest)?, circuit);
+    assert!(Circuit::selected(&graph, &scores[1..], 2, Selection::Greedy).is_err());
+    for damaged in [f32::NAN, f32::NEG_INFINITY] {
+        let mut scores = vec![0.0; names.len()];
+        scores[3] = damaged;
+        let told = Circuit::selected(&graph, &scores, 2, Selection::Strongest).unwrap_err().to_string();
+        assert!(told.contains(&format!("the score of {} is {damaged}", names[3])), "{told}");
+    }
     Ok(())
 }
 
@@ -382,7 +491,20 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
     let error = task.range().unwrap_err();
     assert!(matches!(error, InterpretError::NoDifference { .. }), "{error}");
     assert!(task.scores(EdgeMethod::EapIg { steps: 0 }, &|_| ()).is_err());
-    let other = Circuit::whole(EdgeGraph::new(1, 3));
+    // Nor do pairs explain anything whose metric is not a number.
+    let sizes =
+        Gpt2Config { vocab_size: 61, n_positions: 8, n_embd: 6, n_layer: 1, n_head: 2, ..Gpt2Config::gpt2() };
+    let damaged = |one: Parameter| {
+        let value = if one.name.ends_with("ln_f.weight") { f32::NAN } else { 0.5 };
+        (one.name, Tensor::full(value, one.shape, &Device::Cpu).unwrap())
+    };
+    let damaged = expected_parameters(&sizes).into_iter().map(damaged).collect();
+    let damaged = VarBuilder::from_tensors(damaged, DType::F32, &Device::Cpu);
+    let damaged = Gpt2LMHeadModel::load(&sizes, ByOutput(damaged))?;
+    let pairs = [pair.clone()];
+    let error = CircuitTask::new(&damaged, &pairs, CircuitMetric::LogitDifference)?.range().unwrap_err();
+    assert!(matches!(&error, InterpretError::NoDifference { value } if value == "NaN"), "{error}");
+    let other = Circuit::whole(&EdgeGraph::new(1, 3));
     let told = task.values(&[other], &|_| ()).unwrap_err().to_string();
     assert!(told.contains("the circuit has 18 edges in 1 spans, the model 75 in 1"), "{told}");
     let spanned = [PromptPair { spans: vec![0, 0, 0, 0, 1, 1, 1, 1], ..pair }];

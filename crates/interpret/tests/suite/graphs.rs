@@ -476,6 +476,32 @@ fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
     Ok(())
 }
 
+/// What it takes is known from the number of active features: two copies of its rows, what nodes write, and a batch of 64 targets.
+#[test]
+fn a_graph_that_takes_more_memory_than_it_may_is_refused_with_the_number() {
+    let model = seeded(&small(), DType::F32);
+    let run = Run::new(&model, &IDS).unwrap();
+    let usual = transcoders("set", TranscoderInput::ResidMid, 3, 12);
+    for max_feature_nodes in [4096, 3] {
+        let with = |max_bytes| {
+            let options = GraphOptions { max_bytes, max_feature_nodes, ..GraphOptions::default() };
+            ReplacementModel::new(&run, &usual, &options)
+        };
+        let whole = with(u64::MAX).unwrap();
+        let features = whole.features();
+        let sources = whole.logits().start;
+        assert_eq!(sources, features + (3 + 2) * 6, "errors of 3 layers and both embeddings, at 6 positions");
+        let rows = features.min(max_feature_nodes) + 10;
+        let written = (features + 3 * 6) * 12 * 4;
+        let batch = 64 * (8 * sources + 8 * 6 * 12 * 4);
+        let needed = (2 * rows * sources * 4 + written + batch) as u64;
+        assert!(with(needed).is_ok());
+        let message = with(needed - 1).err().unwrap().to_string();
+        let told = format!("{features} active features takes about {} MiB", needed.div_ceil(1 << 20));
+        assert!(message.contains(&told), "{message}");
+    }
+}
+
 #[test]
 fn what_cannot_be_a_graph_is_refused() {
     let model = seeded(&small(), DType::F32);

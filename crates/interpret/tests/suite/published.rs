@@ -19,7 +19,7 @@ use candle_gpt2_weights::{Checkpoint, END_OF_TEXT, LoadOptions, Tokenizer, encod
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// Names the folder of the published checkpoints.
-const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
+pub(crate) const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 /// Most numbers are published with three digits after the point.
 const THREE_DIGITS: f64 = 0.002;
 const TWO_DIGITS: f64 = 0.006;
@@ -28,13 +28,13 @@ const LOSS: f64 = 0.0005;
 const END: usize = 14;
 const SUBJECT: usize = 10;
 
-struct Published {
-    model: Gpt2LMHeadModel,
+pub(crate) struct Published {
+    pub(crate) model: Gpt2LMHeadModel,
     tokenizer: Tokenizer,
 }
 
 /// The model, where its folder is there; `what` is skipped elsewhere.
-fn published(what: &str) -> Option<Published> {
+pub(crate) fn published(what: &str) -> Option<Published> {
     let folder = std::env::var_os(PUBLISHED_VARIABLE).map(|folder| PathBuf::from(folder).join("gpt2"));
     let Some(folder) = folder.filter(|folder| folder.is_dir()) else {
         skipped(&format!("{what}: {PUBLISHED_VARIABLE} does not name a folder with gpt2"));
@@ -47,11 +47,11 @@ fn published(what: &str) -> Option<Published> {
 
 impl Published {
     /// The tokens of a text, without one before them.
-    fn plain(&self, text: &str) -> Vec<u32> {
+    pub(crate) fn plain(&self, text: &str) -> Vec<u32> {
         encode_piece(&self.tokenizer, text).unwrap()
     }
 
-    fn with_bos(&self, text: &str) -> Vec<u32> {
+    pub(crate) fn with_bos(&self, text: &str) -> Vec<u32> {
         [vec![self.id(END_OF_TEXT)], self.plain(text)].concat()
     }
 
@@ -101,10 +101,10 @@ impl Published {
 
 /// Compares all there is to compare before a test fails.
 #[derive(Default)]
-struct Compared(Vec<String>);
+pub(crate) struct Compared(pub(crate) Vec<String>);
 
 impl Compared {
-    fn near(&mut self, what: &str, found: impl Into<f64>, expected: f64, tolerance: f64) {
+    pub(crate) fn near(&mut self, what: &str, found: impl Into<f64>, expected: f64, tolerance: f64) {
         let found = found.into();
         // What is no number is near nothing.
         if (found - expected).abs() <= tolerance {
@@ -153,7 +153,7 @@ impl Compared {
         }
     }
 
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         assert!(
             self.0.is_empty(),
             "{} numbers are not the published ones:\n{}",

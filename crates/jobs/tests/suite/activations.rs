@@ -263,9 +263,7 @@ fn what_cannot_be_written_is_refused_before_the_model_runs() {
     let told = with(&format!("{{\"ids\": [1, {vocabulary}]}}\n"));
     assert_eq!(
         told,
-        format!(
-            "prompts.jsonl: line 1: the token id {vocabulary} is outside the vocabulary of {vocabulary} tokens"
-        )
+        format!("prompts.jsonl: line 1: token {vocabulary} is outside the vocabulary of {vocabulary}")
     );
     assert_eq!(with("{\"ids\": []}\n"), "prompts.jsonl: the file has no prompt with a token");
     assert_eq!(with(""), "prompts.jsonl: the file has no prompt with a token");

@@ -325,6 +325,20 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     fs::write(&manifest, &written).unwrap();
     let shard = folder.join("activations_000000.safetensors");
     let bytes = fs::read(&shard).unwrap();
+    let header = 8 + usize::try_from(u64::from_le_bytes(bytes[..8].try_into().unwrap())).unwrap();
+    let tensors: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    let start = tensors["blocks.1.hook_resid_post"]["data_offsets"][0].as_u64().unwrap();
+    // A value of the second token; the first one is not trained on.
+    let place = header + usize::try_from(start).unwrap() + 28 * 4;
+    let mut damaged = bytes.clone();
+    damaged[place..place + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    fs::write(&shard, damaged).unwrap();
+    // Values are read when they are used.
+    let told = run(&work.job("activations", "begun", options())).unwrap_err().to_string();
+    assert!(
+        told.contains("activations_000000.safetensors: `blocks.1.hook_resid_post`: expected finite numbers, found inf at token 1"),
+        "{told}"
+    );
     let damaged: Vec<u8> = [&[0xff; 8], &bytes[8..]].concat();
     fs::write(&shard, damaged).unwrap();
     assert!(shards(options()).contains("the shard is damaged"));

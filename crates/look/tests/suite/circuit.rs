@@ -1,11 +1,12 @@
 //! Circuits of tasks, and the pairs of prompts that they are found on.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_look::{
-    CircuitMethod, CircuitSearch, DataTask, EdgeAmount, Found, Look, LookError, LookSubject, Reader,
-    TaskData, Text, TokenChoice, WrittenPair,
+    CircuitMethod, CircuitSearch, DataTask, EdgeAmount, Found, Look, LookError, LookSubject, PairData,
+    Reader, TaskData, Text, TokenChoice, WrittenPair,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -24,11 +25,9 @@ fn written(folder: &TempDir, lines: &[String]) -> PathBuf {
     path
 }
 
-/// A file of pairs of a task in the words of the built-in model.
-fn task_file(folder: &TempDir, loaded: &LoadedModel, task: DataTask, count: usize) -> PathBuf {
-    let pairs = pairs_of(&reader(loaded), task, count, 1);
-    let lines: Vec<String> = pairs.iter().map(|pair| serde_json::to_string(pair).unwrap()).collect();
-    written(folder, &lines)
+/// Pairs of a task in the words of the built-in model.
+fn task_data(loaded: &LoadedModel, task: DataTask, count: usize) -> PairData {
+    PairData::Pairs(pairs_of(&reader(loaded), task, count, 1))
 }
 
 #[test]
@@ -80,27 +79,35 @@ fn spans_name_the_places_of_words() {
     }
 }
 
-/// A bound far below what the guide on looking inside shows, so that another training does not fail it.
+/// The goal of every built-in model: a twentieth of the edges keeps four fifths of the logit difference. The guide on looking inside shows
+/// what the present one reaches.
 #[test]
 fn a_twentieth_of_the_edges_does_most_of_indirect_objects() {
     let loaded = built_in();
     let folder = tempfile::tempdir().unwrap();
-    let search = CircuitSearch::new(task_file(&folder, &loaded, DataTask::Ioi, 12));
+    let search = CircuitSearch::new(task_data(&loaded, DataTask::Ioi, 12));
     let found = look(&loaded, &search).unwrap();
+    // The same from a file.
+    let PairData::Pairs(pairs) = &search.data else { panic!("{search:?}") };
+    let lines: Vec<String> = pairs.iter().map(|pair| serde_json::to_string(pair).unwrap()).collect();
+    let of_file = look(&loaded, &CircuitSearch::new(written(&folder, &lines))).unwrap();
+    assert_eq!(of_file.details.to_json(), found.details.to_json());
     let details = found.details.to_json();
     let (clean, corrupted) = (details["clean"].as_f64().unwrap(), details["corrupted"].as_f64().unwrap());
     assert!(clean > 2.0 && clean - corrupted > 2.0, "the model knows who gets it: {clean}, {corrupted}");
     let metric = found.report.metric.as_ref().unwrap();
-    let share = (metric.after.unwrap() - corrupted) / (clean - corrupted);
-    assert!(share > 0.6, "{share} of the logit difference: {:?}", found.report.notes);
+    let kept = metric.after.unwrap();
+    assert!(kept >= 0.8 * clean, "{kept} of the logit difference {clean}: {:?}", found.report.notes);
+    let faithfulness = (kept - corrupted) / (clean - corrupted);
+    assert!(faithfulness >= 0.8, "{faithfulness}: {:?}", found.report.notes);
     let edges = details["edges"].as_object().unwrap();
     let kept = edges.values().filter(|edge| edge["in_graph"] == true).count();
     assert_eq!(edges.len(), 703);
     assert!(kept > 3 && kept <= 35, "{kept} edges");
     let reader = reader(&loaded);
     for task in [DataTask::GreaterThan, DataTask::Gender] {
-        let file = task_file(&folder, &loaded, task, 8);
-        let few = CircuitSearch { method: CircuitMethod::Eap, pairs: Some(6), ..CircuitSearch::new(file) };
+        let data = task_data(&loaded, task, 8);
+        let few = CircuitSearch { method: CircuitMethod::Eap, pairs: Some(6), ..CircuitSearch::new(data) };
         let told = Told::default();
         let subject = LookSubject::new(&loaded, "a model".into(), &reader);
         let found = few.at(&subject, &told).unwrap().details.to_json();
@@ -118,8 +125,24 @@ fn line_of(case: &Case) -> Value {
 }
 
 fn search(case: &Case, folder: &TempDir, line: &Value, options: CircuitSearch) -> Result<Found, LookError> {
-    let data = written(folder, &[line.to_string(), String::new()]);
+    let data = written(folder, &[line.to_string(), String::new()]).into();
     look(&case.loaded, &CircuitSearch { data, ..options })
+}
+
+/// The positions at which the prompts differ.
+fn differing(case: &Case) -> Vec<usize> {
+    let ids = |name: &str| -> Vec<u32> { serde_json::from_value(case.recorded[name].clone()).unwrap() };
+    let (clean, corrupted) = (ids("clean_ids"), ids("corrupted_ids"));
+    (0..clean.len()).filter(|place| clean[*place] != corrupted[*place]).collect()
+}
+
+/// The spans that edges lead from and to.
+fn named_spans(details: &Value) -> BTreeSet<String> {
+    let edges = details["edges"].as_object().unwrap().values();
+    let spans = edges.filter_map(|edge| edge["spans"].as_array()).flatten();
+    spans
+        .flat_map(|spans| ["source", "destination"].map(|end| spans[end].as_str().unwrap().to_owned()))
+        .collect()
 }
 
 /// A span that no token is in, by itself or because another line has it, has no scores.
@@ -128,10 +151,10 @@ fn spans_without_a_token_are_left_out() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
     let mut line = line_of(&case);
-    line["spans"] = json!({ "a": [0, 1], "none": [] });
+    line["spans"] = json!({ "a": differing(&case), "none": [] });
     let mut other = line.clone();
     other["spans"] = json!({ "z": [50] }); // no such token: not read
-    let data = written(&folder, &[line.to_string(), other.to_string()]);
+    let data = written(&folder, &[line.to_string(), other.to_string()]).into();
     let options = CircuitSearch {
         data,
         method: CircuitMethod::PositionAware,
@@ -139,22 +162,15 @@ fn spans_without_a_token_are_left_out() {
         ..CircuitSearch::default()
     };
     let details = look(&case.loaded, &options).unwrap().details.to_json();
-    for edge in details["edges"].as_object().unwrap().values() {
-        assert_eq!(edge["spans"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a", "other"]);
-    }
+    assert_eq!(named_spans(&details), ["a", "other"].map(str::to_owned).into());
 }
 
 #[test]
 fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
-    let differing: Vec<usize> = {
-        let ids = |name: &str| -> Vec<u32> { serde_json::from_value(case.recorded[name].clone()).unwrap() };
-        let (clean, corrupted) = (ids("clean_ids"), ids("corrupted_ids"));
-        (0..clean.len()).filter(|place| clean[*place] != corrupted[*place]).collect()
-    };
     let mut line = line_of(&case);
-    line["spans"] = json!({ "changed": differing, "end": [6] });
+    line["spans"] = json!({ "changed": differing(&case), "end": [6] });
     for method in [
         CircuitMethod::Eap,
         CircuitMethod::EapIg,
@@ -175,11 +191,17 @@ fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
         let mut count = 0;
         for (name, edge) in edges {
             assert!(edge["score"].is_number(), "{name}");
-            assert_eq!(edge["spans"].is_object(), method == CircuitMethod::PositionAware);
-            if let Some(spans) = edge["spans"].as_object() {
-                assert_eq!(spans.keys().collect::<Vec<_>>(), ["changed", "end", "other"]);
-                assert!(spans["other"]["score"] == 0.0 || !name.starts_with("input"), "{name}: {edge}");
-                count += spans.values().filter(|span| span["in_graph"] == true).count();
+            assert_eq!(edge["spans"].is_array(), method == CircuitMethod::PositionAware);
+            if let Some(spans) = edge["spans"].as_array() {
+                let mut sum = 0.0;
+                for span in spans {
+                    let is_crossing = span["source"] != span["destination"];
+                    assert!(!is_crossing || name.ends_with("<k>") || name.ends_with("<v>"), "{name}: {span}");
+                    assert!(span["source"] != "other" || !name.starts_with("input"), "{name}: {span}");
+                    sum += span["score"].as_f64().unwrap();
+                }
+                assert!((sum - edge["score"].as_f64().unwrap()).abs() < 1e-5, "{name}: {edge}");
+                count += spans.iter().filter(|span| span["in_graph"] == true).count();
             } else {
                 count += usize::from(edge["in_graph"] == true);
             }
@@ -194,6 +216,16 @@ fn every_method_gives_a_circuit_in_the_form_of_the_benchmark() {
             "{}",
             found.report.title
         );
+        if method == CircuitMethod::PositionAware {
+            assert_eq!(named_spans(&details), ["changed", "end", "other"].map(str::to_owned).into());
+            assert!(
+                found.report.notes.iter().any(|note| note.contains(" (changed to other) ")),
+                "{:?}",
+                found.report.notes
+            );
+        } else {
+            assert!(named_spans(&details).is_empty());
+        }
         let curve = details["curve"].as_array().unwrap();
         assert_eq!((curve.len(), found.report.values.len()), (10, 10));
         assert_eq!(curve[9]["faithfulness"], 1.0);
@@ -216,7 +248,7 @@ fn files_that_are_no_pairs_are_refused_by_line() {
     let case = Case::open("untied");
     let folder = tempfile::tempdir().unwrap();
     let refused = |lines: &[String], options: CircuitSearch, told: &[&str]| {
-        let data = written(&folder, lines);
+        let data = written(&folder, lines).into();
         let error = CircuitSearch { data, ..options }.check(&reader(&case.loaded)).unwrap_err();
         assert!(error.is_usage(), "{error}");
         let mut said = error.to_string();
@@ -257,7 +289,7 @@ fn files_that_are_no_pairs_are_refused_by_line() {
     refused(
         &[line.clone(), String::new(), shorter],
         by_position(),
-        &["line 3", "2 tokens and those of the first line 7"],
+        &["line 3", "2 tokens and those of the first pair 7"],
     );
     let lines = [line];
     refused(&lines, CircuitSearch { steps: 0, ..usual() }, &["`steps`: expected from 1 to 1000"]);
@@ -271,10 +303,22 @@ fn files_that_are_no_pairs_are_refused_by_line() {
         &["`edges`", "`threshold`"],
     );
     refused(&lines, CircuitSearch { threshold: f64::NAN, ..acdc() }, &["`threshold`: expected at least 0"]);
-    let nowhere = CircuitSearch::new(Path::new("/nowhere/pairs.jsonl").into())
-        .check(&reader(&case.loaded))
-        .unwrap_err();
+    let nowhere =
+        CircuitSearch::new(PathBuf::from("/nowhere/pairs.jsonl")).check(&reader(&case.loaded)).unwrap_err();
     assert!(matches!(nowhere, LookError::Read { .. }) && !nowhere.is_usage(), "{nowhere}");
+    // Pairs at hand are named by their places.
+    let mut outside: WrittenPair = serde_json::from_value(line_of(&case)).unwrap();
+    let inside = outside.clone();
+    outside.answer = vec![TokenChoice::Id(73)];
+    let error =
+        CircuitSearch::new(PairData::Pairs(vec![inside, outside])).check(&reader(&case.loaded)).unwrap_err();
+    assert!(error.to_string().starts_with("pair 2"), "{error}");
+    let told = serde_json::from_value::<CircuitSearch>(json!({ "data": [line_of(&case), {}] }))
+        .unwrap_err()
+        .to_string();
+    assert!(told.contains("pair 2: expected {\"clean\"") && told.contains("missing field `clean`"), "{told}");
+    let error = CircuitSearch::default().check(&reader(&case.loaded)).unwrap_err();
+    assert!(error.to_string().contains("the list of pairs"), "{error}");
     // A model without a tokenizer has no words to make prompts of.
     let data = TaskData { task: DataTask::Ioi, count: 1, seed: 0 };
     assert!(data.pairs(&reader(&case.loaded)).is_err());

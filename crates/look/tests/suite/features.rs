@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use candle_core::safetensors;
 use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_interpret::{FeatureExamples, Processing, Run, feature_logits};
-use candle_gpt2_look::{Features, Look, LookError, LookSubject, Reader, read_dictionary};
+use candle_gpt2_look::{Features, Look, LookError, LookSubject, Reader, Text, read_dictionary};
 use candle_gpt2_pictures::{FeatureCard, FeatureText};
 use candle_gpt2_testing::pattern;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::common::{Case, Told, look, reader};
 
@@ -147,6 +147,54 @@ fn cards_are_what_each_text_says_alone() {
         let notes = found.report.notes.join("\n");
         assert!(notes.contains(&format!("{tokens} tokens of {} texts", pieces.len())), "{notes}");
     }
+}
+
+/// One JSON file of each feature, by the number that nodes of an attribution graph have for it: Cantor's of layer and feature.
+#[test]
+fn each_feature_is_a_file_of_the_public_frontend() {
+    let case = Case::open("untied");
+    let folder = tempfile::tempdir().unwrap();
+    let sae = dictionary(folder.path());
+    let file = written(folder.path(), &texts(case.loaded.model()));
+    let out = folder.path().join("features");
+    let options = Features {
+        site: Some(SITE.into()),
+        prompts_file: Some(file),
+        features: Some(serde_json::from_value(json!([0, 7, 20])).unwrap()),
+        features_dir: Some(out.clone()),
+        ..Features::new(sae)
+    };
+    let found = look(&case.loaded, &options).unwrap();
+    let mut names: Vec<String> =
+        fs::read_dir(&out).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    // Of layer 1: (1 + f) (2 + f) / 2 + f.
+    assert_eq!(names, ["1.json", "251.json", "43.json"]);
+    for (card, name) in found.features.iter().zip(["1.json", "43.json", "251.json"]) {
+        let read: Value = serde_json::from_slice(&fs::read(out.join(name)).unwrap()).unwrap();
+        let expected = serde_json::to_string(card).unwrap();
+        assert_eq!(read, serde_json::from_str::<Value>(&expected).unwrap());
+        assert_eq!(read["index"], card.index);
+        for (key, is) in [
+            ("examples_quantiles", Value::is_array as fn(&Value) -> bool),
+            ("top_logits", Value::is_array),
+            ("bottom_logits", Value::is_array),
+            ("act_min", Value::is_number),
+            ("act_max", Value::is_number),
+            ("histogram", Value::is_object),
+        ] {
+            assert!(is(&read[key]), "{key}: {}", read[key]);
+        }
+    }
+    let note = format!("written: 3 features to {}", out.display());
+    assert!(found.report.notes.contains(&note), "{:?}", found.report.notes);
+    // Nothing is overwritten, which is said before the model is run.
+    let error = options.check(&reader(&case.loaded)).unwrap_err();
+    assert!(error.to_string().contains("it exists already"), "{error}");
+    let error = Features { prompts_file: None, text: Some(Text::Ids(vec![1])), ..options }
+        .check(&reader(&case.loaded))
+        .unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("`features_dir`: give `prompts_file`"), "{error}");
 }
 
 #[test]

@@ -215,6 +215,37 @@ fn values_of_few_dimensions_are_explained_by_few_latents() {
     }
 }
 
+/// The threshold of a short training is the mean of the least kept values of all its batches, not nearly that of the first.
+#[test]
+fn the_threshold_of_a_short_training_is_the_mean_of_its_steps() {
+    const STEPS: usize = 6;
+    // So small a rate changes no parameter, so that every step has the latents of the saved one.
+    let numbers = Hyperparameters { learning_rate: 1e-30, ..numbers(DictionaryKind::BatchTopK, 96, 8) };
+    let data = gaussians(4, &numbers);
+    let mut trainer = trainer(&numbers);
+    take(&mut trainer, STEPS as u64, &data);
+    let (mut tensors, config) = saved(&trainer);
+    let thresholds = tensors["threshold"].to_vec1::<f32>().unwrap();
+    tensors.insert("threshold".into(), tensors["threshold"].zeros_like().unwrap());
+    let config = DictionaryConfig::from_json(&config.to_string()).unwrap();
+    let open = Dictionary::from_tensors(&tensors.into_iter().collect(), &config).unwrap();
+    let leasts: Vec<f64> = (0..STEPS)
+        .map(|step| {
+            let first = (step * numbers.batch_size) as u64;
+            let [x, _] = data.examples(first, numbers.batch_size).activations().unwrap().unwrap();
+            let mut latents = values(&open.encode(&x).unwrap());
+            latents.sort_by(|a, b| b.total_cmp(a));
+            latents[8 * numbers.batch_size * numbers.context - 1]
+        })
+        .collect();
+    let mean = leasts.iter().sum::<f64>() / STEPS as f64;
+    assert!(
+        thresholds.iter().all(|threshold| (f64::from(*threshold) - mean).abs() < 1e-4 * mean),
+        "{thresholds:?} for {mean}"
+    );
+    assert!((leasts[0] - mean).abs() > 1e-3 * mean, "{leasts:?}");
+}
+
 #[test]
 fn thresholds_and_gates_come_to_explain_values_too() {
     for (kind, most_active) in [(DictionaryKind::JumpRelu, 10.0), (DictionaryKind::Gated, 40.0)] {
@@ -618,6 +649,22 @@ fn what_a_dictionary_cannot_be_is_named() {
             &|d| (d.kind, d.output_site) = (DictionaryKind::Transcoder, Some("hook_embed".into())),
             "comes before",
         ),
+        // Of what is outside the blocks the embeddings are before them, the final norm after them.
+        (
+            &|d| {
+                d.kind = DictionaryKind::Transcoder;
+                (d.site, d.output_site) =
+                    ("ln_final.hook_normalized".into(), Some("blocks.1.hook_mlp_out".into()));
+            },
+            "`output_site`: blocks.1.hook_mlp_out comes before ln_final.hook_normalized",
+        ),
+        (
+            &|d| {
+                d.kind = DictionaryKind::Transcoder;
+                (d.site, d.output_site) = ("ln_final.hook_normalized".into(), Some("hook_embed".into()));
+            },
+            "`output_site`: hook_embed comes before ln_final.hook_normalized",
+        ),
         (&|d| d.latents = 0, "`latents`: expected from 1 to"),
         (&|d| d.k = 41, "`k`: expected from 1 to the 40 latents, found 41"),
         (&|d| d.k = 0, "`k`: expected from 1"),
@@ -640,6 +687,17 @@ fn what_a_dictionary_cannot_be_is_named() {
     ] {
         let found = refused(change);
         assert!(found.contains(told), "{found} for {told}");
+    }
+    for (site, output) in [
+        ("hook_embed", "blocks.0.hook_mlp_out"),
+        ("hook_embed", "ln_final.hook_normalized"),
+        ("blocks.1.hook_resid_post", "ln_final.hook_normalized"),
+    ] {
+        let in_order = |d: &mut DictionaryNumbers| {
+            d.kind = DictionaryKind::Transcoder;
+            (d.site, d.output_site) = (site.into(), Some(output.into()));
+        };
+        assert_eq!(refused(&in_order), "", "{site} to {output}");
     }
     let mut short = numbers(DictionaryKind::TopK, 40, 5);
     short.context = 1;

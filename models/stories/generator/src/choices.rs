@@ -31,7 +31,8 @@ pub struct Choices {
     habits: HashMap<usize, Vec<u64>>,
 }
 
-/// Mixes the bits of a number.
+/// Mixes the bits of a number. `mix_bits` of the crate `arithmetic` is the same; the generator needs nothing of the model that its stories
+/// are for.
 pub(crate) fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
