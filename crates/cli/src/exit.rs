@@ -192,7 +192,10 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
             Some("the name gpt2 downloads GPT-2, built-in is the model inside the program")
         }
         WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
-        WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
+        WeightsError::NoTokenizer { .. } => Some(match flags::has("ids") {
+            true => "--tokenizer FILE, or --ids in place of text",
+            false => "--tokenizer FILE",
+        }),
         WeightsError::OtherHead { found: HeadKind::LanguageModel, .. } => {
             Some("`gpt2 train --task classify`")
         }

@@ -9,7 +9,7 @@ use crate::config_file::FoundConfig;
 use crate::files::Files;
 use crate::naming::{Naming, Orientation, Origin};
 use crate::source::{Format, Source};
-use crate::stored::StoredTensor;
+use crate::stored::{StoredDType, StoredTensor};
 use crate::{
     GivenFiles, Mismatch, ReadProgress, WeightsError, config_file, formats, load_tokenizer, tied_head,
     tokenizer,
@@ -228,6 +228,11 @@ impl Checkpoint {
     /// What in the file's content shows its format.
     pub fn evidence(&self) -> &str {
         &self.source.evidence
+    }
+
+    /// Whether weights are stored as blocks of small integers, as GGUF files have them.
+    pub fn is_quantized(&self) -> bool {
+        self.tensors().iter().any(|stored| matches!(stored.dtype, StoredDType::Quantized(_)))
     }
 
     /// Every tensor of the files, parameter or not.

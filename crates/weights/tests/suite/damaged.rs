@@ -163,8 +163,18 @@ fn tokenizers_that_are_missing_or_broken() {
     let message = |folder: &CheckpointFolder| load_tokenizer(folder.path()).unwrap_err().to_string();
     let none = CheckpointFolder::tiny().without("tokenizer.json").without("merges.txt");
     assert!(message(&none).contains(
-        "there is no tokenizer.json, and no vocab.json with merges.txt; copy them from the checkpoint's source, name another tokenizer, or give token ids in place of text"
+        "there is no tokenizer.json, and no vocab.json with merges.txt; copy them from the checkpoint's source, or name another tokenizer"
     ));
+    let other = none
+        .with("tokenizer_config.json", "{}")
+        .with("my.tokenizer.json", "{}")
+        .with("tokenizer-2.json", "{}");
+    assert!(
+        message(&other)
+            .ends_with("no vocab.json with merges.txt; found my.tokenizer.json: name it as the tokenizer"),
+        "{}",
+        message(&other)
+    );
     for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1", "[", "{\"model\":1}"] {
         let broken = CheckpointFolder::tiny().with("tokenizer.json", contents);
         assert!(message(&broken).contains("tokenizer.json: not a usable tokenizer"), "{}", message(&broken));
