@@ -63,7 +63,7 @@ pub struct EvaluationOptions {
     pub against: Option<PathBuf>,
     /// For kl: the model to compare with, named like --model [default: the same model]
     #[serde(skip)]
-    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MODEL"))]
     pub base: Option<PathBuf>,
     /// For kl: precision of the base's weights, as for --dtype [default: f32]
     #[serde(skip)]
