@@ -384,7 +384,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     if config.head.has_language_model() {
         rules.push(match (config.tie_word_embeddings, naming.tied_head) {
             (true, None) => {
-                "the output head is tied: the file has no lm_head.weight, and the embedding serves".to_owned()
+                "the output head is tied: the file has no lm_head.weight, so the embedding is used".to_owned()
             }
             (true, Some(index)) => {
                 format!(

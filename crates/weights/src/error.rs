@@ -59,7 +59,7 @@ pub enum WeightsError {
     },
     /// Another number of heads was named than the files tell.
     #[error(
-        "{path}: its configuration has {told} attention heads, and {named} were named; leave the number out"
+        "{path}: its configuration has {told} attention heads, not the {named} that were given; leave the number out"
     )]
     OtherHeads {
         /// The weights file.

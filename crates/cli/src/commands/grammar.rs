@@ -100,7 +100,7 @@ struct Asked {
 #[cfg(feature = "grammar")]
 fn schema(path: &Path) -> Result<Value> {
     let text = text(path)?;
-    let wrong = |error| crate::exit::UsageError(format!("{}: no JSON: {error}", path.display()));
+    let wrong = |error| crate::exit::UsageError(format!("{}: not valid JSON: {error}", path.display()));
     Ok(serde_json::from_str(&text).map_err(wrong)?)
 }
 

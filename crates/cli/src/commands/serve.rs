@@ -212,7 +212,7 @@ fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         keys.extend(lines.map(SecretString::from));
         if keys.is_empty() {
-            let message = format!("{} holds no key: it has one a line, # begins a remark", file.display());
+            let message = format!("{} holds no key; write one per line (# starts a comment)", file.display());
             return Err(UsageError(message).into());
         }
     }

@@ -301,7 +301,7 @@ fn wrong_arguments_end_with_code_2() {
     let refuse = |arguments: &[&str], expected: &str| {
         assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
     };
-    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0, where 0 is greedy");
+    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0 (0 is greedy)");
     refuse(&["x", "--temperature", "warm"], "--temperature");
     refuse(&["x", "--top-p", "0"], "--top-p: expected a number greater than 0 and at most 1, found 0");
     refuse(&["x", "--top-k", "-3"], "--top-k");
@@ -590,12 +590,16 @@ fn heads_can_be_named() {
     let inspected = run(&["inspect", "--model", path(&book), "--n-head", "4", "--json"]).json();
     assert_eq!(inspected["config"]["n_head"], 4);
     let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
-    assert_refused(&other, FAILURE, "4 attention heads, and 2 were named; leave the number out (--n-head)");
+    assert_refused(
+        &other,
+        FAILURE,
+        "4 attention heads, not the 2 that were given; leave the number out (--n-head)",
+    );
     let built_in = run(&["inspect", "--model", "built-in", "--n-head", "4"]);
     assert_refused(
         &built_in,
         FAILURE,
-        "built-in/model.safetensors: its configuration has 3 attention heads, and 4 were named",
+        "built-in/model.safetensors: its configuration has 3 attention heads, not the 4 that were given",
     );
     assert_refused(
         &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),

@@ -533,7 +533,7 @@ fn transcoders_that_do_not_fit_together_are_named() {
             r#"{"model_kind": "cross_layer_transcoder", "activation": "tanh"}"#,
             "`activation`: expected \"relu\"",
         ),
-        ("{", "the configuration is no JSON"),
+        ("{", "the configuration is not usable JSON"),
     ] {
         let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");
