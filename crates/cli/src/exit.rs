@@ -188,9 +188,7 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it uses the checkpoint's dtype, bf16 as f32"),
         WeightsError::NotOnGpu { .. } => Some("a --dtype of small integers needs --device cpu"),
-        WeightsError::NotFound { .. } => {
-            Some("the name gpt2 downloads GPT-2, built-in is the model inside the program")
-        }
+        WeightsError::NotFound { path } => Some(of_missing(&path.to_string_lossy())),
         WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
         WeightsError::NoTokenizer { .. } => Some(match flags::has("ids") {
             true => "--tokenizer FILE, or --ids in place of text",
@@ -201,6 +199,18 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
         }
         WeightsError::OtherHead { .. } => Some("`gpt2 classify`"),
         _ => None,
+    }
+}
+
+/// What to write in place of a model's name that is no file; some programs have addresses and tags in names of the Hub.
+fn of_missing(name: &str) -> &'static str {
+    if name.contains("hf.co/") || name.contains("huggingface.co/") {
+        return "a model on the Hub is named owner/name, without the address";
+    }
+    match name.split_once(':') {
+        // One letter is a drive.
+        Some((before, _)) if before.len() > 1 => "names have no tags: gpt2, or owner/name on the Hub",
+        _ => "the name gpt2 downloads GPT-2, built-in is the model inside the program",
     }
 }
 

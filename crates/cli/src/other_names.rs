@@ -129,6 +129,7 @@ const OPTIONS: &[Row] = &[
     ),
     row_of(&["serve"], &["-v", "--verbose"], "leave it out: every request has a line on standard error"),
     row(&["--no-webui", "--no-ui"], "use `--no-page`"),
+    row(&["-a", "--model-alias"], "use `--alias`"),
     // Lengths.
     row(NEW_TOKENS, "use `--max-new-tokens`, which counts new tokens and not the prompt"),
     row(
@@ -193,13 +194,29 @@ const OPTIONS: &[Row] = &[
     // Inputs and outputs.
     row(&["--text", "--input", "--inputs", "--query"], "use `--prompt`, or give the text as an argument"),
     row_of(&["tokenize"], &["-p", "--prompt", "--text", "--input"], "give the text as an argument"),
+    row_of(&["eval"], &["-f", "--file"], "use `--data`"),
     row(&["-f", "--file"], "use `--prompt-file`"),
     row_of(
         &["generate"],
         &["-e", "--escape", "--no-escape"],
         "leave it out: a prompt is taken as it is; `--prompt-file` takes one with line breaks",
     ),
-    row_of(&["generate"], &["--no-display-prompt"], "leave it out: only the completion is printed"),
+    row_of(
+        &["generate"],
+        &["--no-display-prompt", "--color", "--simple-io", "--log-disable", "--no-perf"],
+        "leave it out: only the completion is printed",
+    ),
+    row_of(&["generate"], &["--samplers", "--sampler-seq"], "leave it out: the order of samplers is fixed"),
+    row(
+        &["--rope-scaling", "--rope-freq-base", "--rope-freq-scale"],
+        "leave it out: GPT-2 has learned positions, not rotary ones",
+    ),
+    row(&["--no-warmup"], "leave it out: no warm-up is run"),
+    row_of(
+        &["bench"],
+        &["-p", "--n-prompt", "-n", "--n-gen"],
+        "leave it out: the lengths are fixed, so that results compare",
+    ),
     row_of(
         &["generate"],
         &["-v", "--verbose", "--verbose-prompt"],
@@ -311,9 +328,13 @@ const OPTIONS: &[Row] = &[
 
 /// Commands of other programs.
 const COMMANDS: &[Row] = &[
-    row(&["run", "chat", "complete", "completion", "predict"], "use `gpt2 generate`"),
+    row(&["run"], "use `gpt2 generate --model`, with the model and then the prompt in quotes"),
+    row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues texts and has not learned to chat"),
+    row(&["complete", "predict"], "use `gpt2 generate`"),
     row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
     row(&["list", "ls", "env"], "`gpt2 doctor` shows the machine and the downloaded models"),
+    row(&["rm", "remove", "delete"], "delete its folder in the cache, which `gpt2 doctor` shows"),
+    row(&["ps", "stop"], "no model stays loaded: a command ends with its work, and `gpt2 serve` with Ctrl-C"),
     row(&["show", "info"], "use `gpt2 inspect`"),
     row(
         &["quantize", "export", "create"],
@@ -337,6 +358,7 @@ pub(crate) fn advice_on_argument(name: &str, command: &Command) -> Vec<String> {
     let is_text = command.get_positionals().any(|positional| positional.get_id() == "text");
     match (name.starts_with('-'), of_name, command.find_subcommand("generate")) {
         (_, Some(advice), _) => vec![advice],
+        (true, None, Some(_)) if name == "-v" => vec!["use `--version`".to_owned()],
         // Options without a command, as llama.cpp's programs have them.
         (true, None, Some(generate)) if knows(generate, name) || contains(name) => {
             let advice = advice(name, generate).filter(|_| !knows(generate, name)).map(str::to_owned);
@@ -352,12 +374,31 @@ pub(crate) fn advice_on_argument(name: &str, command: &Command) -> Vec<String> {
     }
 }
 
+/// What to do about a word in place of a command: one of another program, a text, or a model.
+pub(crate) fn advice_on_command(name: &str, command: &Command) -> Vec<String> {
+    if let Some(advice) = advice(name, command) {
+        return vec![advice.to_owned()];
+    }
+    let is_program = command.find_subcommand("generate").is_some();
+    let advice = if name.contains(char::is_whitespace) {
+        "use `gpt2 generate` to continue a text"
+    } else if name.contains(['.', '/', '\\']) {
+        "use `gpt2 generate --model`, with the model and then the prompt in quotes"
+    } else {
+        return Vec::new();
+    };
+    is_program.then(|| advice.to_owned()).into_iter().collect()
+}
+
 /// What to do about a value that an option, such as `--dtype <TYPE>`, does not take.
 pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> Option<String> {
     let option = option.split(' ').next().unwrap_or_default();
     if option == "--max-new-tokens" && value.starts_with('-') {
         let tip = "a number as large as the context, 1024 for GPT-2, continues until the context is full";
         return Some(tip.to_owned());
+    }
+    if option == "--seed" && value.starts_with('-') {
+        return Some("`--seed $RANDOM` gives another result each time".to_owned());
     }
     let names: Vec<&str> = match option {
         "--kv-dtype" => KvDType::NAMES.map(|(name, _)| name).to_vec(),
@@ -368,8 +409,9 @@ pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> O
     let letters =
         |name: &str| name.to_lowercase().replace("float", "f").replace("fp", "f").replace("int", "q");
     let value = letters(value);
-    // `q8_0` is one of `q8`'s kind, and the other way round.
-    let is_near = |name: &&&str| value.starts_with(**name) || (value.len() > 1 && name.starts_with(&value));
+    // `q8_0` is one of `q8`'s kind, and the other way round; so is `q4_k_m` of `q4_0`'s.
+    let kind = value.split('_').next().unwrap_or_default();
+    let is_near = |name: &&&str| value.starts_with(**name) || (kind.len() > 1 && name.starts_with(kind));
     names.iter().find(is_near).map(|name| format!("did you mean {name}?"))
 }
 

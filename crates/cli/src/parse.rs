@@ -130,6 +130,8 @@ fn with_advice(mut error: Error, given: &[OsString]) -> Error {
         ErrorKind::UnknownArgument => {
             let Some(name) = text(ContextKind::InvalidArg) else { return error };
             error.remove(ContextKind::SuggestedArg);
+            // That an option be given as a text.
+            error.remove(ContextKind::Suggested);
             // Its usage line names the option that clap would suggest.
             error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
             let similar = similar_option(&name, command).map(|near| (ContextKind::SuggestedArg, near));
@@ -140,12 +142,15 @@ fn with_advice(mut error: Error, given: &[OsString]) -> Error {
             error.remove(ContextKind::SuggestedSubcommand);
             let names = command.get_subcommands().map(|command| command.get_name().to_owned());
             let similar = nearest(&name, names).map(|near| (ContextKind::SuggestedSubcommand, near));
-            (other_names::advice(&name, command).into_iter().map(Into::into).collect(), similar)
+            (other_names::advice_on_command(&name, command), similar)
         }
         ErrorKind::ValueValidation => {
             let (option, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
             let (Some(option), Some(value)) = (option, value) else { return error };
             (other_names::advice_on_value(&option, &value, command).into_iter().collect(), None)
+        }
+        ErrorKind::MissingRequiredArgument if command.get_name() == "eval" => {
+            (vec!["`gpt2 eval --list` shows the protocols".to_owned()], None)
         }
         _ => return error,
     };
@@ -155,7 +160,6 @@ fn with_advice(mut error: Error, given: &[OsString]) -> Error {
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
         }
         (true, Some((kind, near))) => {
-            error.remove(ContextKind::Suggested);
             error.insert(kind, ContextValue::String(near));
         }
         (true, None) => {}
@@ -264,7 +268,22 @@ mod tests {
             ("generate x --dtype float16", "did you mean f16?"),
             ("generate x --kv-dtype q8_0", "did you mean q8?"),
             ("convert a b --dtype q8", "did you mean q8_0?"),
-            ("run x", "`gpt2 generate`"),
+            ("generate x --seed -1", "`--seed $RANDOM`"),
+            ("generate x --no-warmup", "leave it out"),
+            ("generate x --color", "only the completion is printed"),
+            ("generate x --samplers top_k", "the order of samplers is fixed"),
+            ("generate x --rope-scaling yarn", "learned positions"),
+            ("eval -f x", "use `--data`"),
+            ("serve -a x", "use `--alias`"),
+            ("bench -p 512", "the lengths are fixed"),
+            ("convert a b --dtype Q4_K_M", "did you mean q4_0?"),
+            ("eval", "`gpt2 eval --list`"),
+            ("-v", "use `--version`"),
+            ("run x", "`gpt2 generate --model`"),
+            ("chat", "`gpt2 generate --interactive`"),
+            ("rm x", "`gpt2 doctor`"),
+            ("ps", "no model stays loaded"),
+            ("model.gguf", "`gpt2 generate --model`"),
         ] {
             let told = message_of(words);
             assert!(told.contains(expected) && told.contains("tip: "), "{words}: {told}");
@@ -279,6 +298,7 @@ mod tests {
             ("generate x --max_new_tokens 1", "a similar argument exists: '--max-new-tokens'"),
             ("generate x --modle y", "a similar argument exists: '--model'"),
             ("genrate x", "a similar subcommand exists: 'generate'"),
+            ("completion bash", "a similar subcommand exists: 'completions'"),
         ] {
             assert!(message_of(words).contains(expected), "{words}: {}", message_of(words));
         }

@@ -168,7 +168,7 @@ pub enum WeightsError {
 /// What to do without a tokenizer, in a folder with a file that may be one.
 fn instead_of_tokenizer(found: Option<&str>) -> String {
     match found {
-        Some(found) => format!("found {found}: name it as the tokenizer"),
+        Some(found) => format!("found {found}; give it as the tokenizer"),
         None => "copy them from the checkpoint's source, or name another tokenizer".into(),
     }
 }

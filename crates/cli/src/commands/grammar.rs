@@ -106,8 +106,15 @@ fn schema(path: &Path) -> Result<Value> {
 
 #[cfg(feature = "grammar")]
 fn text(path: &Path) -> Result<String> {
+    // llama.cpp takes the text itself.
+    let given = path.to_string_lossy();
+    if (given.contains("::=") || given.trim_start().starts_with('{')) && !path.exists() {
+        return Err(
+            crate::exit::UsageError(format!("{given}: expected a file; write the text to one")).into()
+        );
+    }
     let bytes = crate::input::read_file(path)?;
-    let wrong = |error| crate::exit::UsageError(format!("{}: no UTF-8: {error}", path.display()));
+    let wrong = |error| crate::exit::UsageError(format!("{}: not valid UTF-8: {error}", path.display()));
     let text = String::from_utf8(bytes).map_err(wrong)?;
     // The mark that some editors put in front of UTF-8.
     Ok(text.strip_prefix('\u{FEFF}').map(str::to_owned).unwrap_or(text))

@@ -79,7 +79,7 @@ fn generate_from_ids_needs_no_tokenizer() {
     assert_refused(
         &text,
         FAILURE,
-        "found my.tokenizer.json: name it as the tokenizer (--tokenizer FILE, or --ids",
+        "found my.tokenizer.json; give it as the tokenizer (--tokenizer FILE, or --ids",
     );
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
