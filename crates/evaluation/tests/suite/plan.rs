@@ -309,7 +309,7 @@ fn wrong_examples_and_task_files_are_told() {
     let told = wikitext.check().unwrap_err();
     assert!(told.is_usage() && told.to_string().contains("no questions to put examples before"), "{told}");
     let unused = EvaluationOptions { fewshot_data: vec!["a".into()], ..options(&["piqa:lm-eval"]) };
-    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data`: it is what examples"));
+    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data` holds the examples"));
     let piqa = r#"{"goal": "Open it", "sol1": "Pull", "sol2": "Eat", "label": 0}"#;
     let few = EvaluationOptions {
         num_fewshot: Some(1),
