@@ -274,7 +274,10 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     for (options, told) in [
         (TrainOptions { site: None, ..options() }, "needs `site`"),
         (TrainOptions { task: Task::Text, ..options() }, "`site` needs `task` dictionary"),
-        (TrainOptions { lora_rank: Some(2), ..options() }, "`lora_rank` is of models"),
+        (
+            TrainOptions { lora_rank: Some(2), ..options() },
+            "`lora_rank` cannot be used with `task` dictionary",
+        ),
         (TrainOptions { sample: Some("What".into()), ..options() }, "`sample` needs `task` text or answer"),
         (TrainOptions { sparsity: Some(1.0), ..options() }, "`sparsity` needs `kind` jump-relu or gated"),
         (
@@ -310,7 +313,7 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     );
     assert!(
         shards(TrainOptions { random_positions: true, ..options() })
-            .contains("`random_positions` is of texts")
+            .contains("`random_positions` is for texts")
     );
     let other = work.checkpoint.file("model.safetensors");
     let own = fs::read(&other).unwrap();
