@@ -258,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn names_of_models_as_other_programs_have_them() {
+        for (name, expected) in [
+            ("gpt2:124m", "(names have no tags: gpt2, or owner/name on the Hub)"),
+            ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the address)"),
+            ("C:\\gpt2", "(the name gpt2 downloads GPT-2, built-in is the model inside the program)"),
+        ] {
+            let told = message(&anyhow!(WeightsError::NotFound { path: name.into() }));
+            assert!(told.ends_with(expected), "{told}");
+        }
+    }
+
+    #[test]
     fn errors_of_the_libraries_get_the_flags_that_help() {
         let long = || GenerationError::PromptTooLong { tokens: 9, n_positions: 8 };
         for error in [anyhow!(long()), anyhow!(EngineError::Generation(long()))] {

@@ -326,9 +326,11 @@ const OPTIONS: &[Row] = &[
     row_of(&["eval"], &["--tasks", "--task"], "give the protocols as arguments; `--list` shows them"),
 ];
 
+const OF_A_MODEL: &str = "use `gpt2 generate --model`, with the model and then the prompt in quotes";
+
 /// Commands of other programs.
 const COMMANDS: &[Row] = &[
-    row(&["run"], "use `gpt2 generate --model`, with the model and then the prompt in quotes"),
+    row(&["run"], OF_A_MODEL),
     row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues texts and has not learned to chat"),
     row(&["complete", "predict"], "use `gpt2 generate`"),
     row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
@@ -383,7 +385,7 @@ pub(crate) fn advice_on_command(name: &str, command: &Command) -> Vec<String> {
     let advice = if name.contains(char::is_whitespace) {
         "use `gpt2 generate` to continue a text"
     } else if name.contains(['.', '/', '\\']) {
-        "use `gpt2 generate --model`, with the model and then the prompt in quotes"
+        OF_A_MODEL
     } else {
         return Vec::new();
     };
