@@ -486,7 +486,7 @@ fn what_cannot_be_a_graph_is_refused() {
     let usual = transcoders("set", TranscoderInput::ResidMid, 3, 12);
     let options = GraphOptions::default();
     let message = refused(&usual, &GraphOptions { max_bytes: 1 << 16, ..options });
-    assert!(message.contains("active features takes about 1 MiB, more than the 1 MiB"), "{message}");
+    assert!(message.contains("active features takes about 1 MiB, more than the limit of 1 MiB"), "{message}");
     let message = refused(&transcoders("set", TranscoderInput::ResidMid, 2, 12), &options);
     assert!(message.contains("transcoders for 2 layers, and the model has 3"), "{message}");
     let message = refused(&transcoders("set", TranscoderInput::ResidMid, 3, 10), &options);
