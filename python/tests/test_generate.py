@@ -256,7 +256,7 @@ def test_what_the_files_say_is_the_default(tiny, program):
     [
         ({"temprature": 1}, TypeError, "`temprature`; the nearest name is `temperature`"),
         ({"max_tokens": 1}, TypeError, "`max_tokens`; the nearest name is `max_new_tokens`"),
-        ({"temperature": -1}, ValueError, "`temperature`: expected at least 0, where 0 is greedy"),
+        ({"temperature": -1}, ValueError, "`temperature`: expected at least 0 \\(0 is greedy\\)"),
         ({"temperature": "hot"}, ValueError, "`temperature`: invalid type"),
         ({"top_p": 1.5}, ValueError, "`top_p`: expected"),
         ({"num_beams": 3, "top_p": 0.5}, ValueError, "`top_p` is for sampling"),

@@ -244,7 +244,7 @@ def test_wrong_calls_are_told_before_any_work(text, rows, tmp_path):
     refused(FileNotFoundError, "nothing.txt", data=tmp_path / "nothing.txt")
     refused(FileNotFoundError, "nothing.json", config=tmp_path / "nothing.json")
     refused(FileNotFoundError, "no such file or folder", config=None, init=tmp_path / "nothing")
-    refused(candle_gpt2.Gpt2Error, "the data gives a tokenizer of .* tokens only", config={**CONFIG, "vocab_size": 9000})
+    refused(candle_gpt2.Gpt2Error, "the tokenizer trained on the data has only .* tokens", config={**CONFIG, "vocab_size": 9000})
     with pytest.raises(ValueError, match="it is not a folder"):
         candle_gpt2.train(text, text, config=CONFIG)
     task = {"config": None, "init": TINY, "task": "classify", "data": rows["classify"]}

@@ -117,6 +117,20 @@ pub const ROUTES: &[Route] = &[
     keyed("POST", "/look/graph", Endpoint::LookGraph),
 ];
 
+/// Paths of llama.cpp, Ollama and TGI, and what has their work here.
+const ELSEWHERE: [(&str, &str); 10] = [
+    ("/completion", "/v1/completions"),
+    ("/completions", "/v1/completions"),
+    ("/generate", "/v1/completions"),
+    ("/generate_stream", "/v1/completions"),
+    ("/api/generate", "/v1/completions"),
+    ("/api/chat", "/v1/chat/completions"),
+    ("/chat/completions", "/v1/chat/completions"),
+    ("/embedding", "/v1/embeddings"),
+    ("/api/embed", "/v1/embeddings"),
+    ("/api/tags", "/v1/models"),
+];
+
 /// The route of a request, with the part of the path that `{id}` stands for, as it is written.
 ///
 /// # Errors
@@ -141,7 +155,13 @@ pub fn find_route<'path>(
         Some(before) => path.strip_prefix(before).filter(|id| !id.is_empty()).map(|id| (route, Some(id))),
     });
     let Some((route, id)) = matches.next() else {
-        let message = "there is nothing at this path; /openapi.json describes those that there are";
+        let here = ELSEWHERE
+            .iter()
+            .find(|(elsewhere, _)| *elsewhere == path)
+            .map(|(_, here)| format!("use {here}; "));
+        let here = here.unwrap_or_default();
+        let message =
+            format!("there is nothing at this path; {here}/openapi.json describes those that there are");
         return Err(ApiError::new(404, message));
     };
     if route.method == method || (route.method == "GET" && method == "HEAD") {

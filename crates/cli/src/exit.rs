@@ -188,16 +188,29 @@ fn of_weights(error: &WeightsError) -> Option<&'static str> {
     match error {
         WeightsError::NotOnCpu { .. } => Some("without --dtype it uses the checkpoint's dtype, bf16 as f32"),
         WeightsError::NotOnGpu { .. } => Some("a --dtype of small integers needs --device cpu"),
-        WeightsError::NotFound { .. } => {
-            Some("the name gpt2 downloads GPT-2, built-in is the model inside the program")
-        }
+        WeightsError::NotFound { path } => Some(of_missing(&path.to_string_lossy())),
         WeightsError::UnknownHeads { .. } | WeightsError::OtherHeads { .. } => Some("--n-head"),
-        WeightsError::NoTokenizer { .. } => Some("--tokenizer FILE, --ids"),
+        WeightsError::NoTokenizer { .. } => Some(match flags::has("ids") {
+            true => "--tokenizer FILE, or --ids in place of text",
+            false => "--tokenizer FILE",
+        }),
         WeightsError::OtherHead { found: HeadKind::LanguageModel, .. } => {
             Some("`gpt2 train --task classify`")
         }
         WeightsError::OtherHead { .. } => Some("`gpt2 classify`"),
         _ => None,
+    }
+}
+
+/// What to write in place of a model's name that is no file; some programs have addresses and tags in names of the Hub.
+fn of_missing(name: &str) -> &'static str {
+    if name.contains("hf.co/") || name.contains("huggingface.co/") {
+        return "a model on the Hub is named owner/name, without the address";
+    }
+    match name.split_once(':') {
+        // One letter is a drive.
+        Some((before, _)) if before.len() > 1 => "names have no tags: gpt2, or owner/name on the Hub",
+        _ => "the name gpt2 downloads GPT-2, built-in is the model inside the program",
     }
 }
 
@@ -242,6 +255,18 @@ mod tests {
         let told = message(&anyhow!("DriverError(CUDA_ERROR_OUT_OF_MEMORY)"));
         assert!(told.starts_with("not enough GPU memory"));
         assert_eq!(message(&anyhow!("DriverError(CUDA_ERROR_ASSERT)")), "DriverError(CUDA_ERROR_ASSERT)");
+    }
+
+    #[test]
+    fn names_of_models_as_other_programs_have_them() {
+        for (name, expected) in [
+            ("gpt2:124m", "(names have no tags: gpt2, or owner/name on the Hub)"),
+            ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the address)"),
+            ("C:\\gpt2", "(the name gpt2 downloads GPT-2, built-in is the model inside the program)"),
+        ] {
+            let told = message(&anyhow!(WeightsError::NotFound { path: name.into() }));
+            assert!(told.ends_with(expected), "{told}");
+        }
     }
 
     #[test]

@@ -19,6 +19,11 @@ pub(crate) fn in_place_of_options(message: &str) -> String {
     FLAGS.get().map_or_else(|| message.to_owned(), |flags| replaced(message, flags))
 }
 
+/// Whether the command has the option.
+pub(crate) fn has(option: &str) -> bool {
+    FLAGS.get().is_some_and(|flags| flags.contains_key(option))
+}
+
 fn flags_of(command: &Command) -> BTreeMap<String, String> {
     // An option has the name of its flag, or that of its field where the two differ.
     let flags = |option: &clap::Arg| {

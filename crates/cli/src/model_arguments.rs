@@ -6,6 +6,7 @@ use candle_gpt2_engine::{EngineError, HubOptions, ModelOptions, Opened, process}
 use clap::builder::StyledStr;
 use clap::{Args, Command, value_parser};
 
+use crate::output;
 use crate::progress::Terminal;
 
 /// Where the model is and where it runs.
@@ -25,24 +26,25 @@ impl ModelArguments {
 
     /// As [`ModelArguments::open`], of a model with a head for classifying.
     pub(crate) fn open_classifier(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
-        let opened = self.options(hub).open_classifier(&Terminal)?;
-        process::use_tf32(self.options.tf32);
-        Ok(opened)
+        self.options(hub).open_classifier(&Terminal).map(|opened| self.begun(opened))
     }
 
     /// As [`ModelArguments::open`], of a model with any head.
     #[cfg(feature = "serve")]
     pub(crate) fn open_any(&self, hub: &HubOptions) -> Result<Opened, EngineError> {
-        let opened = self.options(hub).open_any(&Terminal)?;
-        process::use_tf32(self.options.tf32);
-        Ok(opened)
+        self.options(hub).open_any(&Terminal).map(|opened| self.begun(opened))
     }
 
     /// As [`ModelArguments::open`], with [`ModelArguments::options`] to which others were added.
     pub(crate) fn open_as(&self, options: &ModelOptions) -> Result<Opened, EngineError> {
-        let opened = options.open(&Terminal)?;
+        options.open(&Terminal).map(|opened| self.begun(opened))
+    }
+
+    /// Sets the process as the model is to be run, and prints what a user should know of it.
+    fn begun(&self, opened: Opened) -> Opened {
         process::use_tf32(self.options.tf32);
-        Ok(opened)
+        opened.unpacked_note().iter().for_each(|note| output::print_note(note));
+        opened
     }
 
     /// What the arguments say, for the library.

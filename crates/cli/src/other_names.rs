@@ -1,5 +1,7 @@
 //! Names that users of llama.cpp, transformers, vLLM and Ollama bring along, and what to use here.
 
+use candle_gpt2_kernels::KvDType;
+use candle_gpt2_weights::{WeightDType, WrittenDType};
 use clap::Command;
 
 /// Names of one thing elsewhere, and the sentence about it here.
@@ -74,6 +76,7 @@ const GPU: &[&str] = &[
     "--use-gpu",
     "--cuda",
     "--main-gpu",
+    "-mg",
     "--device-map",
     "--tensor-parallel-size",
     "-tp",
@@ -116,6 +119,17 @@ const OPTIONS: &[Row] = &[
         &["--num-beams", "--beam-width", "--use-beam-search"],
         "the server does not search with beams; use `gpt2 generate --num-beams`",
     ),
+    row_of(&["serve"], &["--metrics", "--props"], "leave it out: /metrics is always there, and /props"),
+    row_of(&["serve"], &["--slots"], "leave it out: /metrics counts requests that run and wait"),
+    row_of(&["serve"], &["--embedding", "--embeddings"], "leave it out: /v1/embeddings is always there"),
+    row_of(
+        &["serve"],
+        &["-cb", "--cont-batching"],
+        "leave it out: requests are always processed together; `--parallel` limits how many",
+    ),
+    row_of(&["serve"], &["-v", "--verbose"], "leave it out: every request has a line on standard error"),
+    row(&["--no-webui", "--no-ui"], "use `--no-page`"),
+    row(&["-a", "--model-alias"], "use `--alias`"),
     // Lengths.
     row(NEW_TOKENS, "use `--max-new-tokens`, which counts new tokens and not the prompt"),
     row(
@@ -136,6 +150,8 @@ const OPTIONS: &[Row] = &[
     row(&["--do-sample", "--sample"], "sampling is the default; `--greedy` turns it off"),
     row(&["--no-do-sample", "--no-sample"], "use `--greedy`"),
     row(&["--repeat-penalty"], "use `--repetition-penalty`"),
+    row(&["--repeat-last-n"], "leave it out: `--repetition-penalty` counts all tokens"),
+    row(&["--keep", "--n-keep"], "use `--keep-head`"),
     row(&["--typical"], "use `--typical-p`"),
     row(
         &["--mirostat", "--mirostat-ent", "--tfs", "--tfs-z", "--xtc-probability", "--dry-multiplier"],
@@ -158,6 +174,16 @@ const OPTIONS: &[Row] = &[
         &["-i", "-cnv", "--conversation", "--chat"],
         "use `--interactive`; GPT-2 continues texts and has not learned to chat",
     ),
+    row_of(
+        &["generate"],
+        &["-no-cnv", "--no-conversation", "-st", "--single-turn"],
+        "leave it out: a prompt is continued, not answered",
+    ),
+    row_of(
+        &["generate"],
+        &["-sys", "--system-prompt", "-sysf", "--system-prompt-file"],
+        "begin the prompt with it: GPT-2 knows no system prompt",
+    ),
     row(&["-md", "--model-draft", "--draft-model", "--speculative-model"], "use `--assistant-model`"),
     row(&["--draft", "--draft-max", "--num-speculative-tokens"], "use `--num-assistant-tokens`"),
     row(&["--prompt-lookup-num-tokens", "--lookup"], "use `--prompt-lookup`"),
@@ -168,7 +194,34 @@ const OPTIONS: &[Row] = &[
     // Inputs and outputs.
     row(&["--text", "--input", "--inputs", "--query"], "use `--prompt`, or give the text as an argument"),
     row_of(&["tokenize"], &["-p", "--prompt", "--text", "--input"], "give the text as an argument"),
+    row_of(&["eval"], &["-f", "--file"], "use `--data`"),
     row(&["-f", "--file"], "use `--prompt-file`"),
+    row_of(
+        &["generate"],
+        &["-e", "--escape", "--no-escape"],
+        "leave it out: a prompt is taken as it is; `--prompt-file` takes one with line breaks",
+    ),
+    row_of(
+        &["generate"],
+        &["--no-display-prompt", "--color", "--simple-io", "--log-disable", "--no-perf"],
+        "leave it out: only the completion is printed",
+    ),
+    row_of(&["generate"], &["--samplers", "--sampler-seq"], "leave it out: the order of samplers is fixed"),
+    row(
+        &["--rope-scaling", "--rope-freq-base", "--rope-freq-scale"],
+        "leave it out: GPT-2 has learned positions, not rotary ones",
+    ),
+    row(&["--no-warmup"], "leave it out: no warm-up is run"),
+    row_of(
+        &["bench"],
+        &["-p", "--n-prompt", "-n", "--n-gen"],
+        "leave it out: the lengths are fixed, so that results compare",
+    ),
+    row_of(
+        &["generate"],
+        &["-v", "--verbose", "--verbose-prompt"],
+        "use `--json`, which prints token ids, why the text ended, and the speed",
+    ),
     row(&["--input-file", "--prompts"], "use `--prompts-file`"),
     row(&["-o", "--output", "--output-dir", "--save-dir", "--outfile"], "use `--out`"),
     row(&["-o"], "use `--output`"),
@@ -186,6 +239,10 @@ const OPTIONS: &[Row] = &[
     row(&["--cache-dir", "--download-dir"], "set HF_HUB_CACHE; `gpt2 doctor` shows the folder"),
     row(&["--token", "--hf-token", "--use-auth-token"], "set HF_TOKEN"),
     row(&["--local-files-only"], "use `--offline`"),
+    row(
+        &["--override-kv"],
+        "leave it out: the checkpoint's configuration is used, and `gpt2 inspect` shows it",
+    ),
     row(&["--trust-remote-code"], "leave it out: no code of a checkpoint is run"),
     // Where and how it runs.
     row(GPU, "use `--device cuda`, which puts the whole model on one GPU"),
@@ -214,6 +271,11 @@ const OPTIONS: &[Row] = &[
     row(
         &["-fa", "--flash-attn", "--attn-implementation", "--mlock", "--no-mmap", "--numa", "--low-vram"],
         "leave it out: the fastest kernels for this machine are chosen, and weights are mapped",
+    ),
+    row_of(
+        &["generate"],
+        &["-b", "-ub", "--n-batch", "--ubatch-size"],
+        "leave it out: the program splits a prompt as it fits; `--batch-size` counts the prompts of `--prompts-file`",
     ),
     row(&["-b", "--batch", "--n-batch"], "use `--batch-size`"),
     // The server.
@@ -252,6 +314,10 @@ const OPTIONS: &[Row] = &[
     row(&["--warmup", "--num-warmup-steps", "--warmup-ratio"], "use `--warmup-steps`"),
     row(&["--max-grad-norm"], "use `--grad-clip`"),
     row(&["--lora-r", "--lora", "--rank"], "use `--lora-rank`"),
+    row(
+        &["--lora", "--lora-scaled", "--lora-path"],
+        "merge it into the checkpoint first, with peft's merge_and_unload: adapters are not read",
+    ),
     row(&["--target-modules"], "use `--lora-targets`"),
     row(&["--validation-split", "--val-split"], "use `--held-out`"),
     row(&["--eval-steps", "--eval-interval"], "use `--eval-every`"),
@@ -260,11 +326,17 @@ const OPTIONS: &[Row] = &[
     row_of(&["eval"], &["--tasks", "--task"], "give the protocols as arguments; `--list` shows them"),
 ];
 
+const OF_A_MODEL: &str = "use `gpt2 generate --model`, with the model and then the prompt in quotes";
+
 /// Commands of other programs.
 const COMMANDS: &[Row] = &[
-    row(&["run", "chat", "complete", "completion", "predict"], "use `gpt2 generate`"),
+    row(&["run"], OF_A_MODEL),
+    row(&["chat"], "use `gpt2 generate --interactive`; GPT-2 continues texts and has not learned to chat"),
+    row(&["complete", "predict"], "use `gpt2 generate`"),
     row(&["pull", "download"], "`gpt2 generate --model` downloads a model when it is first named"),
     row(&["list", "ls", "env"], "`gpt2 doctor` shows the machine and the downloaded models"),
+    row(&["rm", "remove", "delete"], "delete its folder in the cache, which `gpt2 doctor` shows"),
+    row(&["ps", "stop"], "no model stays loaded: a command ends with its work, and `gpt2 serve` with Ctrl-C"),
     row(&["show", "info"], "use `gpt2 inspect`"),
     row(
         &["quantize", "export", "create"],
@@ -280,6 +352,69 @@ const COMMANDS: &[Row] = &[
 /// What to use here for a name of another program's, in this command. The name is one that this command does not know.
 pub(crate) fn advice(name: &str, command: &Command) -> Option<&'static str> {
     rows_of(name).find(|row| row.fits(command)).map(|row| row.here)
+}
+
+/// What to do about an argument that this command does not know: an option by its name elsewhere, or a word.
+pub(crate) fn advice_on_argument(name: &str, command: &Command) -> Vec<String> {
+    let of_name = advice(name, command).map(str::to_owned);
+    let is_text = command.get_positionals().any(|positional| positional.get_id() == "text");
+    match (name.starts_with('-'), of_name, command.find_subcommand("generate")) {
+        (_, Some(advice), _) => vec![advice],
+        (true, None, Some(_)) if name == "-v" => vec!["use `--version`".to_owned()],
+        // Options without a command, as llama.cpp's programs have them.
+        (true, None, Some(generate)) if knows(generate, name) || contains(name) => {
+            let advice = advice(name, generate).filter(|_| !knows(generate, name)).map(str::to_owned);
+            let first = "name a command before its options: use `gpt2 generate` to continue a prompt";
+            [Some(first.to_owned()), advice].into_iter().flatten().collect()
+        }
+        (true, None, None) if knows(command, name) => vec!["options come after the command".to_owned()],
+        (false, ..) if is_text => vec!["put the text in quotes".to_owned()],
+        (false, ..) if command.get_positionals().next().is_none() && has(command, "--model") => {
+            vec!["use `--model` to name the model".to_owned()]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// What to do about a word in place of a command: one of another program, a text, or a model.
+pub(crate) fn advice_on_command(name: &str, command: &Command) -> Vec<String> {
+    if let Some(advice) = advice(name, command) {
+        return vec![advice.to_owned()];
+    }
+    let is_program = command.find_subcommand("generate").is_some();
+    let advice = if name.contains(char::is_whitespace) {
+        "use `gpt2 generate` to continue a text"
+    } else if name.contains(['.', '/', '\\']) {
+        OF_A_MODEL
+    } else {
+        return Vec::new();
+    };
+    is_program.then(|| advice.to_owned()).into_iter().collect()
+}
+
+/// What to do about a value that an option, such as `--dtype <TYPE>`, does not take.
+pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> Option<String> {
+    let option = option.split(' ').next().unwrap_or_default();
+    if option == "--max-new-tokens" && value.starts_with('-') {
+        let tip = "a number as large as the context, 1024 for GPT-2, continues until the context is full";
+        return Some(tip.to_owned());
+    }
+    if option == "--seed" && value.starts_with('-') {
+        return Some("`--seed $RANDOM` gives another result each time".to_owned());
+    }
+    let names: Vec<&str> = match option {
+        "--kv-dtype" => KvDType::NAMES.map(|(name, _)| name).to_vec(),
+        "--dtype" if command.get_name() == "convert" => WrittenDType::ALL.map(WrittenDType::name).to_vec(),
+        "--dtype" | "--base-dtype" => WeightDType::ALL.map(WeightDType::name).to_vec(),
+        _ => Vec::new(),
+    };
+    let letters =
+        |name: &str| name.to_lowercase().replace("float", "f").replace("fp", "f").replace("int", "q");
+    let value = letters(value);
+    // `q8_0` is one of `q8`'s kind, and the other way round; so is `q4_k_m` of `q4_0`'s.
+    let kind = value.split('_').next().unwrap_or_default();
+    let is_near = |name: &&&str| value.starts_with(**name) || (kind.len() > 1 && name.starts_with(kind));
+    names.iter().find(is_near).map(|name| format!("did you mean {name}?"))
 }
 
 /// Whether other programs have the name, whatever is to be used here.
@@ -315,6 +450,12 @@ fn has(command: &Command, option: &str) -> bool {
     command.get_arguments().any(|known| known.get_long() == Some(long))
 }
 
+/// Whether the command has an option of this name, long or short.
+fn knows(command: &Command, name: &str) -> bool {
+    let short = name.strip_prefix('-').and_then(|name| name.parse::<char>().ok());
+    has(command, name) || command.get_arguments().any(|known| short.is_some() && known.get_short() == short)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -348,12 +489,6 @@ pub(crate) mod tests {
     /// All names of options in the table.
     pub(crate) fn options() -> Vec<&'static str> {
         OPTIONS.iter().flat_map(|row| row.names).copied().collect()
-    }
-
-    fn knows(command: &Command, name: &str) -> bool {
-        let short = name.strip_prefix('-').and_then(|name| name.parse::<char>().ok());
-        has(command, name)
-            || command.get_arguments().any(|known| short.is_some() && known.get_short() == short)
     }
 
     #[test]

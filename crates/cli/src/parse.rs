@@ -25,6 +25,10 @@ fn parsed(given: &[OsString]) -> Result<Arguments, Error> {
     let mut program = with_whole_examples(program());
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
     flags::remember(called(&program, &words));
+    if let Some(name) = foreign_cluster(&words) {
+        let error = Error::new(ErrorKind::UnknownArgument).with_cmd(&program);
+        return Err(with_advice(with_context(error, ContextKind::InvalidArg, name), given));
+    }
     let matches = program.try_get_matches_from_mut(given).map_err(|error| with_advice(error, given))?;
     let mut arguments = Arguments::from_arg_matches(&matches).map_err(|error| error.format(&mut program))?;
     arguments.threads = threads(&matches).map(usize::from);
@@ -99,57 +103,66 @@ fn shown(text: &StyledStr) -> String {
     text.ansi().to_string().replace(KEPT_SPACE, " ")
 }
 
-/// The error with the option that was meant: one that other programs call so, or one of nearly this name. clap's own choice
-/// has no limit of distance.
+/// A word such as `-ngl` or `-hf`, which is one option elsewhere and would be read as several of one letter.
+fn foreign_cluster(words: &[&str]) -> Option<String> {
+    let is_foreign = |word: &&&str| word.len() > 2 && !word.starts_with("--") && other_names::contains(word);
+    let options = words.iter().take_while(|word| **word != "--");
+    options.into_iter().find(|word| word.starts_with('-') && is_foreign(word)).map(|word| (*word).to_owned())
+}
+
+fn with_context(mut error: Error, kind: ContextKind, text: String) -> Error {
+    error.insert(kind, ContextValue::String(text));
+    error
+}
+
+/// The error with what to do: the option or the value that was meant, by the names of other programs, or by nearly this name.
+/// clap's own choice has no limit of distance.
 fn with_advice(mut error: Error, given: &[OsString]) -> Error {
     let mut program = program();
     program.build();
     let words: Vec<&str> = given.iter().skip(1).filter_map(|word| word.to_str()).collect();
     let command = called(&program, &words);
-    let invalid = |error: &Error, kind| match error.get(kind) {
-        Some(ContextValue::String(name)) => Some(name.clone()),
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
         _ => None,
     };
-    let (name, similar) = match error.kind() {
+    let (advice, similar) = match error.kind() {
         ErrorKind::UnknownArgument => {
-            let Some(name) = invalid(&error, ContextKind::InvalidArg) else { return error };
+            let Some(name) = text(ContextKind::InvalidArg) else { return error };
             error.remove(ContextKind::SuggestedArg);
+            // That an option be given as a text.
+            error.remove(ContextKind::Suggested);
             // Its usage line names the option that clap would suggest.
             error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
             let similar = similar_option(&name, command).map(|near| (ContextKind::SuggestedArg, near));
-            // `-ngl` is read as three options of one letter.
-            let cluster =
-                words.iter().find(|word| name.len() == 2 && word.len() > 2 && word.starts_with(&name));
-            (cluster.map_or(name, |word| (*word).to_owned()), similar)
+            (other_names::advice_on_argument(&name, command), similar)
         }
         ErrorKind::InvalidSubcommand => {
-            let Some(name) = invalid(&error, ContextKind::InvalidSubcommand) else { return error };
+            let Some(name) = text(ContextKind::InvalidSubcommand) else { return error };
             error.remove(ContextKind::SuggestedSubcommand);
             let names = command.get_subcommands().map(|command| command.get_name().to_owned());
             let similar = nearest(&name, names).map(|near| (ContextKind::SuggestedSubcommand, near));
-            (name, similar)
+            (other_names::advice_on_command(&name, command), similar)
         }
-        // `-ngl 99` where -n is an option: its value is wrong.
-        ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
-            let is_cluster =
-                |word: &&&str| word.len() > 2 && !word.starts_with("--") && word.starts_with('-');
-            let clusters = words.iter().filter(is_cluster);
-            match clusters.into_iter().find(|word| other_names::advice(word, command).is_some()) {
-                Some(word) => ((*word).to_owned(), None),
-                None => return error,
-            }
+        ErrorKind::ValueValidation => {
+            let (option, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
+            let (Some(option), Some(value)) = (option, value) else { return error };
+            (other_names::advice_on_value(&option, &value, command).into_iter().collect(), None)
+        }
+        ErrorKind::MissingRequiredArgument if command.get_name() == "eval" => {
+            (vec!["`gpt2 eval --list` shows the protocols".to_owned()], None)
         }
         _ => return error,
     };
-    match (other_names::advice(&name, command), similar) {
-        (Some(advice), _) => {
-            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+    match (advice.is_empty(), similar) {
+        (false, _) => {
+            let tips = advice.into_iter().map(StyledStr::from).collect();
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
         }
-        (None, Some((kind, near))) => {
-            error.remove(ContextKind::Suggested);
+        (true, Some((kind, near))) => {
             error.insert(kind, ContextValue::String(near));
         }
-        (None, None) => {}
+        (true, None) => {}
     }
     error
 }
@@ -220,7 +233,57 @@ mod tests {
             ("look lens x --model-path y", "use `--model`"),
             ("convert a b --model y", "two arguments"),
             ("--n-predict 5 generate x", "use `--max-new-tokens`"),
-            ("run x", "`gpt2 generate`"),
+            ("generate x -hf owner/name", "use `--model`"),
+            ("generate x -m y -mg 0", "`--device cuda`"),
+            ("generate x --no-display-prompt", "only the completion is printed"),
+            ("generate x -e", "`--prompt-file`"),
+            ("generate x --override-kv a=b", "`gpt2 inspect`"),
+            ("generate x --lora y", "merge it into the checkpoint"),
+            ("generate x --verbose", "`--json`"),
+            ("generate x -b 512", "`--batch-size` counts the prompts of `--prompts-file`"),
+            ("generate x -ub 512", "`--batch-size` counts the prompts of `--prompts-file`"),
+            ("train -b 512", "use `--batch-size`"),
+            ("generate x -no-cnv", "is continued, not answered"),
+            ("generate x -st", "is continued, not answered"),
+            ("generate x -sys y", "begin the prompt"),
+            ("generate x --keep 5", "use `--keep-head`"),
+            ("generate x --repeat-last-n 64", "`--repetition-penalty` counts all tokens"),
+            ("serve --metrics", "/metrics is always there"),
+            ("serve --slots", "/metrics counts requests"),
+            ("serve --embedding", "/v1/embeddings is always there"),
+            ("serve -cb", "always processed together"),
+            ("serve --no-webui", "use `--no-page`"),
+            ("serve -b 512", "use `--prefill-chunk`"),
+            ("serve --verbose", "standard error"),
+            ("generate One day", "put the text in quotes"),
+            ("inspect folder", "use `--model`"),
+            ("verify folder", "use `--model`"),
+            ("serve folder", "use `--model`"),
+            ("-m x -p hi", "use `gpt2 generate`"),
+            ("-hf owner/name -p hi", "use `gpt2 generate`"),
+            ("-hf owner/name -p hi", "use `--model` with a folder, a file or a name on the Hub"),
+            ("-m x generate y", "options come after the command"),
+            ("generate x -n -1", "the context is full"),
+            ("generate x --dtype q8_0", "did you mean q8?"),
+            ("generate x --dtype float16", "did you mean f16?"),
+            ("generate x --kv-dtype q8_0", "did you mean q8?"),
+            ("convert a b --dtype q8", "did you mean q8_0?"),
+            ("generate x --seed -1", "`--seed $RANDOM`"),
+            ("generate x --no-warmup", "leave it out"),
+            ("generate x --color", "only the completion is printed"),
+            ("generate x --samplers top_k", "the order of samplers is fixed"),
+            ("generate x --rope-scaling yarn", "learned positions"),
+            ("eval -f x", "use `--data`"),
+            ("serve -a x", "use `--alias`"),
+            ("bench -p 512", "the lengths are fixed"),
+            ("convert a b --dtype Q4_K_M", "did you mean q4_0?"),
+            ("eval", "`gpt2 eval --list`"),
+            ("-v", "use `--version`"),
+            ("run x", "`gpt2 generate --model`"),
+            ("chat", "`gpt2 generate --interactive`"),
+            ("rm x", "`gpt2 doctor`"),
+            ("ps", "no model stays loaded"),
+            ("model.gguf", "`gpt2 generate --model`"),
         ] {
             let told = message_of(words);
             assert!(told.contains(expected) && told.contains("tip: "), "{words}: {told}");
@@ -235,12 +298,18 @@ mod tests {
             ("generate x --max_new_tokens 1", "a similar argument exists: '--max-new-tokens'"),
             ("generate x --modle y", "a similar argument exists: '--model'"),
             ("genrate x", "a similar subcommand exists: 'generate'"),
+            ("completion bash", "a similar subcommand exists: 'completions'"),
         ] {
             assert!(message_of(words).contains(expected), "{words}: {}", message_of(words));
         }
-        for words in ["generate x --colour", "generate x --strum", "dance", "look dance"] {
+        for words in ["generate x --colour", "generate x --strum", "dance", "look dance", "--colour"] {
             let told = message_of(words);
             assert!(told.starts_with("error: un") && !told.contains("a similar"), "{words}: {told}");
+        }
+        assert!(!message_of("--colour").contains("tip: "), "{}", message_of("--colour"));
+        for words in ["generate x --dtype q2", "generate x --kv-dtype q4_0", "generate x --seed a"] {
+            let told = message_of(words);
+            assert!(told.starts_with("error: invalid") && !told.contains("tip: "), "{words}: {told}");
         }
     }
 

@@ -141,7 +141,7 @@ impl LoadedModel {
     ) -> Result<(), J::Error> {
         let is_search = config.search_mode() != SearchMode::TokenByToken;
         if is_search && self.assistant().is_some() {
-            let what = "an assistant drafts texts that are made token by token, and beams and contrastive search are not";
+            let what = "an assistant works only when decoding token by token; it cannot be used with beam or contrastive search";
             return Err(EngineError::from(GenerationError::Conflict { what: what.into() }).into());
         }
         /// Prompts whose texts are not all there, for each text of a batch: if no tokens are asked for, none wait.

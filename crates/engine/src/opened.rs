@@ -155,6 +155,11 @@ impl Opened {
         self.options.dtype.map_or(self.checkpoint.stored_dtype().as_str(), WeightDType::name)
     }
 
+    /// See [`ModelOptions::unpacked_note`].
+    pub fn unpacked_note(&self) -> Option<String> {
+        self.options.unpacked_note(&self.checkpoint, &self.device)
+    }
+
     /// The memory that the model needs on the CPU; if another one drafts tokens, that of both.
     ///
     /// # Errors

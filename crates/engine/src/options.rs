@@ -38,7 +38,7 @@ use crate::{
 #[doc(alias("from_pretrained", "AutoModelForCausalLM"))]
 pub struct ModelOptions {
     /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face Hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
-    #[cfg_attr(feature = "clap", arg(short, long, value_name = "DIR", default_value = BUILT_IN))]
+    #[cfg_attr(feature = "clap", arg(short, long, value_name = "MODEL", default_value = BUILT_IN))]
     pub model: PathBuf,
     /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
     /// [`Scheduler::set_assistant`](candle_gpt2_generation::Scheduler::set_assistant).
@@ -152,6 +152,13 @@ impl ModelOptions {
     /// As [`MemoryNeeded::of`].
     pub fn memory_of(&self, checkpoint: &Checkpoint) -> Result<MemoryNeeded, EngineError> {
         MemoryNeeded::of(checkpoint, self.dtype, self.kv_dtype)
+    }
+
+    /// The note for users if a checkpoint holds small integers that a CPU will compute in f32, because no type was asked for.
+    pub fn unpacked_note(&self, checkpoint: &Checkpoint, device: &Device) -> Option<String> {
+        let note = "the quantized weights are computed in f32; `dtype` q8 is faster and takes about a quarter of the memory";
+        let is_unpacked = self.dtype.is_none() && device.is_cpu() && checkpoint.is_quantized();
+        is_unpacked.then(|| note.to_owned())
     }
 
     pub(crate) fn open_options(&self) -> OpenOptions {

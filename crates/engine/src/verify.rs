@@ -1,6 +1,6 @@
 //! Is a checkpoint sound? Structure and values, tokenizer, cache against no cache, another checkpoint.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
@@ -13,6 +13,8 @@ use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabular
 
 /// Tokens of the fixed prompt, if the context holds as many.
 const PROMPT_TOKENS: usize = 16;
+/// The note of a checkpoint without a tokenizer.
+const NO_TOKENIZER: &str = "there is no tokenizer";
 /// Largest difference between logits with a cache and without, relative to the largest logit: both are f32, summed in
 /// another order through every block.
 const CACHE_TOLERANCE: f64 = 1e-4;
@@ -99,6 +101,11 @@ impl Verification {
         }
     }
 
+    /// Whether the checkpoint has a tokenizer, or one was named.
+    pub fn has_tokenizer(&self) -> bool {
+        self.notes.iter().all(|note| note != NO_TOKENIZER)
+    }
+
     /// The report of an error that says that the files are damaged; other errors are returned.
     ///
     /// # Errors
@@ -135,7 +142,7 @@ impl ModelOptions {
         let problems = checkpoint.verify(&progress)?;
         drop(progress);
         let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-        let mut notes = check_tokens(&checkpoint, &mut problems);
+        let mut notes = check_tokens(&checkpoint, self.tokenizer.as_deref(), &mut problems);
         let (mut cache_difference, mut batch_difference, mut against_difference) = (None, None, None);
         // Numbers are compared only where there are numbers.
         if problems.is_empty() {
@@ -171,8 +178,14 @@ impl ModelOptions {
                 let theirs = Models::load(&other, reporter)?.logits(prompt)?;
                 let difference = largest_difference(&models.logits(prompt)?, &theirs);
                 if !difference.is_finite() || difference > options.tolerance {
+                    let is_quantized = checkpoint.is_quantized() || other.is_quantized();
+                    let normal = if is_quantized {
+                        "; a few tenths are normal for q8_0, more for fewer bits"
+                    } else {
+                        ""
+                    };
                     problems.push(format!(
-                        "the logits of the two differ by {difference:e}, allowed are {:e}",
+                        "the logits of the two differ by {difference:e}, and `tolerance` allows {:e}{normal}",
                         options.tolerance
                     ));
                 }
@@ -258,10 +271,14 @@ impl Models {
 }
 
 /// Compares the tokenizer and the special tokens with the vocabulary.
-fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<String> {
+fn check_tokens(
+    checkpoint: &Checkpoint,
+    tokenizer: Option<&Path>,
+    problems: &mut Vec<String>,
+) -> Vec<String> {
     let config = checkpoint.config();
     let vocab_size = config.vocab_size;
-    let tokenizer = checkpoint.tokenizer(None);
+    let tokenizer = checkpoint.tokenizer(tokenizer);
     let vocabulary = Arc::new(Vocabulary::new(checkpoint, tokenizer.as_ref().ok().cloned()));
     let defaults = Defaults::of(checkpoint, Arc::clone(&vocabulary)).and_then(|defaults| {
         defaults.check()?;
@@ -278,7 +295,7 @@ fn check_tokens(checkpoint: &Checkpoint, problems: &mut Vec<String>) -> Vec<Stri
     match tokenizer {
         // Without a tokenizer nothing is generated from text, and small configurations have transformers' default ids.
         Err(WeightsError::NoTokenizer { .. }) => {
-            beyond.push("there is no tokenizer".into());
+            beyond.push(NO_TOKENIZER.into());
             beyond
         }
         Err(error) => {

@@ -32,6 +32,8 @@ pub struct Vocabulary {
     tokenizer: Option<Arc<Tokenizer>>,
     /// Where a tokenizer was looked for.
     folder: PathBuf,
+    /// A file there that may be one, if none was found.
+    other_tokenizer: Option<String>,
     padding: Vec<u32>,
     /// What is wrong with it matters to those who hold conversations only.
     chat_template: Arc<Result<Option<String>, WeightsError>>,
@@ -45,6 +47,7 @@ impl Vocabulary {
             padding: checkpoint.padding_token_ids(tokenizer.as_ref()),
             tokenizer: tokenizer.map(Arc::new),
             folder: checkpoint.folder().to_owned(),
+            other_tokenizer: None,
             chat_template: Arc::new(checkpoint.chat_template()),
         }
     }
@@ -52,7 +55,9 @@ impl Vocabulary {
     /// The same with the tokenizer read, from this path or the checkpoint's own; there may be none.
     pub(crate) fn read(checkpoint: &Checkpoint, tokenizer: Option<&Path>) -> Result<Self, EngineError> {
         match checkpoint.tokenizer(tokenizer) {
-            Err(WeightsError::NoTokenizer { folder }) => Ok(Self { folder, ..Self::new(checkpoint, None) }),
+            Err(WeightsError::NoTokenizer { folder, found }) => {
+                Ok(Self { folder, other_tokenizer: found, ..Self::new(checkpoint, None) })
+            }
             read => Ok(Self::new(checkpoint, Some(read?))),
         }
     }
@@ -72,7 +77,8 @@ impl Vocabulary {
     /// # Errors
     /// When there is none.
     pub fn required_tokenizer(&self) -> Result<&Arc<Tokenizer>, EngineError> {
-        let missing = || WeightsError::NoTokenizer { folder: self.folder.clone() };
+        let missing =
+            || WeightsError::NoTokenizer { folder: self.folder.clone(), found: self.other_tokenizer.clone() };
         Ok(self.tokenizer.as_ref().ok_or_else(missing)?)
     }
 

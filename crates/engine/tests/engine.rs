@@ -402,8 +402,7 @@ fn what_can_be_refused_is_refused_before_the_weights_are_read() {
     let bare = CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").without("merges.txt");
     let opened = options(&bare).open(&Silent).unwrap();
     let error = opened.vocabulary().encode("The dog").unwrap_err();
-    let told =
-        matches!(&error, EngineError::Weights(WeightsError::NoTokenizer { folder }) if folder == bare.path());
+    let told = matches!(&error, EngineError::Weights(WeightsError::NoTokenizer { folder, .. }) if folder == bare.path());
     assert!(told, "{error}");
     let defaults = opened.defaults().unwrap();
     let stops = GenerationConfig { stop_strings: vec!["x".into()], ..defaults.config().clone() };

@@ -68,7 +68,7 @@ fn unknown(name: &str) -> EvaluationError {
         names.sort_by_key(|known| distance(known));
         format!("the nearest are {}", quoted(&names[..NEAREST_NAMES.min(names.len())]))
     } else if task == name {
-        format!("a number means something by its protocol only: name one of {}", quoted(&of_task))
+        format!("a score depends on its protocol: choose one of {}", quoted(&of_task))
     } else {
         format!("`{task}` has {}", quoted(&of_task))
     };

@@ -63,7 +63,7 @@ pub struct EvaluationOptions {
     pub against: Option<PathBuf>,
     /// For kl: the model to compare with, named like --model [default: the same model]
     #[serde(skip)]
-    #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "MODEL"))]
     pub base: Option<PathBuf>,
     /// For kl: precision of the base's weights, as for --dtype [default: f32]
     #[serde(skip)]
@@ -118,14 +118,14 @@ impl EvaluationOptions {
             let with = protocols().iter().filter(|protocol| protocol.few_shot.is_some());
             let with = with.map(|protocol| protocol.name).collect::<Vec<_>>().join(", ");
             return refuse(format!(
-                "`num_fewshot`: {} has no questions that examples could precede; {with} have, and tasks of YAML files",
+                "`num_fewshot`: {} has no questions to put examples before; {with} and YAML task files do",
                 self.protocols[index]
             ));
         }
         let is_file = |asked: &AskedProtocol| matches!(asked.kind, Kind::Task(_));
         if !wants && !self.fewshot_data.is_empty() && !asked.iter().any(is_file) {
             return refuse(
-                "`fewshot_data`: it is what examples are drawn from; say how many with `num_fewshot`".into(),
+                "`fewshot_data` holds the examples to sample from; say how many with `num_fewshot`".into(),
             );
         }
         Ok(())

@@ -181,7 +181,7 @@ impl Plan {
         let Some(hub) = asked.protocol.dataset.hub else {
             let data = asked.protocol.dataset.name;
             return refuse(format!(
-                "`{name}` measures {data}, which is not one file on the Hub: give it with `data`"
+                "`{name}` has no single data file on the Hub; give its data ({data}) with `data`"
             ));
         };
         if Path::new(hub).extension().is_some_and(|end| end == "parquet") && !cfg!(feature = "parquet") {

@@ -83,7 +83,7 @@ pub enum GenerationError {
         n_positions: usize,
     },
     /// More tokens are to be kept than the context holds.
-    #[error("{kept} tokens are to be kept, the model's context has {n_positions}; keep fewer")]
+    #[error("cannot keep {kept} tokens: the model's context has {n_positions}; keep fewer")]
     WindowTooLong {
         /// Tokens to be kept.
         kept: usize,

@@ -85,7 +85,7 @@ pub enum InterpretError {
     NothingActive,
     /// An attribution graph would take too much memory.
     #[error(
-        "the graph of {features} active features takes about {needed} MiB, more than the {limit} MiB that it may; \
+        "the graph of {features} active features takes about {needed} MiB, more than the limit of {limit} MiB; \
          lower the number of feature nodes, allow more memory, or give a shorter text"
     )]
     GraphMemory {

@@ -53,9 +53,7 @@ impl Display for Shape<'_> {
 #[non_exhaustive]
 pub enum FileError {
     /// The configuration is something else.
-    #[error(
-        "the configuration is no JSON that can be used: {error}; give the file that came with the tensors"
-    )]
+    #[error("the configuration is not usable JSON: {error}; give the file that came with the tensors")]
     NotJson {
         /// What is wrong with it.
         error: String,

@@ -275,7 +275,7 @@ impl TrainJob {
         }
         let device = options.device.open(&**reporter)?;
         if device.is_cpu() && numbers.compute_dtype != ComputeDType::F32 {
-            reporter.note("on the CPU bf16 is computed by way of f32, and slower than that");
+            reporter.note("on the CPU bf16 is computed in f32 and is slower than plain f32");
         }
         let (batch_size, context) = numbers.largest_batch();
         let (batch_size, context) = (share.of(batch_size).len(), source.longest(context));

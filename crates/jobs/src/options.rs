@@ -69,7 +69,7 @@ pub struct TrainOptions {
     /// Start windows shorter than the model's context at a random position, so that all positions are trained
     #[cfg_attr(feature = "clap", arg(long))]
     pub random_positions: bool,
-    /// Share of the windows that are moved to the start of a document, if one begins inside them
+    /// Share of windows to move to the start of a document, among those in which one begins
     #[cfg_attr(feature = "clap", arg(long, value_name = "P", default_value_t = TrainOptions::default().document_starts, allow_negative_numbers = true))]
     pub document_starts: f64,
     /// Initial weights with --config: gpt2 (random), or mimetic (sinusoidal position embeddings and copying heads)
@@ -84,7 +84,7 @@ pub struct TrainOptions {
     /// Loss weight of each label, for --task classify: balanced, or a list such as ham=1,spam=6.5 [default: 1 for every label]
     #[cfg_attr(feature = "clap", arg(long, value_name = "WEIGHTS"))]
     pub class_weights: Option<ClassWeights>,
-    /// Hook point that a dictionary explains, for --task dictionary, as blocks.3.hook_resid_post; of a transcoder its input, as blocks.3.ln2.hook_normalized, and of a cross-layer transcoder that of every block, as hook_resid_mid
+    /// Hook point to explain with --task dictionary, such as blocks.3.hook_resid_post; of a transcoder its input, as blocks.3.ln2.hook_normalized, and of a cross-layer transcoder that of every block, as hook_resid_mid
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub site: Option<String>,
     /// Hook point that a transcoder writes [default: the output of the MLP in the block of --site]
@@ -93,16 +93,16 @@ pub struct TrainOptions {
     /// Kind of dictionary: top-k, batch-top-k, jump-relu, gated, transcoder, skip-transcoder or cross-layer-transcoder [default: top-k]
     #[cfg_attr(feature = "clap", arg(long, value_name = "KIND"))]
     pub kind: Option<DictionaryKind>,
-    /// Number of latents (features) of a dictionary, of each layer of a cross-layer transcoder [default: 8 times the width of what it writes]
+    /// Number of latents (features) of a dictionary, of each layer of a cross-layer transcoder [default: 8 times the width of its output]
     #[cfg_attr(feature = "clap", arg(long, value_name = "F", allow_negative_numbers = true))]
     pub latents: Option<usize>,
-    /// Active latents per token: exactly for top-k, on average otherwise, in all layers together; gated dictionaries have --sparsity alone [default: 32; 16 per layer of a cross-layer transcoder]
+    /// Active latents per token, in all layers together: exactly K for top-k, K on average otherwise; gated dictionaries use --sparsity instead [default: 32; 16 per layer of a cross-layer transcoder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "K", allow_negative_numbers = true))]
     pub k: Option<usize>,
     /// Weight of the sparsity loss of jump-relu and gated dictionaries [default: 1 and 0.1]
     #[cfg_attr(feature = "clap", arg(long, value_name = "X", allow_negative_numbers = true))]
     pub sparsity: Option<f64>,
-    /// Tokens without activity after which a latent is dead and gets a loss of its own [default: a twentieth of all, at most 10000000]
+    /// Tokens without activity after which a latent counts as dead and gets an auxiliary loss [default: a twentieth of all, at most 10000000]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TOKENS", allow_negative_numbers = true))]
     pub dead_after: Option<u64>,
     /// Train LoRA adapters of rank R and freeze the weights, except a classifier's head; the result has the adapters merged, and its
@@ -284,15 +284,15 @@ impl TrainOptions {
         if matches!(start, Start::Checkpoint(_)) && self.initialization != Initialization::default() {
             return not_with(
                 "initialization",
-                "is for models of a configuration: a checkpoint has weights".into(),
+                "is for models trained from scratch: a checkpoint already has weights".into(),
             );
         }
         self.check_dictionary(start)?;
         if self.class_weights.is_some() && self.task != Task::Classify {
-            return not_with("class_weights", "is of the task classify".into());
+            return not_with("class_weights", "needs `task` classify".into());
         }
         if self.sample.is_some() && matches!(self.task, Task::Classify | Task::Dictionary) {
-            return not_with("sample", "is of the tasks text and answer: the others continue no text".into());
+            return not_with("sample", "needs `task` text or answer: the others generate nothing".into());
         }
         Ok(())
     }
@@ -314,12 +314,12 @@ impl TrainOptions {
         };
         if self.task != Task::Dictionary {
             return match given(&of_dictionaries) {
-                Some(option) => call(format!("`{option}` is of the task dictionary")),
+                Some(option) => call(format!("`{option}` needs `task` dictionary")),
                 None => Ok(()),
             };
         }
         if !matches!(start, Start::Checkpoint(_)) {
-            return call("`task` dictionary explains a model that is trained: give a checkpoint".into());
+            return call("`task` dictionary needs a trained model: give a checkpoint".into());
         }
         if self.site.is_none() {
             return call("`task` dictionary needs `site`, the hook point that is explained, as blocks.3.hook_resid_post".into());
@@ -334,17 +334,17 @@ impl TrainOptions {
             ("compute_dtype", self.compute_dtype != defaults.compute_dtype),
         ];
         if let Some(option) = given(&of_models) {
-            return call(format!("`{option}` is of models, and a dictionary is trained"));
+            return call(format!("`{option}` cannot be used with `task` dictionary"));
         }
         let kind = self.kind.unwrap_or_default();
         if self.sparsity.is_some() && !matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
-            return call(format!("`sparsity` is of the kinds jump-relu and gated; {kind} has `k`"));
+            return call(format!("`sparsity` needs `kind` jump-relu or gated; for {kind} use `k`"));
         }
         if self.dead_after.is_some() && matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
-            return call(format!("`dead_after` is not of the kind {kind}, whose latents need no revival"));
+            return call(format!("`dead_after` is not for `kind` {kind}, whose latents need no revival"));
         }
         if self.k.is_some() && kind == DictionaryKind::Gated {
-            return call("`k` is not of the kind gated, which has `sparsity`".into());
+            return call("`k` cannot be used with `kind` gated; use `sparsity`".into());
         }
         Ok(())
     }
@@ -358,7 +358,7 @@ impl TrainOptions {
         ];
         match of_windows.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(TrainingError::Call {
-                what: format!("`{option}` is of texts: shards of activations have their own"),
+                what: format!("`{option}` is for texts, not for shards of activations"),
             }),
             None => Ok(()),
         }

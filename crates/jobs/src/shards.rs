@@ -271,7 +271,7 @@ fn check_size(
         let what = match expected {
             _ if bytes(other) == Some(found) => format!("its tokens are of {} bits", 8 * other.bytes()),
             Some(expected) if found < expected => "it was cut short".to_owned(),
-            _ => "something was added to it".to_owned(),
+            _ => "it is too long".to_owned(),
         };
         let expected = expected.unwrap_or(usize::MAX);
         return Err(refuse(
@@ -327,7 +327,7 @@ fn foreign_layout(file: &MappedFile, vocab_size: usize) -> Result<(ShardFormat, 
             "llm.c's header counts {tokens} tokens of {} bits, which take {expected} bytes with it, and the file has {}: {}",
             8 * width.bytes(),
             file.len(),
-            if file.len() < expected { "it was cut short" } else { "something was added to it" }
+            if file.len() < expected { "it was cut short" } else { "it is too long" }
         )),
     }
 }

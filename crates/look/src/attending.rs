@@ -115,7 +115,7 @@ impl Look for HeadKinds {
         let length = self.length.unwrap_or(half.min(LENGTH));
         if length == 0 || length > half {
             return Err(wrong(format!(
-                "`length` {length}: 1 to {half} tokens can be read twice by this model"
+                "`length` {length}: expected from 1 to {half}, since the context must hold each row twice"
             )));
         }
         let vocab_size = u32::try_from(config.vocab_size).unwrap_or(u32::MAX);

@@ -194,7 +194,7 @@ impl Look for CircuitSearch {
         }
         let is_acdc = self.method == CircuitMethod::Acdc;
         if is_acdc && self.edges.is_some() {
-            return Err(wrong("`edges`: the size of a circuit of acdc follows from `threshold`"));
+            return Err(wrong("`edges` cannot be used with `method` acdc; `threshold` sets the size"));
         }
         if is_acdc && !(self.threshold >= 0.0 && self.threshold.is_finite()) {
             return Err(wrong(format!("`threshold`: expected at least 0, found {}", self.threshold)));

@@ -76,7 +76,7 @@ pub struct Features {
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURES"))]
     pub features: Option<Ranges>,
-    /// Number of strongest texts of a feature, and of texts from each quarter of all that it is active in
+    /// Number of top-activating texts per feature, and of texts from each quarter of those in which it is active
     #[serde(default = "usual_examples")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
     pub examples: usize,

@@ -56,10 +56,10 @@ pub struct Graph {
     /// Memory that the graph may take, in MiB
     #[cfg_attr(feature = "clap", arg(long, value_name = "MIB", default_value_t = Graph::default().max_memory))]
     pub max_memory: u64,
-    /// Keep the nodes with the most influence until they have this share of all
+    /// Keep the most influential nodes that together have this share of all influence
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().node_threshold))]
     pub node_threshold: f64,
-    /// Keep the edges with the most influence until they have this share of all
+    /// Keep the most influential edges that together have this share of all influence
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().edge_threshold))]
     pub edge_threshold: f64,
     /// Set a feature to a value, such as 3_1201_4=0 (layer, feature, position), and compare the predicted effect with the actual one (repeatable)
@@ -131,7 +131,7 @@ impl FromStr for FeatureSetting {
             }
         };
         read().ok_or_else(|| {
-            format!("`{text}` sets no feature; write LAYER_FEATURE_POSITION=VALUE, such as 3_1201_4=0")
+            format!("`{text}` is not a setting; write LAYER_FEATURE_POSITION=VALUE, such as 3_1201_4=0")
         })
     }
 }
@@ -192,7 +192,7 @@ impl Look for Graph {
             if found.iter().zip(sizes).any(|(found, size)| *found >= size) {
                 let [layers, features, tokens] = sizes;
                 return Err(wrong(format!(
-                    "`set` {setting}: there are {layers} layers, {features} features in this one and {tokens} tokens, all counted from 0"
+                    "`set` {setting}: there are {layers} layers, {features} features in this layer and {tokens} tokens, all counted from 0"
                 )));
             }
         }

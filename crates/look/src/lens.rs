@@ -104,7 +104,7 @@ impl Look for Lens {
             return Err(wrong(format!("`top`: expected from 1 to {MOST_TOKENS}, found {}", self.top)));
         }
         if self.watch.is_empty() && matches!(self.show, LensValue::Rank | LensValue::WatchedProbability) {
-            return Err(wrong("`show` rank and watched-probability are of a token: `watch` TEXT"));
+            return Err(wrong("`show` rank and watched-probability need a token: give `watch` TEXT"));
         }
         let watch = self.watch.iter().map(|token| reader.token("watch", token)).collect::<Result<_>>()?;
         let ids = reader.text(&self.text)?;

@@ -377,7 +377,7 @@ impl Reader {
                 ref ids => {
                     let tokens: Vec<String> = ids.iter().map(|id| format!("{:?}", self.shown(*id))).collect();
                     return Err(wrong(format!(
-                        "`{option}` {text:?} has {} tokens ({}); give one token, most words with the space before them, or its id (#ID)",
+                        "`{option}` {text:?} has {} tokens ({}); give one token (most words need the space before them) or its id (#ID)",
                         ids.len(),
                         tokens.join(" "),
                     )));

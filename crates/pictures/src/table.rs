@@ -151,7 +151,7 @@ fn heads(report: &Report) -> Vec<String> {
     let len = report.axes[2].labels.len();
     let queries = &report.axes[2].labels;
     let mut lines = vec![
-        "mean shares of the queries from 1 on; the strongest pair leaves out key 0".into(),
+        "mean attention of queries 1 and later; the strongest pair excludes key 0".into(),
         format!("{:>10}  {:>8}  {:>8}  {:>8}  strongest", "layer.head", "key 0", "itself", "previous"),
     ];
     for (place, head) in report.values.chunks(len * len).enumerate() {

@@ -240,7 +240,8 @@ impl Given {
             None => {}
             Some(Value::String(text)) => {
                 let schema = serde_json::from_str(&text);
-                let schema = schema.map_err(|error| wrong_value(format!("json_schema: no JSON: {error}")))?;
+                let schema =
+                    schema.map_err(|error| wrong_value(format!("json_schema: not valid JSON: {error}")))?;
                 asked.push(("json_schema", Grammar::JsonSchema(schema)));
             }
             Some(schema) => asked.push(("json_schema", Grammar::JsonSchema(schema))),

@@ -64,7 +64,7 @@ pub enum TrainingError {
     },
     /// The data gives fewer tokens than the configuration has.
     #[error(
-        "{config}: `vocab_size` is {vocab_size}, and the data gives a tokenizer of {found} tokens only; lower it to {found}, or give more text"
+        "{config}: `vocab_size` is {vocab_size}, but the tokenizer trained on the data has only {found} tokens; lower it to {found}, or give more text"
     )]
     SmallTokenizer {
         /// The configuration's name.

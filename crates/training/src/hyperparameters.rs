@@ -172,7 +172,7 @@ impl Hyperparameters {
         if !matches!(self.task, Task::Text | Task::Dictionary)
             && let Some((option, _)) = of_windows.into_iter().find(|(_, is_given)| *is_given)
         {
-            let what = format!("`{option}` is of the task text: rows have lengths of their own");
+            let what = format!("`{option}` needs `task` text or dictionary: rows have their own lengths");
             return Err(TrainingError::Call { what });
         }
         if !(0.0..=1.0).contains(&self.final_share) {
@@ -291,7 +291,7 @@ mod tests {
         let told = refused(Hyperparameters { batch_ramp: ramp("0:0"), ..default() });
         assert_eq!(told, "`batch_ramp`: expected values from 1 to 8, found 0:0");
         let told = refused(Hyperparameters { task: Task::Answer, random_positions: true, ..default() });
-        assert_eq!(told, "`random_positions` is of the task text: rows have lengths of their own");
+        assert_eq!(told, "`random_positions` needs `task` text or dictionary: rows have their own lengths");
         assert!(
             refused(Hyperparameters { document_starts: 1.5, ..default() }).starts_with("`document_starts`")
         );

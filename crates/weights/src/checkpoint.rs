@@ -9,7 +9,7 @@ use crate::config_file::FoundConfig;
 use crate::files::Files;
 use crate::naming::{Naming, Orientation, Origin};
 use crate::source::{Format, Source};
-use crate::stored::StoredTensor;
+use crate::stored::{StoredDType, StoredTensor};
 use crate::{
     GivenFiles, Mismatch, ReadProgress, WeightsError, config_file, formats, load_tokenizer, tied_head,
     tokenizer,
@@ -230,6 +230,11 @@ impl Checkpoint {
         &self.source.evidence
     }
 
+    /// Whether weights are stored as blocks of small integers, as GGUF files have them.
+    pub fn is_quantized(&self) -> bool {
+        self.tensors().iter().any(|stored| matches!(stored.dtype, StoredDType::Quantized(_)))
+    }
+
     /// Every tensor of the files, parameter or not.
     pub fn tensors(&self) -> &[StoredTensor] {
         &self.source.tensors
@@ -379,7 +384,7 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     if config.head.has_language_model() {
         rules.push(match (config.tie_word_embeddings, naming.tied_head) {
             (true, None) => {
-                "the output head is tied: the file has no lm_head.weight, and the embedding serves".to_owned()
+                "the output head is tied: the file has no lm_head.weight, so the embedding is used".to_owned()
             }
             (true, Some(index)) => {
                 format!(

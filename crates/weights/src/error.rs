@@ -59,7 +59,7 @@ pub enum WeightsError {
     },
     /// Another number of heads was named than the files tell.
     #[error(
-        "{path}: its configuration has {told} attention heads, and {named} were named; leave the number out"
+        "{path}: its configuration has {told} attention heads, not the {named} that were given; leave the number out"
     )]
     OtherHeads {
         /// The weights file.
@@ -114,13 +114,12 @@ pub enum WeightsError {
         dtype: WeightDType,
     },
     /// There is no tokenizer.
-    #[error(
-        "{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; \
-         copy them from the checkpoint's source, name another tokenizer, or give token ids in place of text"
-    )]
+    #[error("{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; {}", instead_of_tokenizer(.found.as_deref()))]
     NoTokenizer {
         /// The folder.
         folder: PathBuf,
+        /// The name of a file in it that may be a tokenizer.
+        found: Option<String>,
     },
     /// A tokenizer file cannot be used.
     #[error("{path}: not a usable tokenizer: {error}")]
@@ -164,6 +163,14 @@ pub enum WeightsError {
     /// The model could not be built on the device.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+/// What to do without a tokenizer, in a folder with a file that may be one.
+fn instead_of_tokenizer(found: Option<&str>) -> String {
+    match found {
+        Some(found) => format!("found {found}; give it as the tokenizer"),
+        None => "copy them from the checkpoint's source, or name another tokenizer".into(),
+    }
 }
 
 /// A difference between the tensors of a file and those of the configured model. Names and shapes are the file's.

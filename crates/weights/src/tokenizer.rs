@@ -24,6 +24,8 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+/// Settings of a tokenizer that is elsewhere.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The pairs of a vocabulary and merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
@@ -59,7 +61,7 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     {
         from_vocabulary_and_merges(files, vocabulary, merges)?
     } else if files.is_folder(path) {
-        return Err(WeightsError::NoTokenizer { folder: files.told(path) });
+        return Err(WeightsError::NoTokenizer { folder: files.told(path), found: likely_name(files, path) });
     } else {
         return Err(WeightsError::Tokenizer {
             path: path.to_owned(),
@@ -73,6 +75,13 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     tokenizer.with_truncation(None).map_err(failed)?;
     tokenizer.with_padding(None);
     Ok(tokenizer)
+}
+
+/// The first file of a folder whose name is like that of a tokenizer, such as `my.tokenizer.json`.
+fn likely_name(files: &Files, folder: &Path) -> Option<String> {
+    let is_likely =
+        |name: &String| name.contains("tokenizer") && name.ends_with(".json") && name != TOKENIZER_CONFIG;
+    files.names(folder).ok()?.into_iter().filter(is_likely).min()
 }
 
 /// The token ids of a text, with the special tokens that the tokenizer puts around it. An example is at [`load_tokenizer`].
@@ -257,7 +266,7 @@ fn from_vocabulary_and_merges(
             .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })
     };
     let (added, special, config) =
-        (beside("added_tokens.json")?, beside("special_tokens_map.json")?, beside("tokenizer_config.json")?);
+        (beside("added_tokens.json")?, beside("special_tokens_map.json")?, beside(TOKENIZER_CONFIG)?);
 
     let mut tokenizer = byte_level(bpe, config["add_prefix_space"] == Value::Bool(true));
     let mut in_order: Vec<(Option<u64>, &String)> =

@@ -16,6 +16,9 @@ const MOST_COMPARED: usize = 64;
 /// like `repeat_penalty`, which it does not mean.
 const NEAR: f64 = 0.7;
 
+/// Least letters of a name that is taken for the beginning of another.
+const SHORTENED: usize = 4;
+
 /// The unknown fields of a request, which was answered without them.
 ///
 /// ```
@@ -150,12 +153,16 @@ fn suggestion(nearest: Option<&str>) -> String {
     nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"))
 }
 
-/// The known name that is most like this one, if one is like it at all.
+/// The known name that is most like this one, if one is like it at all: `temp` is the beginning of `temperature`.
 fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<String> {
     if name.len() > MOST_COMPARED {
         return None;
     }
-    let likeness = known.map(|known| (strsim::normalized_damerau_levenshtein(name, known), known));
+    let likeness = |known: &str| match name.len() >= SHORTENED && known.starts_with(name) {
+        true => 1.0,
+        false => strsim::normalized_damerau_levenshtein(name, known),
+    };
+    let likeness = known.map(|known| (likeness(known), known));
     let near = likeness.filter(|(likeness, _)| *likeness >= NEAR);
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, name)| name.to_owned())
 }

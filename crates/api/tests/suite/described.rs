@@ -281,4 +281,17 @@ fn requests_find_their_routes() {
     ] {
         assert_eq!(wrong("GET", path), (404, None), "{path}");
     }
+    for (path, expected) in [
+        (
+            "/completion",
+            "there is nothing at this path; use /v1/completions; /openapi.json describes those that there are",
+        ),
+        (
+            "/api/generate",
+            "there is nothing at this path; use /v1/completions; /openapi.json describes those that there are",
+        ),
+        ("/v1", "there is nothing at this path; /openapi.json describes those that there are"),
+    ] {
+        assert_eq!(find_route("POST", path).unwrap_err().to_string(), expected, "{path}");
+    }
 }

@@ -34,6 +34,8 @@ fn unknown_fields_are_named_with_the_nearest_known_one() {
     assert_eq!(warnings(&json!({ "prompt": "a", "max_token": 30 })), [MAX_TOKEN]);
     for (name, nearest) in [
         ("temprature", Some("temperature")),
+        ("temp", Some("temperature")),
+        ("tem", None),
         ("max_new_tokens", Some("max_tokens")),
         ("maxTokens", Some("max_tokens")),
         ("num_predict", Some("n_predict")),

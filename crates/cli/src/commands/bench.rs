@@ -21,11 +21,11 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 bench --model DIR
-  gpt2 bench --model DIR --dtype q8 --threads 2 --json
-  gpt2 bench --model DIR --dtype q8 --threads 1,2,4,8,16 --json    # a line each
-  gpt2 bench --model DIR --device cuda --dtype f16 --json
-  GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model DIR --json    # or portable, avx512, neon …: what another processor would get
+  gpt2 bench --model MODEL
+  gpt2 bench --model MODEL --dtype q8 --threads 2 --json
+  gpt2 bench --model MODEL --dtype q8 --threads 1,2,4,8,16 --json    # a line each
+  gpt2 bench --model MODEL --device cuda --dtype f16 --json
+  GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model MODEL --json    # or portable, avx512, neon …: what another processor would get
 
 Prefill reads a prompt and computes the logits of its last position. Decode generates 128 tokens after 8, \
 and 64 after 896, by greedy search. pass_at_512 is the time of a forward pass over 2, 4 and 8 tokens, with \
@@ -144,6 +144,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let device = options.open_device(&Terminal)?;
     process::use_tf32(options.tf32);
     let checkpoint = options.open_checkpoint(&Terminal)?;
+    options.unpacked_note(&checkpoint, &device).iter().for_each(|note| output::print_note(note));
     let start = Instant::now();
     let model = options.load(&checkpoint, &device, &Terminal)?;
     device.synchronize()?;

@@ -20,9 +20,9 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 classify \"What a film!\" --model DIR
-  gpt2 classify --model DIR --prompts-file reviews.jsonl --output labels.jsonl
-  gpt2 classify \"The sky is\" --choice \" blue\" --choice \" green\" --model DIR
+  gpt2 classify \"What a film!\" --model MODEL
+  gpt2 classify --model MODEL --prompts-file reviews.jsonl --output labels.jsonl
+  gpt2 classify \"The sky is\" --choice \" blue\" --choice \" green\" --model MODEL
 
 The model is one of transformers' GPT2ForSequenceClassification (labels of a text), GPT2ForTokenClassification (labels \
 of each token) and GPT2DoubleHeadsModel (--choice), as `gpt2 train --task classify` and transformers write them. Labels \

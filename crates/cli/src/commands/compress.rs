@@ -58,7 +58,7 @@ pub(crate) struct DecompressArguments {
     #[command(flatten)]
     pub(crate) place: InPlaceArguments,
     /// The model that compressed the file: a folder, a weights file, a name on the Hugging Face Hub, or built-in
-    #[arg(short, long, value_name = "DIR", default_value = BUILT_IN)]
+    #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]

@@ -191,14 +191,13 @@ fn told_of_memory(memory: Memory) -> String {
 fn told_of_large_pages(pages: &LargePageUse) -> String {
     let system = match pages.system.as_deref() {
         Some("always") => "the system gives them to all memory",
-        Some("madvise") => "the system gives them to memory that asks",
+        Some("madvise") => "the system gives them to memory that requests them",
         Some("never") => "the system gives none",
         Some(other) => other,
         None => "not known on this system",
     };
-    let asked =
-        if pages.is_asked { "weights, keys and values ask" } else { "weights, keys and values do not ask" };
-    format!("{system}; {asked} ({} chooses)", process::LARGE_PAGES)
+    let requests = if pages.is_asked { "requests" } else { "does not request" };
+    format!("{system}; the program {requests} them (set by {})", process::LARGE_PAGES)
 }
 
 fn told_of_gpu(support: &GpuSupport) -> String {

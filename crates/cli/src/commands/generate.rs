@@ -24,14 +24,14 @@ use crate::progress::Terminal;
 #[command(after_help = "\
 Examples:
   gpt2 generate \"The dog\" --model gpt2 --greedy    # downloaded once
-  gpt2 generate --model DIR --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
-  gpt2 generate --model DIR --ids 464,3290 --max-new-tokens 20 --json
-  gpt2 generate \"The dog\" --model DIR --num-beams 5 --num-return-sequences 3
-  printf 'Q: Why?\\nA:' | gpt2 generate --model DIR --stop \"Q:\" --repetition-penalty 1.2
-  gpt2 generate --model DIR --prompts-file prompts.txt --output texts.jsonl
-  gpt2 generate --model DIR --interactive
+  gpt2 generate --model MODEL --temperature 0.8 --top-k 40 --seed 7 < prompt.txt
+  gpt2 generate --model MODEL --ids 464,3290 --max-new-tokens 20 --json
+  gpt2 generate \"The dog\" --model MODEL --num-beams 5 --num-return-sequences 3
+  printf 'Q: Why?\\nA:' | gpt2 generate --model MODEL --stop \"Q:\" --repetition-penalty 1.2
+  gpt2 generate --model MODEL --prompts-file prompts.txt --output texts.jsonl
+  gpt2 generate --model MODEL --interactive
   gpt2 generate \"I think you are\" --model gpt2 --steer '\" Love\"-\" Hate\"' --layer 6 --scale 5
-  gpt2 generate \"A picture of\" --model DIR --encoder-states states.safetensors
+  gpt2 generate \"A picture of\" --model MODEL --encoder-states states.safetensors
   gpt2 generate \"The dog\" --model gpt2-large --assistant-model distilgpt2    # the same text, sooner
   gpt2 generate \"A person as JSON: \" --model gpt2 --json-schema person.json
   gpt2 generate \"Born on \" --model gpt2 --regex '[0-3]\\d (May|June) 19\\d\\d'

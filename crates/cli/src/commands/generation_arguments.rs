@@ -20,7 +20,7 @@ pub(crate) struct GenerationArguments {
     /// Assistant for speculative decoding: a smaller model with the same vocabulary, named like --model; the completion stays the same
     #[arg(
         long,
-        value_name = "DIR",
+        value_name = "MODEL",
         conflicts_with = "prompt_lookup_num_tokens",
         help_heading = "Speculative decoding"
     )]

@@ -100,14 +100,21 @@ struct Asked {
 #[cfg(feature = "grammar")]
 fn schema(path: &Path) -> Result<Value> {
     let text = text(path)?;
-    let wrong = |error| crate::exit::UsageError(format!("{}: no JSON: {error}", path.display()));
+    let wrong = |error| crate::exit::UsageError(format!("{}: not valid JSON: {error}", path.display()));
     Ok(serde_json::from_str(&text).map_err(wrong)?)
 }
 
 #[cfg(feature = "grammar")]
 fn text(path: &Path) -> Result<String> {
+    // llama.cpp takes the text itself.
+    let given = path.to_string_lossy();
+    if (given.contains("::=") || given.trim_start().starts_with('{')) && !path.exists() {
+        return Err(
+            crate::exit::UsageError(format!("{given}: expected a file; write the text to one")).into()
+        );
+    }
     let bytes = crate::input::read_file(path)?;
-    let wrong = |error| crate::exit::UsageError(format!("{}: no UTF-8: {error}", path.display()));
+    let wrong = |error| crate::exit::UsageError(format!("{}: not valid UTF-8: {error}", path.display()));
     let text = String::from_utf8(bytes).map_err(wrong)?;
     // The mark that some editors put in front of UTF-8.
     Ok(text.strip_prefix('\u{FEFF}').map(str::to_owned).unwrap_or(text))

@@ -16,11 +16,11 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 inspect --model DIR
+  gpt2 inspect --model MODEL
   gpt2 inspect --preset gpt2-xl --ledger
-  gpt2 inspect --model DIR --tensors
-  gpt2 inspect --model DIR --diff OTHER
-  gpt2 inspect --model DIR --json | jq .parameters")]
+  gpt2 inspect --model MODEL --tensors
+  gpt2 inspect --model MODEL --diff OTHER
+  gpt2 inspect --model MODEL --json | jq .parameters")]
 pub(crate) struct InspectArguments {
     #[command(flatten)]
     pub(crate) subject: InspectSubject,
@@ -45,7 +45,7 @@ pub(crate) struct InspectArguments {
 #[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
     /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
     #[arg(long, value_name = "NAME")]

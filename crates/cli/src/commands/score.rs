@@ -23,12 +23,12 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 score \"The dog was found in a field.\" --model DIR
-  gpt2 score --model DIR --prompt-file book.txt --stride 512 --json
-  gpt2 score \"The dog was found in a\" --model DIR --top 5
-  gpt2 score \"The sky is\" --model DIR --choice \" blue\" --choice \" green\"
-  gpt2 score \"A dog.\" --model DIR --encoder-states states.safetensors
-  gpt2 score --model DIR --prompts-file texts.jsonl --output scores.jsonl
+  gpt2 score \"The dog was found in a field.\" --model MODEL
+  gpt2 score --model MODEL --prompt-file book.txt --stride 512 --json
+  gpt2 score \"The dog was found in a\" --model MODEL --top 5
+  gpt2 score \"The sky is\" --model MODEL --choice \" blue\" --choice \" green\"
+  gpt2 score \"A dog.\" --model MODEL --encoder-states states.safetensors
+  gpt2 score --model MODEL --prompts-file texts.jsonl --output scores.jsonl
 
 Logarithms are natural. A text longer than the context is scored in windows that start every --stride tokens; each \
 token counts once, in the first window that reaches it.

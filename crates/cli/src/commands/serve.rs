@@ -32,9 +32,9 @@ const KEY_VARIABLE: &str = "GPT2_API_KEY";
 #[command(after_help = "\
 Examples:
   gpt2 serve
-  gpt2 serve --model DIR --port 8000 --parallel 8
-  gpt2 serve --model DIR --host 0.0.0.0 --api-key-file keys.txt
-  gpt2 serve --model DIR --unix-socket /run/gpt2.sock
+  gpt2 serve --model MODEL --port 8000 --parallel 8
+  gpt2 serve --model MODEL --host 0.0.0.0 --api-key-file keys.txt
+  gpt2 serve --model MODEL --unix-socket /run/gpt2.sock
   gpt2 serve --check --port 8000
 
   curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \\
@@ -212,7 +212,7 @@ fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         keys.extend(lines.map(SecretString::from));
         if keys.is_empty() {
-            let message = format!("{} holds no key: it has one a line, # begins a remark", file.display());
+            let message = format!("{} holds no key; write one per line (# starts a comment)", file.display());
             return Err(UsageError(message).into());
         }
     }

@@ -50,7 +50,7 @@ pub(crate) struct SteeringArguments {
         help_heading = "Steering"
     )]
     pub(crate) control_vector_scaled: Vec<String>,
-    /// The first and the last block whose output control vectors are added to
+    /// First and last block to whose outputs control vectors are added
     #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, help_heading = "Steering")]
     pub(crate) control_vector_layer_range: Option<Vec<usize>>,
 }

@@ -31,7 +31,7 @@ llm.c, along with the tokenizer and tokens.json, which makes it possible to dete
 wrong vocabulary. A file gets its name once it is complete. The same command writes the same files, with any \
 number of threads, interrupted or not.")]
 pub(crate) struct TokenizeArguments {
-    /// The text to tokenize; with --out files: plain UTF-8, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
+    /// The text to tokenize, or with --out the files to encode: plain UTF-8, or .jsonl files with a `text` in each line; each file, or line, is a document and ends with the end-of-text token
     #[arg(value_name = "TEXT|FILE", value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) data: Vec<PathBuf>,
     /// Checkpoint whose tokenizer is used: a folder, a weights file in any format that the program reads, or a model on the Hub

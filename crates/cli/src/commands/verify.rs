@@ -9,6 +9,7 @@ use candle_gpt2_kernels::KvDType;
 use clap::Args;
 
 use crate::exit::{self, EXIT_FAILURE, is_closed_pipe};
+use crate::flags;
 use crate::model_arguments::CommonArguments;
 use crate::output;
 use crate::progress::Terminal;
@@ -16,8 +17,8 @@ use crate::progress::Terminal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 verify --model DIR
-  gpt2 verify --model DIR --json
+  gpt2 verify --model MODEL
+  gpt2 verify --model MODEL --json
   gpt2 verify --model converted.gguf --against DIR --tolerance 0.1
   gpt2 verify --model built-in --fingerprint --dtype q8
 
@@ -26,7 +27,7 @@ that the tokenizer and the special tokens fit the vocabulary; and that a fixed p
 without. The exit code is 0 when the checkpoint is sound, 1 when it is not.")]
 pub(crate) struct VerifyArguments {
     /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
-    #[arg(short, long, value_name = "DIR")]
+    #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: PathBuf,
     /// Also compare the logits of a fixed prompt with those of another checkpoint
     #[arg(long, value_name = "OTHER")]
@@ -43,6 +44,9 @@ pub(crate) struct VerifyArguments {
     /// Precision of the KV cache for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]
     #[arg(long, value_name = "TYPE", requires = "fingerprint")]
     pub(crate) kv_dtype: Option<KvDType>,
+    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
     /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference; with --fingerprint also fingerprint
@@ -58,11 +62,12 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let VerifyArguments { model, against, tolerance, fingerprint, dtype, kv_dtype, common, json } = arguments;
+    let VerifyArguments { model, against, tolerance, fingerprint, dtype, kv_dtype, tokenizer, common, json } =
+        arguments;
     let options =
         VerifyOptions { against: against.clone(), tolerance: *tolerance, fingerprint: *fingerprint };
     let model = common.checkpoint_options(model, hub);
-    let model = ModelOptions { dtype: *dtype, kv_dtype: *kv_dtype, ..model };
+    let model = ModelOptions { dtype: *dtype, kv_dtype: *kv_dtype, tokenizer: tokenizer.clone(), ..model };
     let verified = model.verify(&options, &Terminal);
     let report = match verified.map_err(anyhow::Error::from) {
         Ok(report) => report,
@@ -82,7 +87,7 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
         return output::write_json(report);
     }
     for problem in &report.problems {
-        output::write_line(problem)?;
+        output::write_line(&flags::in_place_of_options(problem))?;
     }
     for note in &report.notes {
         output::write_line(&format!("note: {note}"))?;
@@ -104,6 +109,9 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
         output::write_line(&format!("fingerprint: {fingerprint}"))?;
     }
     output::write_line(&match report.problems.len() {
+        0 if !report.has_tokenizer() => {
+            "sound, but without a tokenizer: text needs `--tokenizer FILE`".to_owned()
+        }
         0 => "sound: every tensor is there, with its shape and finite values".to_owned(),
         1 => "not sound: 1 problem".to_owned(),
         several => format!("not sound: {several} problems"),

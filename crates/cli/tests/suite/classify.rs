@@ -133,11 +133,7 @@ fn wrong_calls_are_refused() {
     let long = "citizen ".repeat(60);
     refused("sequence", &[&long], "(--keep-last)");
     assert_eq!(classify("sequence", &[&long, "--keep-last", "40"]).code, SUCCESS);
-    refused(
-        "sequence",
-        &[&long, "--keep-last", "41"],
-        "41 tokens are to be kept, the model's context has 40",
-    );
+    refused("sequence", &[&long, "--keep-last", "41"], "cannot keep 41 tokens: the model's context has 40");
     refused("sequence", &["a", "--batch-size", "2"], "--prompts-file");
     refused("sequence", &["a", "--ids", "1"], "cannot be used with");
     let language_model = run(&["classify", "a"]);

@@ -139,7 +139,7 @@ fn doctor_tells_it_in_lines() {
         "program       gpt2 ",
         "\ninstructions  ",
         "\nlarge pages   ",
-        "ask (GPT2_LARGE_PAGES chooses)\n",
+        " them (set by GPT2_LARGE_PAGES)\n",
         "\n              openai-community/gpt2, 3 MB\n",
         "\n              someone/half, 0 MB, not whole\n",
         "\n              2 that are not GPT-2\n",

@@ -238,7 +238,7 @@ fn a_run_is_compared_with_the_items_of_another() {
 #[test]
 fn wrong_calls_are_told() {
     let folder = Folder::new();
-    let no_file = "measures any text in UTF-8, which is not one file on the Hub: give it with --data";
+    let no_file = "has no single data file on the Hub; give its data (any text in UTF-8) with --data";
     folder.write("latin.txt", b"caf\xe9");
     for (code, arguments, expected) in [
         (USAGE, &[][..], "<PROTOCOL>"),
@@ -282,7 +282,7 @@ fn examples_and_task_files_are_asked_for_by_flags() {
     assert_refused(&wrong, USAGE, "say how many with --num-fewshot");
     folder.write("code.yaml", "doc_to_text: !function utils.text\n");
     let wrong = run(&["eval", path(&folder.file("code.yaml"))]);
-    assert_refused(&wrong, FAILURE, "code.yaml: `!function` cannot be followed");
+    assert_refused(&wrong, FAILURE, "code.yaml: `!function` is not supported");
 }
 
 #[test]

@@ -262,7 +262,7 @@ fn long_prompts_follow_the_policy() {
     let head = report(&["--ids", &ids(0..60), "--keep-last", "30", "--keep-head", "4"]);
     assert_eq!(head["ids"], report(&["--ids", &both])["ids"]);
     let too_many = generate(&folder, &["--ids", &ids(0..60), "--keep-last", "49"]);
-    assert_refused(&too_many, USAGE, "49 tokens are to be kept, the model's context has 48");
+    assert_refused(&too_many, USAGE, "cannot keep 49 tokens: the model's context has 48");
     let full = generate(&folder, &["--ids", &ids(0..40), "--greedy", "--json"]).json();
     assert_eq!((&full["stop_reason"], full["ids"].as_array().unwrap().len()), (&json!("context"), 9));
     let slid = generate(&folder, &["--ids", &ids(0..40), "--greedy", "--json", "--slide"]).json();
@@ -345,7 +345,7 @@ fn wrong_options_end_with_code_2() {
         (&["--min-new-tokens", "101"], "more than --max-new-tokens 100"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
         (&["--threads", "65535"], "65535 is not in 1..=1024"),
-        (&["--slide", "--keep-head", "40"], "64 tokens are to be kept"),
+        (&["--slide", "--keep-head", "40"], "cannot keep 64 tokens"),
         (&["--logit-bias", "5=1e300"], "finite in f32"),
         (&["--bad-word", ""], "--bad-word: expected a text"),
         (&["--interactive"], "cannot be used with"),

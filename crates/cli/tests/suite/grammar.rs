@@ -159,7 +159,7 @@ fn broken_grammars_are_refused() {
         ),
         (
             ["--json-schema", &file("cut.json")],
-            "cut.json: no JSON: EOF while parsing an object at line 2 column 9",
+            "cut.json: not valid JSON: EOF while parsing an object at line 2 column 9",
         ),
         (["--grammar", &file("broken.lark")], "broken.lark: grammar: 1(13): Expected token ')'"),
         (["--regex", "a(b"], "--regex: regular expression: regex parse error"),

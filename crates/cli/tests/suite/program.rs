@@ -63,15 +63,51 @@ fn generate_from_ids_needs_no_tokenizer() {
     let spaced = run(&["generate", "--ids", " 1, 2 ", "--model", path(folder.path()), "--greedy"]);
     assert_eq!(spaced.code, SUCCESS);
     let text = run(&["generate", "The", "--model", path(folder.path())]);
+    assert_refused(&text, FAILURE, "or name another tokenizer (--tokenizer FILE, or --ids in place of text)");
+    let gguf = folder.file("copy.gguf");
+    let converted = run(&["convert", path(folder.path()), path(&gguf)]);
+    assert_refused(&converted, FAILURE, "or name another tokenizer (--tokenizer FILE)\n");
+    let verified = run(&["verify", "--model", path(folder.path())]);
+    assert_eq!(verified.code, SUCCESS);
+    assert!(
+        verified.stdout.ends_with("sound, but without a tokenizer: text needs `--tokenizer FILE`\n"),
+        "{}",
+        verified.stdout
+    );
+    let folder = folder.with("my.tokenizer.json", "{}");
+    let text = run(&["generate", "The", "--model", path(folder.path())]);
     assert_refused(
         &text,
         FAILURE,
-        "name another tokenizer, or give token ids in place of text (--tokenizer FILE, --ids)",
+        "found my.tokenizer.json; give it as the tokenizer (--tokenizer FILE, or --ids",
     );
     let other = CheckpointFolder::tiny();
     let tokenizer = other.file("tokenizer.json");
     let named = run(&["generate", "The", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
     assert_eq!(named.code, SUCCESS, "{}", named.stderr);
+    let verified = run(&["verify", "--model", path(folder.path()), "--tokenizer", path(&tokenizer)]);
+    assert!(verified.stdout.ends_with("sound: every tensor is there, with its shape and finite values\n"));
+}
+
+#[test]
+fn quantized_files_say_that_they_are_computed_in_f32() {
+    let gguf = candle_gpt2_testing::fixture_path("formats/gguf");
+    let score = |file: &str, more: &[&str]| {
+        run(&[&["score", "--ids", "1,2", "--model", path(&gguf.join(file))][..], more].concat())
+    };
+    let quantized = score("q8_0.gguf", &[]);
+    assert_eq!(
+        (quantized.code, quantized.stderr.as_str()),
+        (
+            SUCCESS,
+            "note: the quantized weights are computed in f32; --dtype q8 is faster and takes about a quarter of the memory\n"
+        )
+    );
+    for (file, more) in
+        [("q8_0.gguf", &["--dtype", "q8"][..]), ("q8_0.gguf", &["--dtype", "f32"]), ("f16.gguf", &[])]
+    {
+        assert_eq!(score(file, more).stderr, "", "{file} {more:?}");
+    }
 }
 
 #[test]
@@ -213,8 +249,17 @@ fn verify_judges_by_its_exit_code() {
     let formats = candle_gpt2_testing::fixture_path("formats");
     let (rounded, exact) = (formats.join("llmc/gpt2_bf16.bin"), formats.join("safetensors-shards"));
     let against = ["verify", "--model", path(&rounded), "--against", path(&exact)];
-    assert_eq!(run(&against).code, FAILURE);
+    let differing = run(&against);
+    assert_eq!(differing.code, FAILURE);
+    assert!(differing.stdout.contains(", and --tolerance allows 1e-3\n"), "{}", differing.stdout);
     assert_eq!(run(&[&against[..], &["--tolerance", "0.5"]].concat()).code, SUCCESS);
+    let (f32, q8) = (formats.join("gguf/f32.gguf"), formats.join("gguf/q8_0.gguf"));
+    let quantized = run(&["verify", "--model", path(&q8), "--against", path(&f32)]).stdout;
+    assert!(
+        quantized
+            .contains("--tolerance allows 1e-3; a few tenths are normal for q8_0, more for fewer bits\n"),
+        "{quantized}"
+    );
     let absent = run(&["verify", "--model", "/no/such/folder", "--json"]);
     assert_eq!(absent.code, FAILURE);
     assert!(absent.stdout.contains("no such file or folder"), "{}", absent.stdout);
@@ -256,7 +301,7 @@ fn wrong_arguments_end_with_code_2() {
     let refuse = |arguments: &[&str], expected: &str| {
         assert_refused(&run(&[&["generate", "--model", model][..], arguments].concat()), USAGE, expected);
     };
-    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0, where 0 is greedy");
+    refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0 (0 is greedy)");
     refuse(&["x", "--temperature", "warm"], "--temperature");
     refuse(&["x", "--top-p", "0"], "--top-p: expected a number greater than 0 and at most 1, found 0");
     refuse(&["x", "--top-k", "-3"], "--top-k");
@@ -545,12 +590,16 @@ fn heads_can_be_named() {
     let inspected = run(&["inspect", "--model", path(&book), "--n-head", "4", "--json"]).json();
     assert_eq!(inspected["config"]["n_head"], 4);
     let other = run(&["inspect", "--model", path(&copy), "--n-head", "2"]);
-    assert_refused(&other, FAILURE, "4 attention heads, and 2 were named; leave the number out (--n-head)");
+    assert_refused(
+        &other,
+        FAILURE,
+        "4 attention heads, not the 2 that were given; leave the number out (--n-head)",
+    );
     let built_in = run(&["inspect", "--model", "built-in", "--n-head", "4"]);
     assert_refused(
         &built_in,
         FAILURE,
-        "built-in/model.safetensors: its configuration has 3 attention heads, and 4 were named",
+        "built-in/model.safetensors: its configuration has 3 attention heads, not the 4 that were given",
     );
     assert_refused(
         &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),

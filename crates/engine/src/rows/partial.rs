@@ -55,7 +55,7 @@ impl Partial {
         let mut count = 0;
         let half = self.file.for_each_line(|line| {
             let value: Value = serde_json::from_slice(line).map_err(|error| {
-                io::Error::other(format!("line {}: not one of ours; remove the file: {error}", count + 1))
+                io::Error::other(format!("line {}: unknown content ({error}); remove the file", count + 1))
             })?;
             if count == 0 {
                 check_settings(&value, settings)?;
@@ -69,7 +69,7 @@ impl Partial {
             Ok(())
         })?;
         if count == 0 && !serde_json::to_vec(settings)?.starts_with(&half.bytes) {
-            return Err(io::Error::other("line 1: not one of ours; remove the file"));
+            return Err(io::Error::other("line 1: unknown content; remove the file"));
         }
         self.file.drop_half_line(&half)?;
         if count == 0 { self.file.append(settings) } else { Ok(()) }

@@ -197,9 +197,9 @@ fn lines_of_something_else_are_refused_and_left_alone() {
     let settings = job.settings.clone();
     let [first, ..] = made.lines().collect::<Vec<_>>()[..] else { panic!("four lines") };
     for (content, told) in [
-        ("my notes\n".to_owned(), "made.partial: line 1: not one of ours"),
-        ("notes without an end".into(), "line 1: not one of ours"),
-        (format!("{settings}\nnotes\n"), "line 2: not one of ours"),
+        ("my notes\n".to_owned(), "made.partial: line 1: unknown content"),
+        ("notes without an end".into(), "line 1: unknown content"),
+        (format!("{settings}\nnotes\n"), "line 2: unknown content"),
         (format!("{settings}\n{}", made.replace("\"a\"", "\"c\"")), "line 2 is of another prompt"),
         (format!("{settings}\n{}", made.replace("[97]", "[98]")), "line 2 is of another prompt"),
         (format!("{settings}\n{}", made.replace("not valid", "valid")), "line 3 is of another prompt"),

@@ -69,7 +69,7 @@ impl Examples {
         let others = || (0..records.len()).filter(is_other).collect::<Vec<_>>();
         let too_few = |found: usize| EvaluationError::Setting {
             what: "`num_fewshot`".into(),
-            expected: format!("at most the {found} entries that examples are drawn from"),
+            expected: format!("at most {found}, the number of entries to sample from"),
             found: self.count.to_string(),
         };
         if *sampler == Sampler::FirstN {

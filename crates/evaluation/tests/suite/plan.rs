@@ -143,7 +143,7 @@ fn wrong_calls_are_told() {
     let facts = ModelFacts::of_loaded(&options, &model);
     let error = plan.prepare(&facts, None, &Silent).err().unwrap();
     let told =
-        "`text:bits` measures any text in UTF-8, which is not one file on the Hub: give it with `data`";
+        "`text:bits` has no single data file on the Hub; give its data (any text in UTF-8) with `data`";
     assert_eq!((error.to_string().as_str(), error.is_usage()), (told, true));
 }
 
@@ -307,12 +307,9 @@ fn wrong_examples_and_task_files_are_told() {
     };
     let wikitext = EvaluationOptions { num_fewshot: Some(1), ..options(&["wikitext:lm-eval"]) };
     let told = wikitext.check().unwrap_err();
-    assert!(
-        told.is_usage() && told.to_string().contains("no questions that examples could precede"),
-        "{told}"
-    );
+    assert!(told.is_usage() && told.to_string().contains("no questions to put examples before"), "{told}");
     let unused = EvaluationOptions { fewshot_data: vec!["a".into()], ..options(&["piqa:lm-eval"]) };
-    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data`: it is what examples"));
+    assert!(unused.check().unwrap_err().to_string().starts_with("`fewshot_data` holds the examples"));
     let piqa = r#"{"goal": "Open it", "sol1": "Pull", "sol2": "Eat", "label": 0}"#;
     let few = EvaluationOptions {
         num_fewshot: Some(1),
@@ -323,13 +320,13 @@ fn wrong_examples_and_task_files_are_told() {
     let model = ModelOptions::default();
     let facts = ModelFacts::of_opened(&model, &opened);
     let told = few.check().unwrap().prepare(&facts, None, &Silent).unwrap_err().to_string();
-    assert_eq!(told, "`num_fewshot`: expected at most the 0 entries that examples are drawn from, found 1");
+    assert_eq!(told, "`num_fewshot`: expected at most 0, the number of entries to sample from, found 1");
 
     for (name, text, expected) in [
         ("list.yaml", "- 1\n", "expected a task file"),
         ("broken.yaml", "a: [1\n", "did not find expected"),
-        ("code.yaml", "doc_to_text: !function utils.text\n", "`!function` cannot be followed: no code"),
-        ("docs.yaml", "process_docs: utils.docs\n", "`process_docs` cannot be followed"),
+        ("code.yaml", "doc_to_text: !function utils.text\n", "`!function` is not supported: no code"),
+        ("docs.yaml", "process_docs: utils.docs\n", "`process_docs` is not supported"),
         ("unknown.yaml", "output_typ: multiple_choice\n", "unknown field `output_typ`"),
         ("written.yaml", "output_type: generate_until\n", "`output_type`: expected one of multiple_choice"),
         ("itself.yaml", "include: itself.yaml\n", "the file includes itself"),

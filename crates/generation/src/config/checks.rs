@@ -161,11 +161,11 @@ impl GenerationConfig {
                 conflict("`num_beam_groups` and `diversity_penalty` are of beam search; set `num_beams`")
             }
             SearchMode::Contrastive | SearchMode::TokenByToken if texts > 1 && !self.do_sample => conflict(
-                "without `do_sample` and `num_beams` all texts would be the same; set `num_return_sequences` to 1",
+                "without sampling or beam search, all completions would be the same; set `num_return_sequences` to 1",
             ),
             SearchMode::Beams | SearchMode::Contrastive if self.prompt_lookup_num_tokens.is_some() => {
                 conflict(
-                    "`prompt_lookup_num_tokens` drafts texts that are made token by token; beam and contrastive search are not",
+                    "`prompt_lookup_num_tokens` works only when decoding token by token; it cannot be used with beam or contrastive search",
                 )
             }
             SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => conflict(

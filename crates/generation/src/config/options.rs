@@ -33,7 +33,7 @@ impl GenerationOptions {
         {
             return Err(GenerationError::OptionOutOfRange {
                 option: "temperature",
-                expected: "at least 0, where 0 is greedy, and finite in f32".into(),
+                expected: "at least 0 (0 is greedy) and finite in f32".into(),
                 found: temperature.to_string(),
             });
         }

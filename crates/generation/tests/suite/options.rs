@@ -121,8 +121,8 @@ fn contradictions_name_the_options() {
     for (fields, expected) in [
         (json!({"num_beams": 3, "top_p": 0.5}), "`top_p` is for sampling"),
         (json!({"num_beams": 3, "penalty_alpha": 0.5}), "`num_beams` and `penalty_alpha` cannot"),
-        (json!({"temperature": -0.5}), "`temperature`: expected at least 0,"),
-        (json!({"temperature": 1e39}), "`temperature`: expected at least 0,"),
+        (json!({"temperature": -0.5}), "`temperature`: expected at least 0 (0 is greedy)"),
+        (json!({"temperature": 1e39}), "`temperature`: expected at least 0 (0 is greedy)"),
         (json!({"num_assistant_tokens": 3}), "`num_assistant_tokens` is for an assistant"),
         (json!({"repetition_penalty": 0.0}), "`repetition_penalty`: expected greater than 0"),
     ] {

@@ -450,7 +450,7 @@ fn what_is_not_supported_is_refused_by_name() {
     }
     for text in ["", "{", "[1]", "null", &"[".repeat(100_000)] {
         let message = DictionaryConfig::from_json(text).unwrap_err().to_string();
-        assert!(message.starts_with("the configuration is no JSON that can be used"), "{message}");
+        assert!(message.starts_with("the configuration is not usable JSON"), "{message}");
     }
     let entries =
         |pairs: &[(&str, &str)]| pairs.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();

@@ -512,7 +512,7 @@ fn what_cannot_be_a_graph_is_refused() {
     let usual = transcoders("set", TranscoderInput::ResidMid, 3, 12);
     let options = GraphOptions::default();
     let message = refused(&usual, &GraphOptions { max_bytes: 1 << 16, ..options });
-    assert!(message.contains("active features takes about 1 MiB, more than the 1 MiB"), "{message}");
+    assert!(message.contains("active features takes about 1 MiB, more than the limit of 1 MiB"), "{message}");
     let message = refused(&transcoders("set", TranscoderInput::ResidMid, 2, 12), &options);
     assert!(message.contains("transcoders for 2 layers, and the model has 3"), "{message}");
     let message = refused(&transcoders("set", TranscoderInput::ResidMid, 3, 10), &options);
@@ -559,7 +559,7 @@ fn transcoders_that_do_not_fit_together_are_named() {
             r#"{"model_kind": "cross_layer_transcoder", "activation": "tanh"}"#,
             "`activation`: expected \"relu\"",
         ),
-        ("{", "the configuration is no JSON"),
+        ("{", "the configuration is not usable JSON"),
     ] {
         let message = TranscodersConfig::from_json(text).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");

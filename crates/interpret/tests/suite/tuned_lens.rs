@@ -131,7 +131,7 @@ fn a_lens_of_another_model_is_refused() {
         (r#"{"d_model": 768}"#, "`d_model`: expected 7, for this model; found 768"),
         (r#"{"d_model": 7, "num_hidden_layers": 12}"#, "`num_hidden_layers`: expected 3"),
         (r#"{"lens_type": "jacobian_lens"}"#, "`lens_type`: expected \"linear_tuned_lens\""),
-        ("{", "the configuration is no JSON that can be used"),
+        ("{", "the configuration is not usable JSON"),
     ] {
         let message = TunedLens::check_config(text, 3, 7).unwrap_err().to_string();
         assert!(message.contains(expected), "`{expected}` is not in: {message}");

@@ -273,11 +273,17 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     let text = |options: TrainOptions| refused("text.txt", options);
     for (options, told) in [
         (TrainOptions { site: None, ..options() }, "needs `site`"),
-        (TrainOptions { task: Task::Text, ..options() }, "`site` is of the task dictionary"),
-        (TrainOptions { lora_rank: Some(2), ..options() }, "`lora_rank` is of models"),
-        (TrainOptions { sample: Some("What".into()), ..options() }, "`sample` is of the tasks"),
-        (TrainOptions { sparsity: Some(1.0), ..options() }, "`sparsity` is of the kinds jump-relu and gated"),
-        (TrainOptions { kind: Some(DictionaryKind::Gated), ..options() }, "`k` is not of the kind gated"),
+        (TrainOptions { task: Task::Text, ..options() }, "`site` needs `task` dictionary"),
+        (
+            TrainOptions { lora_rank: Some(2), ..options() },
+            "`lora_rank` cannot be used with `task` dictionary",
+        ),
+        (TrainOptions { sample: Some("What".into()), ..options() }, "`sample` needs `task` text or answer"),
+        (TrainOptions { sparsity: Some(1.0), ..options() }, "`sparsity` needs `kind` jump-relu or gated"),
+        (
+            TrainOptions { kind: Some(DictionaryKind::Gated), ..options() },
+            "`k` cannot be used with `kind` gated",
+        ),
         (TrainOptions { k: Some(65), ..options() }, "`k`: expected from 1 to the 64 latents"),
         (TrainOptions { site: Some("blocks.7.hook_resid_post".into()), ..options() }, "there is no block 7"),
         (TrainOptions { context: Some(1), ..options() }, "at least 2 for a dictionary"),
@@ -307,7 +313,7 @@ fn what_does_not_go_together_is_refused_by_its_names() {
     );
     assert!(
         shards(TrainOptions { random_positions: true, ..options() })
-            .contains("`random_positions` is of texts")
+            .contains("`random_positions` is for texts")
     );
     let other = work.checkpoint.file("model.safetensors");
     let own = fs::read(&other).unwrap();

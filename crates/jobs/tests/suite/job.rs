@@ -312,7 +312,7 @@ fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
         ..job(folder.path(), "out", TrainOptions::default())
     };
     let told = run(&large).unwrap_err().to_string();
-    assert!(told.contains("tokens only; lower it to "), "{told}");
+    assert!(told.contains("tokens; lower it to "), "{told}");
     // A tokenizer of more tokens than the model has.
     let tokenizer = folder.path().join("tokenizer.json");
     fs::write(&tokenizer, candle_gpt2_stories::TOKENIZER).unwrap();
@@ -323,7 +323,7 @@ fn data_that_cannot_be_learned_from_are_told_with_file_and_line() {
     assert!(told.contains("the tokenizer does not belong to this model"), "{told}");
     let mimetic = TrainOptions { initialization: Initialization::Mimetic, ..TrainOptions::default() };
     let error = run(&TrainJob { start, ..job(folder.path(), "out", mimetic) }).unwrap_err();
-    let expected = "`initialization` is for models of a configuration: a checkpoint has weights";
+    let expected = "`initialization` is for models trained from scratch: a checkpoint already has weights";
     assert!(error.is_usage() && error.to_string() == expected, "{error}");
 }
 

@@ -428,7 +428,7 @@ fn damaged_shards_are_named() {
         (&|folder| change_bytes(folder, &Vec::clear), "train_000001.bin: the file is empty"),
         (
             &|folder| change_bytes(folder, &|bytes| bytes.push(0)),
-            "train_000001.bin: something was added to it: expected 3024 bytes",
+            "train_000001.bin: it is too long: expected 3024 bytes",
         ),
         (
             &|folder| change_bytes(folder, &|bytes| bytes.extend([0; 2000])),
@@ -524,7 +524,7 @@ fn files_of_others_are_checked_as_far_as_can_be() {
             header(&[20_240_520, 1, 4], &narrow(&[5, 6, 7])),
             "counts 4 tokens of 16 bits, which take 1032 bytes with it, and the file has 1030: it was cut short",
         ),
-        (header(&[20_240_520, 1, 2], &narrow(&[5, 6, 7])), "the file has 1030: something was added to it"),
+        (header(&[20_240_520, 1, 2], &narrow(&[5, 6, 7])), "the file has 1030: it is too long"),
         (
             header(&[20_240_520, 1, -5], &narrow(&[5, 6, 7])),
             "llm.c's header counts -5 tokens; expected one at least",

@@ -211,7 +211,7 @@ fn wrong_questions_about_graphs_are_refused() {
         ),
         (Graph { edge_threshold: f64::NAN, ..graph.clone() }, "`edge_threshold` NaN: expected a share"),
         (Graph { set: setting("6_0_0=1"), ..graph.clone() }, "`set` 6_0_0: there are 6 layers"),
-        (Graph { set: setting("5_768_0=1"), ..graph.clone() }, "768 features in this one and 3 tokens"),
+        (Graph { set: setting("5_768_0=1"), ..graph.clone() }, "768 features in this layer and 3 tokens"),
         (Graph { set: setting("5_0_3=1"), ..graph.clone() }, "`set` 5_0_3: there are 6 layers"),
         (
             Graph { set: [setting("5_0_1=1"), setting("5_0_1=2")].concat(), ..graph.clone() },
@@ -239,10 +239,7 @@ fn wrong_questions_about_graphs_are_refused() {
     });
     assert!(silent.unwrap().contains("the feature is not active there"));
     let message = asked(Graph { max_memory: 0, ..graph.clone() });
-    assert!(
-        message.contains("more than the 0 MiB that it may; lower the number of feature nodes"),
-        "{message}"
-    );
+    assert!(message.contains("more than the limit of 0 MiB; lower the number of feature nodes"), "{message}");
     let message = asked(Graph { max_feature_nodes: 1, set: few(&loaded), ..graph });
     assert!(message.contains("raise `max_feature_nodes`"), "{message}");
 }

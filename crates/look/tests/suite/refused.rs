@@ -71,7 +71,7 @@ fn wrong_questions_are_refused_and_options_named() {
     refused(&reader, &below, "expected a range within the vocabulary of 2048");
     for length in [0, 257] {
         let length = HeadKinds { length: Some(length), ..HeadKinds::default() };
-        refused(&reader, &length, "1 to 256 tokens can be read twice by this model");
+        refused(&reader, &length, "expected from 1 to 256, since the context must hold each row twice");
     }
     for (layer, neuron) in [(6, 0), (0, 768)] {
         let neurons = Neurons { text: text(), neuron: Neuron { layer, neuron }, top: 1 };

@@ -159,7 +159,7 @@ impl DictionaryNumbers {
             }
             (Some(_), false, _) => {
                 let what =
-                    "`output_site` is of transcoders: the other dictionaries write what they read".to_owned();
+                    "`output_site` is for transcoders: the other kinds reconstruct their input".to_owned();
                 return Err(call(what));
             }
         };
@@ -171,7 +171,7 @@ impl DictionaryNumbers {
         };
         if order(output.0) < order(input.0) {
             let what = format!(
-                "`output_site`: {} comes before {}, from which it is to be written",
+                "`output_site`: {} comes before the input {}; choose a later hook point",
                 output.0, input.0
             );
             return Err(call(what));

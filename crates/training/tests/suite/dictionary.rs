@@ -644,7 +644,7 @@ fn what_a_dictionary_cannot_be_is_named() {
         ),
         (&|d| d.site = "resid".into(), "`site`: "),
         (&|d| d.site = "blocks.0.attn.hook_pattern".into(), "has no vector for each token"),
-        (&|d| d.output_site = Some("blocks.1.hook_mlp_out".into()), "`output_site` is of transcoders"),
+        (&|d| d.output_site = Some("blocks.1.hook_mlp_out".into()), "`output_site` is for transcoders"),
         (
             &|d| (d.kind, d.output_site) = (DictionaryKind::Transcoder, Some("hook_embed".into())),
             "comes before",

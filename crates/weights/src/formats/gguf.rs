@@ -40,7 +40,11 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
     match content.metadata.get("general.architecture") {
         Some(Value::String(architecture)) if architecture == "gpt2" => {}
         found => {
-            let found = found.map_or("none".to_owned(), |found| format!("{found:?}"));
+            let found = match found {
+                Some(Value::String(architecture)) => format!("{architecture:?}"),
+                Some(other) => format!("{other:?}"),
+                None => "none".to_owned(),
+            };
             return Err(refuse(format!("a GGUF file of architecture {found}; only gpt2 can be loaded")));
         }
     }

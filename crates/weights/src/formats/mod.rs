@@ -122,8 +122,13 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
         return Err(refuse(what));
     }
     if reader.is_none() && is_json(&start) {
-        let quoted: String = String::from_utf8_lossy(&start).chars().take(80).collect();
-        return Err(refuse(format!("JSON text in place of the weights: {quoted}; download the file again")));
+        let text = String::from_utf8_lossy(&start);
+        let quoted: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(80).collect();
+        let what_to_do = match path.extension().is_some_and(|end| end == "json") {
+            true => "give the folder that it lies in",
+            false => "download the file again",
+        };
+        return Err(refuse(format!("JSON text in place of the weights: {quoted}; {what_to_do}")));
     }
     drop(start);
     let source = match reader {

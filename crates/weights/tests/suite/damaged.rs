@@ -163,8 +163,18 @@ fn tokenizers_that_are_missing_or_broken() {
     let message = |folder: &CheckpointFolder| load_tokenizer(folder.path()).unwrap_err().to_string();
     let none = CheckpointFolder::tiny().without("tokenizer.json").without("merges.txt");
     assert!(message(&none).contains(
-        "there is no tokenizer.json, and no vocab.json with merges.txt; copy them from the checkpoint's source, name another tokenizer, or give token ids in place of text"
+        "there is no tokenizer.json, and no vocab.json with merges.txt; copy them from the checkpoint's source, or name another tokenizer"
     ));
+    let other = none
+        .with("tokenizer_config.json", "{}")
+        .with("my.tokenizer.json", "{}")
+        .with("tokenizer-2.json", "{}");
+    assert!(
+        message(&other)
+            .ends_with("no vocab.json with merges.txt; found my.tokenizer.json; give it as the tokenizer"),
+        "{}",
+        message(&other)
+    );
     for contents in ["", "{}", "<html>", "version https://git-lfs.github.com/spec/v1", "[", "{\"model\":1}"] {
         let broken = CheckpointFolder::tiny().with("tokenizer.json", contents);
         assert!(message(&broken).contains("tokenizer.json: not a usable tokenizer"), "{}", message(&broken));
@@ -349,6 +359,21 @@ pub(crate) fn gguf(
     }
     bytes.resize(bytes.len().next_multiple_of(32) + data, 0);
     bytes
+}
+
+/// What people give to `--model` that is sound, but not what can be loaded.
+#[test]
+fn files_of_other_models_and_files_beside_the_weights() {
+    let bytes = gguf(&[], &[], 0);
+    let at = bytes.windows(4).position(|letters| letters == b"gpt2").unwrap();
+    let other = [&bytes[..at], b"lama", &bytes[at + 4..]].concat();
+    let folder = CheckpointFolder::tiny().with("other.gguf", &other);
+    let refused = |name: &str| Checkpoint::open(&folder.file(name)).unwrap_err().to_string();
+    let told = refused("other.gguf");
+    assert!(told.ends_with("a GGUF file of architecture \"lama\"; only gpt2 can be loaded"), "{told}");
+    let told = refused("config.json");
+    assert!(told.contains(": JSON text in place of the weights: {"), "{told}");
+    assert!(told.ends_with("; give the folder that it lies in") && told.lines().count() == 1, "{told}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ Examples:
   gpt2 eval piqa:lm-eval --data piqa.jsonl --num-fewshot 5 --fewshot-data piqa_train.jsonl
   gpt2 eval my_task.yaml --model gpt2    # a task of lm-evaluation-harness
   gpt2 eval kl --model gpt2 --dtype q8 --data book.txt    # q8 against f32
-  gpt2 eval kl --model DIR --base gpt2 --data book.txt
+  gpt2 eval kl --model MODEL --base gpt2 --data book.txt
 
 A protocol fixes which text is scored, how it is split, and how the result is normalized. Published figures \
 are shown only for a model of the same size. Data other than the published file is accepted too, and the \

@@ -143,7 +143,7 @@ impl Keys {
             let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
             let is_once = |value: &Value| key == "repeats" && value.as_u64() == Some(1);
             if mapping.get(key).is_some_and(|value| is_set(value) && !is_once(value)) {
-                return Err(wrong(path, format!("`{key}` cannot be followed: {why}")));
+                return Err(wrong(path, format!("`{key}` is not supported: {why}")));
             }
         }
         let passed_over = |key: &Value| {
@@ -175,7 +175,7 @@ fn mapping_of(path: &Path, including: &mut Vec<PathBuf>) -> Result<Mapping, Eval
     if let Some(tag) = tag_in(&value) {
         return Err(wrong(
             path,
-            format!("`{tag}` cannot be followed: no code of a task is run; write a template or a list"),
+            format!("`{tag}` is not supported: no code of a task is run; write a template or a list"),
         ));
     }
     let Value::Mapping(mut mapping) = value else {

@@ -66,7 +66,7 @@ fn a_number_that_is_none_is_refused() {
 fn a_task_alone_names_its_protocols() {
     assert_eq!(
         error("lambada"),
-        "there is no protocol `lambada`; a number means something by its protocol only: name one of `lambada:lm-eval`, \
+        "there is no protocol `lambada`; a score depends on its protocol: choose one of `lambada:lm-eval`, \
          `lambada:last-token`, `lambada:megatron-strict`, `lambada:stop-words`"
     );
     assert_eq!(
