@@ -53,7 +53,9 @@ fn code_that_the_course_names_is_in_the_file() {
         for after in text.split("](").skip(1) {
             let Some((link, after)) = after.split_once(')') else { continue };
             let is_source = Path::new(link).extension().is_some_and(|ending| ending == "rs");
-            let Some(source) = fs::read_to_string(learn.join(link)).ok().filter(|_| is_source) else { continue };
+            let Some(source) = fs::read_to_string(learn.join(link)).ok().filter(|_| is_source) else {
+                continue;
+            };
             let after = after.split(['\0', '[']).next().unwrap_or_default();
             for code in after.split('`').skip(1).step_by(2) {
                 // Commands, and files that the source reads.
@@ -67,7 +69,9 @@ fn code_that_the_course_names_is_in_the_file() {
                     true => source.contains(code),
                     false => code
                         .split(|letter: char| !letter.is_alphanumeric() && letter != '_')
-                        .filter(|part| !part.is_empty() && !part.starts_with(|letter: char| letter.is_ascii_digit()))
+                        .filter(|part| {
+                            !part.is_empty() && !part.starts_with(|letter: char| letter.is_ascii_digit())
+                        })
                         .all(|part| source.contains(part)),
                 };
                 if !is_there {
