@@ -37,7 +37,7 @@ def head(model):
     looks = of["pattern"][:, :, -1, tokens.index(tokens[-1]) + 1]
     layer, number = np.unravel_index(looks.argmax(), looks.shape)
     q, k = of["q"][layer, :, number], of["k"][layer, :, number]
-    return {"tokens": tokens, "width": q.shape[-1], "products": np.round(q @ k.T, 2).tolist()}
+    return {"head": f"{layer}.{number}", "tokens": tokens, "width": q.shape[-1], "products": np.round(q @ k.T, 2).tolist()}
 
 
 MADE = {"temperature": temperature, "head": head}
@@ -56,7 +56,7 @@ def test_pictures_show_the_model_inside_the_package(name, model):
     shown = file.read_text(encoding="utf-8")
     assert shown.startswith(begin) and shown.endswith(end), how
     kept = json.loads(shown[len(begin) : len(shown) - len(end)])
-    assert kept.keys() == data.keys() and kept["tokens"] == data["tokens"], how
+    assert kept.keys() == data.keys() and kept["tokens"] == data["tokens"] and kept.get("head") == data.get("head"), how
     # Rounded to two decimals, of sums in another order.
     for key in data.keys() & {"logits", "products", "width"}:
         np.testing.assert_allclose(kept[key], data[key], atol=0.011, err_msg=how)

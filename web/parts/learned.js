@@ -1,7 +1,7 @@
 // How a model learned, as a further part of `parts`: what `story-probes history` measured of every model that was kept, and a slider over them.
 parts.learned = (() => {
   const { element } = parts;
-  const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [720, 260, 34, 40, 12, 30];
+  const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [720, 272, 34, 40, 12, 42];
 
   const drawn = (name, attributes, ...children) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -35,7 +35,8 @@ parts.learned = (() => {
         text(String(share * most), { x: LEFT - 6, y: y(share) + 4 }, "end"),
         text(String(share), { x: WIDTH - RIGHT + 6, y: y(share) + 4 }),
       ]),
-      ...lessons.map(([at, name]) => text(name, { x: x(at), y: HEIGHT - 8 })),
+      // Up and down in turn, because some lessons are short.
+      ...lessons.map(([at, name], n) => text(name, { x: x(at), y: HEIGHT - (n % 2 ? 8 : 22) })),
       ...series.map(([, shares, colour, className]) => line(shares, colour, className)), now);
     picture.ariaLabel = `${series.map(([name]) => name).join("; ")}, over ${history.length} checkpoints`;
     const legend = element("p", { className: "quiet" }, series.map(([name, , , className]) => `${className}: ${name}`).join("; "));
@@ -60,8 +61,8 @@ parts.learned = (() => {
   }
 
   function figures(place, one) {
-    // Shares of prompts alone have a bar; scores of heads ("best …") and losses ("nats …") are above.
-    const shares = Object.entries(one.figures).filter(([name, value]) => value >= 0 && value <= 1 && !/^(best|nats) /.test(name));
+    // Shares of prompts alone have a bar: no scores of heads ("best …"), losses ("… nats") and differences of logits.
+    const shares = Object.entries(one.figures).filter(([name, value]) => value >= 0 && value <= 1 && !/^best |nats|logit/.test(name));
     const view = { columns: shares.map(([name]) => name), values: shares.map(([, value]) => value), scale: "sequential", top: 1, decimals: 2, name: "shares of prompts" };
     const list = parts.bars(place, view, chosen => list.choose(chosen));
     list.choose(0);

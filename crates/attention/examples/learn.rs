@@ -1,6 +1,7 @@
-//! The numbers of the book's first chapters, to change and run: `cargo run -p candle-gpt2-attention --example learn`
+//! The numbers of the course's chapters on attention, to change and run: `cargo run -p candle-gpt2-attention --example learn`
 //!
-//! Each step prints a table. Change a vector, a matrix, the scale or the temperature, run it again, and see what moves.
+//! Each step prints a table: the scores of "A dot product", then those of "Queries, keys and values", and their weights and context vectors.
+//! Change a vector, a matrix, the mask or the temperature, run it again, and see what moves.
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, Device, Result, Tensor};
@@ -18,13 +19,13 @@ const VECTORS: [[f32; 3]; 6] = [
     [0.05, 0.80, 0.55],
 ];
 /// What a token asks, what it is matched by, and what it contributes: three matrices, from three numbers to two.
-const W_QUERY: [[f32; 2]; 3] = [[0.2961, 0.5166], [0.2517, 0.6886], [0.0740, 0.8665]];
-const W_KEY: [[f32; 2]; 3] = [[0.1366, 0.1025], [0.1841, 0.7264], [0.3153, 0.6871]];
-const W_VALUE: [[f32; 2]; 3] = [[0.0756, 0.1966], [0.3164, 0.4017], [0.1186, 0.8274]];
+const W_QUERY: [[f32; 2]; 3] = [[0.296112, 0.516562], [0.251671, 0.688557], [0.073972, 0.866522]];
+const W_KEY: [[f32; 2]; 3] = [[0.136580, 0.102479], [0.184056, 0.726447], [0.315254, 0.687107]];
+const W_VALUE: [[f32; 2]; 3] = [[0.075635, 0.196638], [0.316412, 0.401740], [0.118568, 0.827395]];
 /// Below 1 the largest weight takes more, above 1 all come closer.
 const TEMPERATURE: f64 = 1.0;
-/// Whether a token sees only itself and the tokens before it.
-const IS_CAUSAL: bool = true;
+/// Whether a token sees only itself and the tokens before it, as in "The causal mask", which has other matrices.
+const IS_CAUSAL: bool = false;
 
 fn main() -> Result<()> {
     let matrix = |rows: &[[f32; 2]; 3]| Tensor::new(rows, &Device::Cpu);
@@ -33,8 +34,10 @@ fn main() -> Result<()> {
 
     let (q, k, v) =
         (x.matmul(&matrix(&W_QUERY)?)?, x.matmul(&matrix(&W_KEY)?)?, x.matmul(&matrix(&W_VALUE)?)?);
-    let scores = (q.matmul(&k.t()?)? / (2f64.sqrt() * TEMPERATURE))?;
-    show("scores of queries and keys, Q Kᵀ / sqrt(2)", &scores)?;
+    let scores = q.matmul(&k.t()?)?;
+    show("scores of queries and keys, Q Kᵀ", &scores)?;
+    let scores = (scores / (2f64.sqrt() * TEMPERATURE))?;
+    show("divided by sqrt(2), the root of the width of a key", &scores)?;
 
     let scores = if IS_CAUSAL { mask_with_negative_infinity(&scores)? } else { scores };
     let weights = softmax(&scores, D::Minus1)?;

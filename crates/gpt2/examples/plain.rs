@@ -50,7 +50,7 @@ impl LayerNorm {
 /// Every token looks back at the tokens before it. nanoGPT: `CausalSelfAttention`.
 struct Attention {
     c_attn: Conv1D, // queries, keys and values beside each other
-    c_proj: Conv1D, // the articles' `out_proj`
+    c_proj: Conv1D, // the course's `out_proj`
     n_head: usize,
 }
 

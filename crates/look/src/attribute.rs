@@ -1,7 +1,8 @@
 //! What each part of the model adds to a prediction (direct logit attribution).
 
+use candle_core::DType;
 use candle_gpt2_engine::Reporter;
-use candle_gpt2_interpret::{Measure, Unit, attribute};
+use candle_gpt2_interpret::{Chain, Measure, Unit, attribute};
 use candle_gpt2_pictures::{Axis, Metric as Shown};
 use serde::Deserialize;
 use serde_json::json;
@@ -89,7 +90,10 @@ impl Look for Attribute {
             Parts::Neuron => Unit::Neuron,
         };
         let found = attribute(&run, &metric, unit)?;
-        let name = subject.metric_name(&metric);
+        let mut name = subject.metric_name(&metric);
+        if metric.against.is_none() {
+            name += ", minus the mean of all logits";
+        }
         let mut report = subject.report("attribute", format!("what each part adds to the {name}"), &ids);
         report.metric = Some(Shown { name, before: f64::from(found.total), after: None });
         let sum: f32 = found.values.iter().sum();
@@ -102,10 +106,15 @@ impl Look for Attribute {
                 found.bias, found.total
             ),
         });
+        let mut details = json!({ "bias": found.bias, "total": found.total });
         if metric.against.is_none() {
-            let note =
-                "without a token to compare with, the answer's logit minus the mean of all logits is taken";
-            report.notes.push(note.into());
+            let logits = run.logits(metric.logits_for(), &mut Chain(Vec::new()))?.flatten_all()?;
+            let logits = logits.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+            let (logit, mean) =
+                (logits[metric.answer as usize], logits.iter().sum::<f64>() / logits.len() as f64);
+            report.notes.push(format!("the logit is {logit:.4}, the mean of all logits {mean:.4}"));
+            details["logit"] = json!(logit);
+            details["mean_logit"] = json!(mean);
         }
         let (heads, layers) = (subject.config().n_head, subject.config().n_layer);
         match unit {
@@ -127,6 +136,6 @@ impl Look for Attribute {
                 report.values = found.values.iter().copied().map(Some).collect();
             }
         }
-        Ok(Found::new(report, json!({ "bias": found.bias, "total": found.total })))
+        Ok(Found::new(report, details))
     }
 }

@@ -109,7 +109,8 @@ looks! {
     /// `against` or the mean of all, after the token at `position`, counted from 0, or from -1 at the end, which is the default.
     ///
     /// unit: component, layer, head or neuron. as_: raw, or transformer-lens, which counts what constant values of heads write with
-    /// the remainder. top: only the strongest neurons. details: bias, which the final norm adds, and total.
+    /// the remainder. top: only the strongest neurons. details: bias, which the final norm adds, and total; without `against` also logit
+    /// and mean_logit, whose difference the total is.
     attribute: Attribute(text), "($self, text, *, answer=None, against=None, position=-1, measure='logit', unit='component', as_='raw', top=40, bos=False)";
 
     /// What a prediction becomes without a head: a picture over layers and heads, or with `heads`, left out together, of how much

@@ -37,6 +37,54 @@ fn files_that_the_book_names_are_there() {
     assert!(count > 50, "found {count} names alone");
 }
 
+/// What a chapter says is in a source file is there: the code after a link to it, up to the next link or the end of the paragraph or item.
+/// A line of code is in the file as it is written, of a name each of its parts.
+#[test]
+fn code_that_the_course_names_is_in_the_file() {
+    let learn = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/learn");
+    let mut missing = Vec::new();
+    let mut count = 0;
+    for page in pages(&learn) {
+        let text = fs::read_to_string(&page).unwrap();
+        let prose: String = text.split("```").step_by(2).collect();
+        // A zero is where a paragraph or an item ends.
+        let marked = prose.replace("\n\n", "\0").replace("\n- ", "\0");
+        let text = marked.split_whitespace().collect::<Vec<_>>().join(" ");
+        for after in text.split("](").skip(1) {
+            let Some((link, after)) = after.split_once(')') else { continue };
+            let is_source = Path::new(link).extension().is_some_and(|ending| ending == "rs");
+            let Some(source) = fs::read_to_string(learn.join(link)).ok().filter(|_| is_source) else {
+                continue;
+            };
+            let after = after.split(['\0', '[']).next().unwrap_or_default();
+            for code in after.split('`').skip(1).step_by(2) {
+                // Commands, and files that the source reads.
+                if ["gpt2 ", "cargo "].iter().any(|command| code.starts_with(command))
+                    || [".json", ".bpe"].iter().any(|ending| code.ends_with(ending))
+                {
+                    continue;
+                }
+                count += 1;
+                let is_there = match code.contains(' ') {
+                    true => source.contains(code),
+                    false => parts(code).all(|part| parts(&source).any(|other| other == part)),
+                };
+                if !is_there {
+                    missing.push(format!("{}: {link} has no `{code}`", page.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+    assert!(count > 30, "found {count} names alone");
+}
+
+/// The names in a piece of code, each as often as it occurs.
+fn parts(code: &str) -> impl Iterator<Item = &str> {
+    let found = code.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    found.filter(|part| part.starts_with(|letter: char| letter.is_alphabetic()))
+}
+
 /// Nothing is on a registry: what installs or adds a package names a clone or the repository.
 #[test]
 fn packages_are_installed_from_where_they_are() {

@@ -76,6 +76,18 @@ fn parts_add_up_to_the_prediction() {
     }
 }
 
+/// Without a token to compare with, the number that is split is named for what it is.
+#[test]
+fn an_attributed_logit_is_less_the_mean_of_all() {
+    let found = look(&built_in(), &Attribute::new(words("The dog"))).unwrap();
+    let details = found.details.to_json();
+    let [total, logit, mean] = ["total", "logit", "mean_logit"].map(|name| details[name].as_f64().unwrap());
+    assert!((total - (logit - mean)).abs() < GRIDS, "{total} for {logit} less {mean}");
+    let metric = found.report.metric.unwrap();
+    assert!(metric.name.ends_with("at position 1, minus the mean of all logits"), "{}", metric.name);
+    assert!(found.report.title.ends_with(&metric.name), "{}", found.report.title);
+}
+
 #[test]
 fn the_json_of_a_look_is_one_object() {
     let loaded = built_in();
