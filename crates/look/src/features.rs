@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
-use candle_gpt2_engine::{Reporter, RowFile, Unit};
+use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, FeatureExample, FeatureExamples, FeatureLogits, FeatureSummary, FileError,
     Processing, feature_logits, named_sites, openai_site, record_rows,
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
-use crate::files::{read_bytes, read_text};
+use crate::files::{TextFile, read_text};
 use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
 
 /// Memory that the examples of features may take, in bytes.
@@ -134,6 +134,25 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
         }
         None => None,
     };
+    let dictionary = read_any_dictionary(path, site)?;
+    let other_model = |error| LookError::File { path: path.to_owned(), error };
+    dictionary.check_model(model).map_err(other_model)?;
+    Ok(dictionary)
+}
+
+/// Reads a sparse autoencoder as [`read_dictionary`], for whatever model.
+///
+/// ```
+/// use candle_gpt2_look::read_any_dictionary;
+///
+/// let error = read_any_dictionary("no/such/folder".as_ref(), None).err().ok_or("it is there")?;
+/// assert!(error.to_string().contains("no/such/folder"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When a file cannot be read, or is no autoencoder.
+pub fn read_any_dictionary(path: &Path, site: Option<Site>) -> Result<Dictionary> {
     let of_file = |error: FileError| LookError::File { path: path.to_owned(), error };
     let (file, mut config) = if path.is_dir() {
         let text = read_text(&path.join("cfg.json"))?;
@@ -153,9 +172,7 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
     if let Some(site) = site {
         config.site = site;
     }
-    let dictionary = Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)?;
-    dictionary.check_model(model).map_err(of_file)?;
-    Ok(dictionary)
+    Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)
 }
 
 /// The place that OpenAI's folder and file names tell: `resid_post_mlp_v5_32k/8.pt`.
@@ -174,13 +191,6 @@ pub struct CheckedFeatures {
     /// Those that were asked for by number.
     features: Option<Vec<usize>>,
     texts: Option<TextFile>,
-}
-
-/// A file of texts.
-#[derive(Debug)]
-struct TextFile {
-    path: PathBuf,
-    rows: RowFile,
 }
 
 impl Look for Features {
@@ -320,7 +330,7 @@ impl Features {
                 MOST_BYTES >> 20
             )));
         }
-        Ok(TextFile { path: path.to_owned(), rows: RowFile::new(path, read_bytes(path)?) })
+        TextFile::read(path)
     }
 
     /// Reads the texts, of which few are in memory as tokens at once.
@@ -353,7 +363,7 @@ impl Features {
             batch.clear();
             Ok(())
         };
-        let lines = texts.rows.len();
+        let lines = texts.len();
         let bar = reporter.start("collecting examples", lines as u64, Unit::Items("texts"));
         let (mut batch, mut tokens) = (Vec::new(), 0);
         for index in 0..lines {
@@ -371,30 +381,9 @@ impl Features {
         read(&mut batch)?;
         if examples.tokens() == 0 {
             let error = wrong("expected texts of at least two tokens; the first token of each is left out");
-            return Err(LookError::In { origin: texts.path.display().to_string(), error: Box::new(error) });
+            return Err(LookError::In { origin: texts.path().display().to_string(), error: Box::new(error) });
         }
         Ok(examples)
-    }
-}
-
-impl TextFile {
-    /// The tokens of a line.
-    fn tokens(&self, index: usize, reader: &Reader) -> Result<Vec<u32>> {
-        let (line, row) = self.rows.row(index);
-        let read = || {
-            let ids = row?.tokens(reader.vocabulary())?;
-            match ids.iter().find(|id| !reader.config().has_token(**id)) {
-                None => Ok(ids),
-                Some(id) => {
-                    let size = reader.config().vocab_size;
-                    Err(wrong(format!("token {id} is outside the vocabulary of {size}")))
-                }
-            }
-        };
-        read().map_err(|error| LookError::In {
-            origin: format!("{}, line {line}", self.path.display()),
-            error: Box::new(error),
-        })
     }
 }
 

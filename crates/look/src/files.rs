@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::LookError;
-use crate::error::Result;
+use candle_gpt2_engine::RowFile;
+
+use crate::error::{Result, wrong};
+use crate::{LookError, Reader};
 
 /// Largest text that is read: far more than any context holds, and less than memory does.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -28,4 +30,45 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
     String::from_utf8(read_bytes(path)?)
         .map_err(not_text)
         .map_err(|error| LookError::Read { path: path.to_owned(), error })
+}
+
+/// A file of texts, one in a line, or in a `.jsonl` file objects with `prompt` or `ids`.
+#[derive(Debug)]
+pub(crate) struct TextFile {
+    path: PathBuf,
+    rows: RowFile,
+}
+
+impl TextFile {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), rows: RowFile::new(path, read_bytes(path)?) })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many texts there are.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The tokens of a line.
+    pub(crate) fn tokens(&self, index: usize, reader: &Reader) -> Result<Vec<u32>> {
+        let (line, row) = self.rows.row(index);
+        let read = || {
+            let ids = row?.tokens(reader.vocabulary())?;
+            match ids.iter().find(|id| !reader.config().has_token(**id)) {
+                None => Ok(ids),
+                Some(id) => {
+                    let size = reader.config().vocab_size;
+                    Err(wrong(format!("token {id} is outside the vocabulary of {size}")))
+                }
+            }
+        };
+        read().map_err(|error| LookError::In {
+            origin: format!("{}, line {line}", self.path.display()),
+            error: Box::new(error),
+        })
+    }
 }

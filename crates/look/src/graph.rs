@@ -296,7 +296,7 @@ impl Graph {
         order.truncate(self.top.max(1));
         report.axes = vec![Axis::new("node", order.iter().map(|node| drawn.id(*node)))];
         report.values = order.iter().map(|node| Some(rounded(influence[*node]))).collect();
-        report.texts = order.iter().map(|node| drawn.name(*node)).collect();
+        report.texts = order.iter().map(|node| drawn.short_name(*node)).collect();
         report.scale = Scale::Amount;
     }
 
@@ -413,6 +413,15 @@ impl Drawn<'_> {
             GraphNode::Logit { token, probability } => {
                 format!("logit of {}, probability {probability:.3}", self.reader.shown(token))
             }
+        }
+    }
+
+    /// The same where the id is beside it.
+    fn short_name(&self, node: usize) -> String {
+        match self.graph.nodes[node] {
+            GraphNode::Feature { position, .. } => format!("feature at {}", self.token(position)),
+            GraphNode::Error { position, .. } => format!("error at {}", self.token(position)),
+            _ => self.name(node),
         }
     }
 

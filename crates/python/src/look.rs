@@ -155,8 +155,9 @@ looks! {
     /// nodes and edges; its values are the influence of the nodes with the most. details: nodes and links as the public frontend of
     /// attribution graphs has them, replacement_score, completeness_score, and with `set` interventions.
     ///
-    /// transcoders: a folder of circuit-tracer, or with a SAELens folder for each layer; without it features are neurons. set: features
-    /// that are set to values, such as "3_1201_4=0" (layer, feature, position). max_memory: in MiB.
+    /// transcoders: a folder of circuit-tracer, or with a SAELens folder for each layer, or "built-in", those of the model inside the
+    /// package; without it features are neurons. set: features that are set to values, such as ["3_1201_4=0"] (layer, feature,
+    /// position). max_memory: in MiB.
     attribution_graph: Graph(text), "($self, text, *, transcoders=None, max_feature_nodes=4096, max_memory=4096, node_threshold=0.8, edge_threshold=0.98, set=None, top=20, bos=False)";
 
     /// Which edges between heads and MLPs carry what the model does on a task: a picture of the circuit and its faithfulness.

@@ -366,7 +366,7 @@ class HookedRootModule(Module):
         """A dict, and the forward and the backward hooks that fill it; gradients have `_grad` behind the name. Hook points that are off
         have none."""
         kept, *hooks = self._caching_hooks(names_filter, incl_bwd, remove_batch_dim, cache, pos_slice)
-        fwd, bwd = ([(name, hook) for name, hook in of_dir if self.switch(name) is None] for of_dir in hooks)
+        fwd, bwd = ([(name, hook) for name, hook in of_dir if self.switch(str(name)) is None] for of_dir in hooks)
         return kept, fwd, bwd
 
     def _caching_hooks(
@@ -376,7 +376,7 @@ class HookedRootModule(Module):
         remove_batch_dim: bool,
         cache: dict[str, Any] | None,
         pos_slice: Any = None,
-    ) -> tuple[dict[str, Any], list[tuple[str, Hook]], list[tuple[str, Hook]]]:
+    ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
         """The same with hook points that are off, which may be turned on later."""
         kept: dict[str, Any] = {} if cache is None else cache
         positions = Slice.unwrap(pos_slice)
