@@ -1,5 +1,6 @@
 """`HookedTransformer` gives TransformerLens' numbers (4.3.0, compatibility mode) under the names of 2.x."""
 
+import importlib
 import json
 import os
 import shutil
@@ -476,10 +477,9 @@ def test_edits_of_every_hook_point_go_on(plain):
         # Not what a norm or a softmax would take out again.
         return value * np.linspace(0.5, 1.5, value.shape[-1]) + 0.1 if value.shape[-1] > 1 else value * 2
 
-    without = {name for name in plain.hook_dict if name.endswith("hook_attn_in")}
     for name in plain.hook_dict:
-        changed = plain.run_with_hooks(ids, fwd_hooks=[(name, edited)])
-        assert np.array_equal(changed, unedited) == (name in without), name
+        if not name.endswith("hook_attn_in"):  # which is in the place of split inputs
+            assert not np.array_equal(plain.run_with_hooks(ids, fwd_hooks=[(name, edited)]), unedited), name
     np.testing.assert_array_equal(plain(ids), unedited)
 
 
@@ -500,8 +500,11 @@ def test_names_of_hook_points(plain):
             lambda: plain.run_with_cache([1], names_filter=name),
             lambda: plain.run_with_cache([1], names_filter=["hook_embed", name]),
         ):
-            with pytest.raises(KeyError, match=r"is no hook point; did you mean 'blocks\.1\.attn\.hook_z'"):
+            with pytest.raises(KeyError, match=r"is no hook point(: the model has layers 0 to 1)?; did you mean 'blocks\.1\.attn\.hook_z'"):
                 run()
+    for name in ("resid_pre", "hook_resid_pre"):
+        with pytest.raises(KeyError, match=r"short names need a layer, utils\.get_act_name\('resid_pre', layer\)"):
+            plain.run_with_cache([1], names_filter=name)
     assert len(plain.run_with_cache([1], names_filter=lambda name: False)[1]) == 0
     assert list(plain.run_with_cache([1], names_filter=lambda name: "pattern" in name)[1]) == [
         f"blocks.{layer}.attn.hook_pattern" for layer in range(2)
@@ -510,6 +513,41 @@ def test_names_of_hook_points(plain):
     plain([1, 2])
     assert list(kept) == ["hook_embed"] and plain.is_caching
     plain.reset_hooks()
+
+
+OFF = {
+    "attn.hook_result": "attn_result",
+    "hook_q_input": "split_qkv_input",
+    "hook_v_input": "split_qkv_input",
+    "hook_mlp_in": "hook_mlp_in",
+    "hook_attn_in": "attn_in",
+}
+
+
+@pytest.mark.parametrize(("end", "switch"), OFF.items())
+def test_hook_points_that_are_off_are_told(plain, end, switch):
+    name, message = f"blocks.1.{end}", rf"blocks\.1\.{end} is computed only after model\.set_use_{switch}\(True\)"
+    for dir in ("fwd", "bwd"):
+        with pytest.raises(AssertionError, match=message), plain.hooks(**{f"{dir}_hooks": [("hook_embed", print), (name, print)]}):
+            pass
+        with pytest.raises(AssertionError, match=message):
+            plain.add_hook(name, print, dir)
+    assert not any(point.fwd_hooks or point.bwd_hooks for point in plain.hook_points())
+    picks_it, warned = (lambda known: known == name), rf"only hook points that are off, such as blocks\.1\.{end}; .*{switch}\(True\)"
+    with pytest.warns(UserWarning, match=warned) as warnings:
+        plain.run_with_hooks([1], fwd_hooks=[(picks_it, print)])
+        plain.run_with_cache([1], names_filter=picks_it)
+        plain.add_hook(picks_it, print)
+        plain.reset_hooks()
+    assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"] * 3, "the user's lines"
+    # A function that also picks others is right; turned on, the place is seen.
+    seen = []
+    plain.run_with_hooks([1], fwd_hooks=[(lambda known: "blocks.1." in known, lambda value, hook: seen.append(hook.name))])
+    assert seen and name not in seen
+    kept = plain.add_caching_hooks()
+    getattr(plain, f"set_use_{switch}")(True)
+    plain([1])
+    assert name in kept and name in plain.run_with_cache([1])[1]
 
 
 @pytest.mark.parametrize(
@@ -681,8 +719,10 @@ def test_a_cache_is_indexed_in_many_ways(plain):
     assert cache["scale", 0, "ln2"] is cache["blocks.0.ln2.hook_scale"] and cache["scale"] is cache["ln_final.hook_scale"]
     with pytest.raises(KeyError, match=r"'blocks\.0\.attn\.hook_result' is not in this cache; names_filter left it out, or it is off"):
         cache["result", 0]
-    with pytest.raises(KeyError, match="'blocks.2.attn.hook_pattern' is no hook point"):
+    with pytest.raises(KeyError, match="'blocks.2.attn.hook_pattern' is no hook point: the model has layers 0 to 1; did you mean"):
         cache["pattern", 2]
+    with pytest.raises(KeyError, match="'blocks.0.hook_resid_psot' is no hook point; did you mean 'blocks.0.hook_resid_post'"):
+        cache["resid_psot", 0]
     one = plain.run_with_cache([1, 2, 3], remove_batch_dim=True)[1]
     np.testing.assert_array_equal(one["resid_mid", 0], cache["resid_mid", 0][0])
     CLOSE(one.accumulated_resid(apply_ln=True), cache.accumulated_resid(apply_ln=True)[:, 0])
@@ -781,8 +821,12 @@ def test_what_cannot_be_opened_is_told():
     ):
         with pytest.raises(ValueError, match=message):
             HookedTransformer.from_pretrained(INSIDE / "plain", **options)
-    with pytest.raises(TypeError):
-        HookedTransformer.from_pretrained(INSIDE / "plain", fold_layer_norm=True)
+    for option, nearest in (("fold_layer_norm", "fold_ln"), ("n_devices", "device")):
+        message = f"HookedTransformer.from_pretrained has no option '{option}'; the nearest name is '{nearest}'"
+        with pytest.raises(TypeError, match=message):
+            HookedTransformer.from_pretrained(INSIDE / "plain", **{option: True})
+    with pytest.raises(FileNotFoundError, match="pythia-70m: .* HookedTransformer runs GPT-2 alone: gpt2, gpt2-medium, .*, a folder, or no name"):
+        HookedTransformer.from_pretrained("pythia-70m", offline=True)
     with pytest.raises((candle_gpt2.Gpt2Error, FileNotFoundError), match="gpt2"):
         HookedTransformer.from_pretrained("gpt2-small", offline=True, cache_dir="/no/such/cache")
     with pytest.raises(ValueError, match="cross-attention"):
@@ -1077,12 +1121,40 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
 def test_an_autoencoder_of_other_activations_is_told(spliced):
     model, sae = spliced
     other = HookedTransformer.from_pretrained if not sae.dictionary.trained_on_processed else HookedTransformer.from_pretrained_no_processing
-    with pytest.warns(UserWarning, match="this SAE was trained on the activations of from_pretrained"):
-        other(model.native).add_sae(sae)
+    for add in (lambda: other(model.native).add_sae(sae), lambda: other(model.native).run_with_saes([1], saes=[sae])):
+        with pytest.warns(UserWarning, match="this SAE was trained on the activations of from_pretrained") as warnings:
+            add()
+        assert [Path(warning.filename).name for warning in warnings] == ["test_hooked.py"], "the user's line"
     with pytest.raises(ValueError, match="width"):
         candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain", processed("plain"))
     with pytest.raises(FileNotFoundError, match="no/such"):
         candle_gpt2.SAE.load("no/such", model)
+    alone = candle_gpt2.SAE.load(FIXTURES / "dictionaries" / "saelens-plain")
+    with pytest.raises(ValueError, match="width"):
+        processed("plain").add_sae(alone)
+    with pytest.raises(FileNotFoundError, match=r"no/such.*not downloaded here.*SAE\.load\(folder, model\)"):
+        candle_gpt2.SAE.from_pretrained("no", "such")
+
+
+@pytest.mark.parametrize(("name", "architecture"), [("plain", "standard"), ("topk", "topk"), ("jumprelu", "jumprelu"), ("gated", "gated")])
+def test_an_autoencoder_is_read_without_a_model(name, architecture):
+    folder = FIXTURES / "dictionaries" / f"saelens-{name}"
+    sae = candle_gpt2.SAE.load_from_disk(folder)
+    assert sae.cfg.architecture == architecture
+    stored = read_safetensors(folder / "sae_weights.safetensors")[1]
+    shapes = {"W_enc": (6, 10), "b_enc": (10,), "W_dec": (10, 6), "b_dec": (6,)}
+    for weight, shape in shapes.items():
+        value = np.asarray(getattr(sae, weight))
+        assert value.shape == shape
+        if architecture != "gated" or weight in ("W_dec", "b_dec"):
+            np.testing.assert_array_equal(value, stored[weight])
+    x = read_safetensors(FIXTURES / "dictionaries" / "expected.safetensors")[1][f"{name}.input"]
+    assert hasattr(sae, "threshold") == (architecture in ("jumprelu", "gated"))
+    for other in (candle_gpt2.SAE.from_pretrained(folder.parent, folder.name), candle_gpt2.SAE.load(folder)):
+        np.testing.assert_array_equal(other.encode(x), sae.encode(x))
+    if architecture in ("jumprelu", "gated"):
+        before = (x - sae.b_dec) @ sae.W_enc + sae.b_enc
+        CLOSE(sae.encode(x), np.where(before > sae.threshold, before.clip(0), 0))
 
 
 # Tensors of torch.
@@ -1168,6 +1240,18 @@ def test_the_classes_fit_each_other():
     assert candle_gpt2.HookedTransformer is candle_gpt2.HookedSAETransformer
     import candle_gpt2.hooked as transformer_lens
 
+    # Old imports with the other name of the package; the classes stay what the names of modules give.
+    from candle_gpt2.hook_points import HookPoint
+    from candle_gpt2.hooked.ActivationCache import ActivationCache
+    from candle_gpt2.hooked.FactoredMatrix import FactoredMatrix as SameMatrix
+    from candle_gpt2.hooked.model_bridge import TransformerBridge as SameBridge
+    from candle_gpt2.utils import get_act_name
+
+    for package in ("candle_gpt2", "candle_gpt2.hooked"):
+        for module in ("utils", "utilities", "patching", "head_detector", "hook_points", "components"):
+            assert importlib.import_module(f"{package}.{module}") is getattr(candle_gpt2, module)
+    assert get_act_name is utils.get_act_name and HookPoint is candle_gpt2.HookPoint and SameMatrix is FactoredMatrix
+    assert ActivationCache is candle_gpt2.ActivationCache and SameBridge is TransformerBridge
     assert transformer_lens.utils is utils and transformer_lens.hook_points.HookPoint is candle_gpt2.HookPoint
     for name in transformer_lens.__all__:
         assert getattr(candle_gpt2, name) is getattr(transformer_lens, name)

@@ -203,6 +203,24 @@ def test_what_is_left_out_may_be_given_as_texts(model, program, tmp_path):
         same = model.ablate(CLEAN, with_=texts)
         np.testing.assert_array_equal(same.values, picture.values)
         assert any(note in line for line in same.to_dict()["notes"])
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "The cat sat"}\n{"prompt": "My dog"}\n')
+    np.testing.assert_array_equal(model.ablate(CLEAN, with_=f"mean:{rows}").values, model.ablate(CLEAN, with_=f"mean:{file}").values)
+    with pytest.raises(ValueError, match=r'with_: expected raw-zero, .* found "mean"; texts of your own are \("mean", texts\)'):
+        model.ablate(CLEAN, with_="mean")
+
+
+def test_an_answer_may_be_a_list_as_pairs_have_it(model):
+    np.testing.assert_array_equal(model.ablate(CLEAN, answer=[" of"]).values, model.ablate(CLEAN, answer=" of").values)
+    with pytest.raises(TypeError, match="answer: expected a text of one token, or a token id; in a list there may be only one"):
+        model.ablate(CLEAN, answer=[" of", " the"])
+
+
+def test_another_spelling_of_the_model_inside_is_answered_with_its_name(model):
+    with pytest.raises(ValueError, match="builtin: no such folder; did you mean built-in"):
+        model.attribution_graph(TEXT, transcoders="builtin")
+    with pytest.raises(ValueError, match="builtin: no such file or folder; did you mean built-in"):
+        candle_gpt2.Model.from_pretrained("builtin", offline=True)
 
 
 def test_the_tuned_lens_is_that_of_the_program(model, program, tmp_path):
@@ -308,6 +326,7 @@ def test_steering_is_that_of_the_program(model, program, everywhere):
     # In one batch, and as pieces: what was steered before leaves no trace.
     assert model.generate(prompts, hooks=[steering], **options) == expected
     assert "".join(model.stream(prompts[0], hooks=[steering], **options)) == expected[0]
+    assert model.generate(prompts, hooks=steering, **options) == expected, "one alone needs no list"
     assert model.generate(prompts, **options) != expected
     # The same direction in other words.
     assert model.generate(prompts, hooks=[model.steering(PAIR, **of_layer)], **options) == expected

@@ -58,7 +58,7 @@ pub(crate) enum Command {
     /// Serve a model over HTTP: OpenAI-compatible API, web page, metrics
     #[cfg(feature = "serve")]
     Serve(Box<ServeArguments>),
-    /// Look inside: attention, logit lens, attribution, ablation, patching, saliency, neurons
+    /// Look inside: attention, logit lens, attribution, ablation, patching, circuits, features, graphs
     Look(Box<LookCommandArguments>),
     /// Write the activations of a run to a file: residual streams, attention patterns, neurons
     Cache(Box<CacheArguments>),

@@ -1,5 +1,7 @@
 //! The model inside the program, `models/stories`: what runs if none is named, from any folder and without a network.
 
+use std::path::Path;
+
 use candle_gpt2_weights::{Checkpoint, OpenOptions};
 
 use crate::EngineError;
@@ -13,6 +15,20 @@ use crate::EngineError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub const BUILT_IN: &str = "built-in";
+
+/// Whether a path is [`BUILT_IN`] in another spelling, such as `builtin`, and there is nothing of that name.
+///
+/// ```
+/// use candle_gpt2_engine::{BUILT_IN, is_nearly_built_in};
+///
+/// assert!(is_nearly_built_in("Built_in".as_ref()));
+/// assert!(!is_nearly_built_in(BUILT_IN.as_ref()));
+/// ```
+pub fn is_nearly_built_in(path: &Path) -> bool {
+    let name = path.to_str().unwrap_or_default();
+    let letters = name.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_lowercase());
+    name != BUILT_IN && !name.contains('/') && letters.eq("builtin".chars()) && !path.exists()
+}
 
 #[cfg(feature = "built-in")]
 pub(crate) fn open(options: &OpenOptions) -> Result<Checkpoint, EngineError> {

@@ -34,7 +34,7 @@ mod vocabulary;
 mod watched;
 
 pub use bad_words::banned_tokens;
-pub use built_in::{BUILT_IN, built_in_transcoders};
+pub use built_in::{BUILT_IN, built_in_transcoders, is_nearly_built_in};
 pub use candle_gpt2_weights::WeightDType;
 pub use candle_gpt2_weights::{UnknownName, grouped};
 pub use choices::{BestChoice, Choices, ScoredChoice, ScoredChoices};

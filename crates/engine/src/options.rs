@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 use crate::memory::check_room;
 use crate::{
     BUILT_IN, Classifier, DeviceChoice, EngineError, HubOptions, MemoryNeeded, Reporter, Vocabulary, Watched,
-    built_in, device, device_name, hub,
+    built_in, device, device_name, hub, is_nearly_built_in,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -136,6 +136,9 @@ impl ModelOptions {
         let options = self.open_options();
         let checkpoint = if self.model == Path::new(BUILT_IN) {
             built_in::open(&options)?
+        } else if is_nearly_built_in(&self.model) {
+            let what = format!("{}: no such file or folder; did you mean {BUILT_IN}?", self.model.display());
+            return Err(EngineError::Options { what });
         } else {
             Checkpoint::open_watched(
                 &hub::local_path(&self.model, &self.hub, reporter)?,

@@ -282,6 +282,19 @@ impl Dictionary {
         self.decode(&self.encode(x)?, x)
     }
 
+    /// One of its tensors by SAELens' name: `W_enc` `(C, F)`, `b_enc` `(F)`, `W_dec` `(F, C)`, `b_dec` `(C)` or `threshold` `(F)`, as
+    /// they are computed with: lengths of directions and gates are folded into the encoder. `None` if it has no such tensor.
+    pub fn tensor(&self, name: &str) -> Option<&Tensor> {
+        match name {
+            "W_enc" => Some(self.encoder.weight()),
+            "b_enc" => Some(self.encoder.bias()),
+            "W_dec" => Some(&self.decoder),
+            "b_dec" => Some(&self.decoder_bias),
+            "threshold" => self.encoder.threshold(),
+            _ => None,
+        }
+    }
+
     /// What one latent adds to a value for each unit of it, `(C)`; to a normalized one if the input is normalized.
     ///
     /// # Errors

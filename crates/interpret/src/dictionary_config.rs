@@ -203,6 +203,19 @@ impl DictionaryConfig {
         })
     }
 
+    /// SAELens' name of its kind: `standard`, `topk`, `jumprelu` or `gated`; of transcoders such as `jumprelu_skip_transcoder`.
+    pub fn architecture(&self) -> String {
+        let activation = match self.activation {
+            LatentActivation::Relu => None,
+            LatentActivation::TopK { .. } => Some("topk"),
+            LatentActivation::JumpRelu => Some("jumprelu"),
+            LatentActivation::Gated => Some("gated"),
+        };
+        let Some(output) = &self.output else { return activation.unwrap_or("standard").into() };
+        let parts = [activation, output.skips.then_some("skip"), Some("transcoder")];
+        parts.into_iter().flatten().collect::<Vec<_>>().join("_")
+    }
+
     /// Whether what the model has at the place is to be made less its mean over the width, as TransformerLens shows it.
     pub fn needs_centring(&self) -> bool {
         self.trained_on == TrainedOn::TransformerLens && self.site.kind.is_residual()

@@ -91,6 +91,11 @@ impl Encoder {
         &self.bias
     }
 
+    /// `(F)`, if the activation has one.
+    pub(crate) fn threshold(&self) -> Option<&Tensor> {
+        self.threshold.as_ref()
+    }
+
     /// Each of its tensors changed.
     pub(crate) fn mapped(&self, change: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
         Ok(Self {

@@ -1,6 +1,6 @@
 //! Ablation: the prediction without a head, each head in turn, or chosen ones together.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use candle_core::{DType, Tensor};
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::{Result, wrong};
-use crate::files::read_text;
+use crate::files::TextFile;
 use crate::patch::warn_of_unchanged;
 use crate::{CheckedMetric, Found, Heads, Look, LookError, LookSubject, MetricOptions, Reader, Text};
 
@@ -50,8 +50,8 @@ pub struct Ablate {
         arg(long, value_name = "N", requires = "heads", allow_negative_numbers = true)
     )]
     pub at: Option<i64>,
-    /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the texts in FILE, one per line) or
-    /// sample:FILE (from one text with the same number of tokens)
+    /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the texts in FILE, one per line, or in a
+    /// .jsonl file objects with `prompt` or `ids`) or sample:FILE (from one text with the same number of tokens)
     #[cfg_attr(feature = "clap", arg(long, value_name = "WHAT", default_value = "raw-zero"))]
     pub with: Instead,
 }
@@ -148,7 +148,7 @@ impl Default for Instead {
 }
 
 /// Reads `raw-zero`, `transformer-lens-zero`, `mean:FILE` (of the texts in its lines) or `sample:FILE` (of its one line); the file
-/// is read later.
+/// is read later, `.jsonl` as objects with `prompt` or `ids`.
 impl FromStr for Instead {
     type Err = String;
 
@@ -197,7 +197,10 @@ impl TryFrom<Written> for Instead {
 
     fn try_from(written: Written) -> std::result::Result<Self, String> {
         match written {
-            Written::Short(text) => text.parse(),
+            Written::Short(text) => {
+                let or = "; texts of your own are (\"mean\", texts) or (\"sample\", text)";
+                text.parse().map_err(|error| format!("{error}{or}"))
+            }
             Written::Sample(OfSample::Sample, text) => Ok(Self::sample(text)),
             Written::Mean(OfMean::Mean, texts) => Ok(Self::mean(texts)),
         }
@@ -214,21 +217,23 @@ impl Others {
     }
 
     fn tokens(&self, reader: &Reader) -> Result<Vec<Vec<u32>>> {
-        let of_file;
-        let texts = match self {
-            Self::Texts(texts) => texts,
-            Self::File(path) => {
-                let text = read_text(path)?;
-                let lines = text.lines().filter(|line| !line.trim().is_empty());
-                of_file = lines.map(|line| Text::Words(line.to_owned())).collect::<Vec<_>>();
-                if of_file.is_empty() {
-                    return Err(wrong(format!("{}: no text; expected one in each line", path.display())));
-                }
-                &of_file
+        match self {
+            Self::Texts(texts) => {
+                let read = texts.iter().map(|text| reader.text(text)).collect::<Result<_>>();
+                read.map_err(|error| LookError::In { origin: self.origin(), error: Box::new(error) })
             }
-        };
-        let read = texts.iter().map(|text| reader.text(text)).collect::<Result<_>>();
-        read.map_err(|error| LookError::In { origin: self.origin(), error: Box::new(error) })
+            Self::File(path) => {
+                let file = TextFile::read(path)?;
+                let mut all = Vec::new();
+                for line in 0..file.len() {
+                    all.extend(file.sequences(line, reader)?);
+                }
+                if all.is_empty() {
+                    return Err(wrong(format!("{}: no text; expected one in each line", self.origin())));
+                }
+                Ok(all)
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
-use candle_gpt2_engine::{Reporter, RowFile, Unit};
+use candle_gpt2_engine::{Reporter, Unit};
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, FeatureExample, FeatureExamples, FeatureLogits, FeatureSummary, FileError,
     Processing, feature_logits, named_sites, openai_site, record_rows,
@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
-use crate::files::{read_bytes, read_text};
+use crate::files::{TextFile, read_text};
 use crate::graph::paired;
 use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
 
@@ -80,7 +80,7 @@ pub struct Features {
     #[serde(default = "usual_examples")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = usual_examples()))]
     pub examples: usize,
-    /// Write a JSON file for each feature into this new folder, as the public frontend of attribution graphs fetches them
+    /// Write a JSON file for each feature into this new folder, as circuit-tracer's frontend fetches them
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DIR"))]
     pub features_dir: Option<PathBuf>,
@@ -141,6 +141,25 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
         }
         None => None,
     };
+    let dictionary = read_any_dictionary(path, site)?;
+    let other_model = |error| LookError::File { path: path.to_owned(), error };
+    dictionary.check_model(model).map_err(other_model)?;
+    Ok(dictionary)
+}
+
+/// Reads a sparse autoencoder as [`read_dictionary`], for whatever model.
+///
+/// ```
+/// use candle_gpt2_look::read_any_dictionary;
+///
+/// let error = read_any_dictionary("no/such/folder".as_ref(), None).err().ok_or("it is there")?;
+/// assert!(error.to_string().contains("no/such/folder"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// When a file cannot be read, or is no autoencoder.
+pub fn read_any_dictionary(path: &Path, site: Option<Site>) -> Result<Dictionary> {
     let of_file = |error: FileError| LookError::File { path: path.to_owned(), error };
     let (file, mut config) = if path.is_dir() {
         let text = read_text(&path.join("cfg.json"))?;
@@ -160,13 +179,11 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
     if let Some(site) = site {
         config.site = site;
     }
-    let dictionary = Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)?;
-    dictionary.check_model(model).map_err(of_file)?;
-    Ok(dictionary)
+    Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)
 }
 
-/// Writes each feature as the public frontend of attribution graphs fetches it: `NUMBER.json`, the number being that of the features of
-/// a graph's nodes.
+/// Writes each feature as circuit-tracer's frontend fetches it: `NUMBER.json`, the number being that of the features of a graph's
+/// nodes.
 fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard]) -> Result<()> {
     Ok(create_folder(folder, |partial| {
         for feature in features {
@@ -193,13 +210,6 @@ pub struct CheckedFeatures {
     /// Those that were asked for by number.
     features: Option<Vec<usize>>,
     texts: Option<TextFile>,
-}
-
-/// A file of texts.
-#[derive(Debug)]
-struct TextFile {
-    path: PathBuf,
-    rows: RowFile,
 }
 
 impl Look for Features {
@@ -349,7 +359,7 @@ impl Features {
                 MOST_BYTES >> 20
             )));
         }
-        Ok(TextFile { path: path.to_owned(), rows: RowFile::new(path, read_bytes(path)?) })
+        TextFile::read(path)
     }
 
     /// Reads the texts, of which few are in memory as tokens at once.
@@ -380,7 +390,7 @@ impl Features {
             batch.clear();
             Ok(())
         };
-        let lines = texts.rows.len();
+        let lines = texts.len();
         let bar = reporter.start("collecting examples", lines as u64, Unit::Items("texts"));
         let (mut batch, mut tokens) = (Vec::new(), 0);
         for index in 0..lines {
@@ -397,20 +407,9 @@ impl Features {
         read(&mut batch)?;
         if examples.tokens() == 0 {
             let error = wrong("expected texts of at least two tokens; the first token of each is left out");
-            return Err(LookError::In { origin: texts.path.display().to_string(), error: Box::new(error) });
+            return Err(LookError::In { origin: texts.path().display().to_string(), error: Box::new(error) });
         }
         Ok(examples)
-    }
-}
-
-impl TextFile {
-    /// The sequences of a line.
-    fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
-        let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());
-        row.sequences.map_err(|error| LookError::In {
-            origin: format!("{}, line {}", self.path.display(), row.line),
-            error: Box::new(error.into()),
-        })
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::LookError;
+use candle_gpt2_engine::RowFile;
+
 use crate::error::Result;
+use crate::{LookError, Reader};
 
 /// Largest text that is read: far more than any context holds, and less than memory does.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
@@ -28,4 +30,35 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
     String::from_utf8(read_bytes(path)?)
         .map_err(not_text)
         .map_err(|error| LookError::Read { path: path.to_owned(), error })
+}
+
+/// A file of texts, one in a line, or in a `.jsonl` file objects with `prompt` or `ids`.
+#[derive(Debug)]
+pub(crate) struct TextFile {
+    path: PathBuf,
+    rows: RowFile,
+}
+
+impl TextFile {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        Ok(Self { path: path.to_owned(), rows: RowFile::new(path, read_bytes(path)?) })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many texts there are.
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The sequences of a line.
+    pub(crate) fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
+        let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());
+        row.sequences.map_err(|error| LookError::In {
+            origin: format!("{}, line {}", self.path.display(), row.line),
+            error: Box::new(error.into()),
+        })
+    }
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use crate::error::{Result, wrong};
 use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
 
-/// The public frontend leaves features out that are active at more than this share of the positions.
+/// circuit-tracer's frontend leaves features out that are active at more than this share of the positions.
 const COMMON: f64 = 2.0 / 3.0;
 /// Of so many neurons of each MLP a token has features if there are no transcoders.
 const NEURONS: usize = 32;
@@ -296,7 +296,7 @@ impl Graph {
         order.truncate(self.top.max(1));
         report.axes = vec![Axis::new("node", order.iter().map(|node| drawn.id(*node)))];
         report.values = order.iter().map(|node| Some(rounded(influence[*node]))).collect();
-        report.texts = order.iter().map(|node| drawn.name(*node)).collect();
+        report.texts = order.iter().map(|node| drawn.short_name(*node)).collect();
         report.scale = Scale::Amount;
     }
 
@@ -416,6 +416,15 @@ impl Drawn<'_> {
         }
     }
 
+    /// The same where the id is beside it.
+    fn short_name(&self, node: usize) -> String {
+        match self.graph.nodes[node] {
+            GraphNode::Feature { position, .. } => format!("feature at {}", self.token(position)),
+            GraphNode::Error { position, .. } => format!("error at {}", self.token(position)),
+            _ => self.name(node),
+        }
+    }
+
     fn logit_name(&self, token: u32) -> String {
         format!("logit of {:?} minus the mean of all", self.reader.shown(token))
     }
@@ -461,7 +470,7 @@ impl Drawn<'_> {
         let common = self.common();
         if common > 0 {
             report.notes.push(format!(
-                "{common} nodes belong to features that are active at more than 2/3 of the positions; the public frontend hides them"
+                "{common} nodes belong to features that are active at more than 2/3 of the positions; circuit-tracer's frontend hides them"
             ));
         }
     }
@@ -530,7 +539,7 @@ impl Drawn<'_> {
         )))
     }
 
-    /// The graph as the public frontend reads it.
+    /// The graph as circuit-tracer's frontend reads it.
     fn frontend(&self, options: &Graph) -> Value {
         let text = |id: u32| self.reader.token_text(id);
         let tokens: Vec<String> = self.ids.iter().map(|id| text(*id)).collect();
@@ -634,7 +643,7 @@ impl Drawn<'_> {
     }
 }
 
-/// Cantor's number of a pair: what the public frontend calls a feature of a layer.
+/// Cantor's number of a pair: what circuit-tracer's frontend calls a feature of a layer.
 pub(crate) fn paired(layer: usize, feature: usize) -> usize {
     (layer + feature) * (layer + feature + 1) / 2 + feature
 }

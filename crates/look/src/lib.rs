@@ -40,7 +40,7 @@ pub use circuit::{CheckedCircuit, CircuitSearch, EdgeAmount};
 pub use compared::ComparedTexts;
 pub use control_vector::read_control_vector;
 pub use error::LookError;
-pub use features::{CheckedFeatures, Features, read_dictionary};
+pub use features::{CheckedFeatures, Features, read_any_dictionary, read_dictionary};
 pub use found::{Details, Found, LensDetails};
 pub use graph::{CheckedGraph, FeatureSetting, Graph};
 pub use head::{CheckedHead, HeadSteps, OneHead};

@@ -51,12 +51,34 @@ impl Default for Text {
 /// assert!(matches!(TokenChoice::from(" Paris"), TokenChoice::Text(text) if text == " Paris"));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "invalid type: expected a text of one token, or a token id")]
+#[serde(untagged, from = "WrittenToken")]
 pub enum TokenChoice {
     /// A text of one token.
     Text(String),
     /// Its id.
     Id(u32),
+}
+
+/// How JSON has it: alone, or as files of prompt pairs have it.
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "invalid type: expected a text of one token, or a token id; in a list there may be only one"
+)]
+enum WrittenToken {
+    Text(String),
+    Id(u32),
+    OnlyText([String; 1]),
+    OnlyId([u32; 1]),
+}
+
+impl From<WrittenToken> for TokenChoice {
+    fn from(written: WrittenToken) -> Self {
+        match written {
+            WrittenToken::Text(text) | WrittenToken::OnlyText([text]) => Self::Text(text),
+            WrittenToken::Id(id) | WrittenToken::OnlyId([id]) => Self::Id(id),
+        }
+    }
 }
 
 /// Reads a text of one token, or `#ID`.

@@ -6,7 +6,7 @@ use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{BUILT_IN, built_in_transcoders};
+use candle_gpt2_engine::{BUILT_IN, built_in_transcoders, is_nearly_built_in};
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, FileError, TranscoderLayer, Transcoders, TranscodersConfig,
 };
@@ -36,6 +36,9 @@ pub fn read_transcoders(folder: &Path, model: &Gpt2Config) -> Result<Transcoders
         let path = path.to_owned();
         move |error: FileError| LookError::File { path, error }
     };
+    if is_nearly_built_in(folder) {
+        return Err(wrong(format!("{}: no such folder; did you mean {BUILT_IN}?", folder.display())));
+    }
     let config =
         ["config.yaml", "config.json"].map(|name| folder.join(name)).into_iter().find(|path| path.is_file());
     let transcoders = match config {

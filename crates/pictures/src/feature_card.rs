@@ -1,4 +1,4 @@
-//! Features of a dictionary: what the public frontend of attribution graphs fetches for each, and a page of them.
+//! Features of a dictionary: what circuit-tracer's frontend fetches for each, and a page of them.
 
 use candle_gpt2_web::{FEATURE_CSS, FEATURE_HTML, FEATURE_JS, FEATURE_PAGE_JS, PARTS_JS};
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::Report;
 use crate::page::{data, filled};
 
-/// A feature with the texts that it is active in. As JSON it is what the public frontend of attribution graphs reads.
+/// A feature with the texts that it is active in. As JSON it is what circuit-tracer's frontend reads.
 ///
 /// ```
 /// use candle_gpt2_pictures::{Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Report, feature_page};

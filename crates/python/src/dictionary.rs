@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use candle_core::Tensor;
-use candle_gpt2_interpret::TrainedOn;
-use candle_gpt2_look::read_dictionary;
+use candle_gpt2_interpret::{TrainedOn, named_site};
+use candle_gpt2_look::{read_any_dictionary, read_dictionary};
 use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
-use crate::errors::Result;
+use crate::errors::{Result, wrong_value};
 use crate::model::Model;
 use crate::process::start;
 use crate::values::{Values, tensor};
@@ -40,6 +40,35 @@ impl Dictionary {
     #[getter]
     fn hook_name(&self) -> String {
         self.0.config().site.to_string()
+    }
+
+    /// SAELens' name of its kind: standard, topk, jumprelu, gated; of transcoders such as jumprelu_skip_transcoder.
+    #[getter]
+    fn architecture(&self) -> String {
+        self.0.config().architecture()
+    }
+
+    /// Reads one without a model: a folder of SAELens, or a .pt file of OpenAI's. site: as in Model.dictionary.
+    #[staticmethod]
+    #[pyo3(signature = (path, site = None))]
+    fn read(path: PathBuf, site: Option<&str>) -> Result<Self> {
+        start()?;
+        let named = |name| named_site(name).map_err(|error| wrong_value(format!("site: {error}")));
+        Ok(Self(read_any_dictionary(&path, site.map(named).transpose()?)?))
+    }
+
+    /// A ValueError if a model does not have the hook point, or has it in another width.
+    fn check(&self, model: &Model) -> Result<()> {
+        self.0.check_model(model.loaded.config()).map_err(|error| wrong_value(error.to_string()))
+    }
+
+    /// One of its tensors: W_enc (d_in, d_sae), b_enc, W_dec (d_sae, d_in), b_dec or threshold, as they are computed with: lengths of
+    /// directions and gates are folded into the encoder. None if it has no such tensor.
+    fn weight<'py>(&self, py: Python<'py>, name: &str) -> Result<Option<Bound<'py, PyArrayDyn<f32>>>> {
+        start()?;
+        let Some(tensor) = self.0.tensor(name) else { return Ok(None) };
+        let values = py.detach(|| Values::of(tensor))?;
+        Ok(Some(values.into_array(py)?))
     }
 
     /// Width of a value.

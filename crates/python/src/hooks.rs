@@ -43,11 +43,18 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Reads a list of pairs of a name, or pattern, and a function; of steerings; of control vectors.
+    /// Reads a list of pairs of a name, or pattern, and a function; of steerings; of control vectors. One of the latter may be alone.
     pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
         let mut hooks = Vec::new();
-        for item in value.map(|hooks| hooks.try_iter()).transpose()?.into_iter().flatten() {
-            let item = item?;
+        let items: Vec<Bound<'_, PyAny>> = match value {
+            // One alone.
+            Some(item) if item.cast::<Steering>().is_ok() || item.cast::<ControlVector>().is_ok() => {
+                vec![item.clone()]
+            }
+            Some(items) => items.try_iter()?.collect::<PyResult<_>>()?,
+            None => Vec::new(),
+        };
+        for item in items {
             if let Ok(steering) = item.cast::<Steering>() {
                 hooks.push(Hook::Steering(steering.get().fresh()));
                 continue;

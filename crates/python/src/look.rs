@@ -153,11 +153,12 @@ looks! {
     neurons: Neurons(text, neuron), "($self, text, neuron, *, top=20, bos=False)";
 
     /// Which features of the MLPs carry the prediction of a text, and how they act on each other (attribution graph): a picture of
-    /// nodes and edges; its values are the influence of the nodes with the most. details: nodes and links as the public frontend of
-    /// attribution graphs has them, replacement_score, completeness_score, and with `set` interventions.
+    /// nodes and edges; its values are the influence of the nodes with the most. details: nodes and links as circuit-tracer's frontend
+    /// has them, replacement_score, completeness_score, and with `set` interventions.
     ///
-    /// transcoders: a folder of circuit-tracer, or with a SAELens folder for each layer; without it features are neurons. set: features
-    /// that are set to values, such as "3_1201_4=0" (layer, feature, position). max_memory: in MiB.
+    /// transcoders: a folder of circuit-tracer, or with a SAELens folder for each layer, or "built-in", those of the model inside the
+    /// package; without it features are neurons. set: features that are set to values, such as ["3_1201_4=0"] (layer, feature,
+    /// position). max_memory: in MiB.
     attribution_graph: Graph(text), "($self, text, *, transcoders=None, max_feature_nodes=4096, max_memory=4096, node_threshold=0.8, edge_threshold=0.98, set=None, top=20, bos=False)";
 
     /// Which edges between heads and MLPs carry what the model does on a task: a picture of the circuit and its faithfulness.
@@ -193,7 +194,7 @@ impl Model {
     /// then has features, a list of dicts: index, density, act_min, act_max, histogram, top_logits, bottom_logits and
     /// examples_quantiles, the texts that the feature is active in. features: only these, as a list or as "3,17-20". examples: how
     /// many strongest texts, and how many of each quarter of the others. features_dir: a new folder that gets a JSON file of each feature,
-    /// as the public frontend of attribution graphs fetches it.
+    /// as circuit-tracer's frontend fetches it.
     #[pyo3(signature = (text, sae, **options), text_signature = "($self, text, sae, *, site=None, top=20, prompts_file=None, features=None, examples=6, features_dir=None, bos=False)")]
     fn features(
         &self,

@@ -4,7 +4,9 @@
 compatibility mode. torch is not needed; where it is imported, values are tensors.
 """
 
-from . import components, head_detector, hook_points, patching, utils
+import sys as _sys
+
+from . import bridge, cache, components, config, factored_matrix, head_detector, hook_points, patching, svd_interpreter, transformer, utils
 from .bridge import TransformerBridge
 from .cache import ActivationCache
 from .config import HookedTransformerConfig
@@ -18,6 +20,25 @@ from .transformer import HookedTransformer
 utilities = utils
 #: SAELens' name: every model takes autoencoders.
 HookedSAETransformer = HookedTransformer
+
+# TransformerLens' modules under both packages, so that old imports need nothing but the other name of the package.
+_MODULES = {
+    "ActivationCache": cache,
+    "FactoredMatrix": factored_matrix,
+    "HookedTransformer": transformer,
+    "HookedTransformerConfig": config,
+    "SVDInterpreter": svd_interpreter,
+    "components": components,
+    "head_detector": head_detector,
+    "hook_points": hook_points,
+    "model_bridge": bridge,
+    "patching": patching,
+    "utilities": utils,
+    "utils": utils,
+}
+for _name, _module in _MODULES.items():
+    for _package in (__name__, __name__.rpartition(".")[0]):
+        _sys.modules[f"{_package}.{_name}"] = _module
 
 __all__ = [
     "ActivationCache",

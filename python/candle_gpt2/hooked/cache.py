@@ -9,7 +9,7 @@ from . import utils
 from .arrays import array, like
 from .components import LayerNorm, TransformerBlock
 from .config import HookedTransformerConfig
-from .hook_points import HookPoint, own_name
+from .hook_points import HookPoint, own_name, unknown
 from .slices import Slice
 
 
@@ -52,7 +52,8 @@ class ActivationCache:
         name = name if name in self.cache_dict else own_name(name)
         if name not in self.cache_dict:
             known = name in self.model.hook_dict
-            raise KeyError(f"{name!r} is not in this cache; names_filter left it out, or it is off" if known else f"{name!r} is no hook point")
+            left_out = f"{name!r} is not in this cache; names_filter left it out, or it is off"
+            raise KeyError(left_out if known else unknown(name, self.model.hook_dict))
         return self.cache_dict[name]
 
     def _array(self, *key: Any) -> np.ndarray:

@@ -47,7 +47,7 @@ class Tape:
         kept.add(f"blocks.{model.cfg.n_layers - 1}.hook_resid_post")
         watched = [point for point in model.hook_points() if point.fwd_hooks]
         hooks = [(point.name, compare) for point in watched] + [(name, keep) for name in kept]
-        with model.hooks(fwd_hooks=hooks):
+        with model.hooks(fwd_hooks=[(name, hook) for name, hook in hooks if model.switch(name) is None]):
             for point in watched:
                 point.add_hook(note, level=model.context_level, prepend=True)
             yield

@@ -12,6 +12,7 @@ import numpy as np
 
 from .arrays import Kind, array, like
 from .slices import Slice
+from .warned import warn
 
 Name = str | Callable[[str], bool]
 NamesFilter = None | str | Sequence[str] | Callable[[str], bool]
@@ -42,6 +43,20 @@ def own_name(name: str) -> str:
     `blocks.3.hook_resid_pre`."""
     block, place = re.fullmatch(r"(blocks\.\d+\.)?(.*)", name, re.DOTALL).groups("")  # type: ignore[union-attr]
     return block + _OF_MODULES.get(place, place)
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Why this name is no hook point, and what to write instead."""
+    names = list(known)
+    short = name.removeprefix("hook_")
+    in_norms = short in ("scale", "normalized")  # which also have to say in which
+    if "." not in name and not in_norms and any(place.endswith(f".hook_{short}") for place in names):
+        return f"{name!r} is no hook point: short names need a layer, utils.get_act_name({short!r}, layer)"
+    layer = re.match(r"blocks\.(-?\d+)\.", name)
+    layers = 1 + max((int(place.split(".")[1]) for place in names if place.startswith("blocks.")), default=-1)
+    many = f": the model has layers 0 to {layers - 1}" if layer and layers and int(layer[1]) not in range(layers) else ""
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0)
+    return f"{name!r} is no hook point{many}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 
 
 class Module:
@@ -226,8 +241,7 @@ class HookedRootModule(Module):
         """The hook point of this name; a KeyError with the nearest name if there is none."""
         found = self.hook_dict.get(name) or self.hook_dict.get(own_name(name))
         if found is None:
-            nearest = difflib.get_close_matches(name, self.hook_dict, n=1, cutoff=0)
-            raise KeyError(f"{name!r} is no hook point; did you mean {nearest[0]!r}?" if nearest else f"{name!r} is no hook point")
+            raise KeyError(unknown(name, self.hook_dict))
         return found
 
     def switch(self, name: str) -> str | None:
@@ -249,9 +263,12 @@ class HookedRootModule(Module):
         prepend: bool = False,
     ) -> None:
         """Adds a hook where the name is, or where the function of names says True. It stays until reset_hooks."""
-        for point in self._points(name):
-            if isinstance(name, str):
-                self.check_hooks_to_add(point, name, hook)
+        points = self._points(name)
+        if isinstance(name, str):
+            self.check_hooks_to_add(points[0], points[0].name or "", hook)
+        else:
+            self._warn_if_off([point.name or "" for point in points])
+        for point in points:
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
     def add_perma_hook(self, name: Name, hook: Hook, dir: str = "fwd") -> None:
@@ -262,6 +279,13 @@ class HookedRootModule(Module):
         if isinstance(name, str):
             return [self.hook_point(name)]
         return [point for known, point in self.hook_dict.items() if name(known)]
+
+    def _warn_if_off(self, names: Sequence[str]) -> None:
+        """Warns if a function picked nothing but hook points that are off."""
+        switches = [switch for name in names if (switch := self.switch(name)) is not None]
+        if names and len(switches) == len(names):
+            turned_on = " and ".join(f"model.{switch}(True)" for switch in dict.fromkeys(switches))
+            warn(f"the function of names picks only hook points that are off, such as {names[0]}; they are computed after {turned_on}")
 
     def remove_all_hook_fns(
         self, direction: str = "both", including_permanent: bool = False, level: int | None = None
@@ -301,7 +325,12 @@ class HookedRootModule(Module):
         try:
             for dir, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
                 for name, hook in hooks:
-                    for point in self._points(name):
+                    points = self._points(name)
+                    if isinstance(name, str):
+                        self.check_hooks_to_add(points[0], points[0].name or "", hook)
+                    else:
+                        self._warn_if_off([point.name or "" for point in points])
+                    for point in points:
                         point.add_hook(hook, dir, level=self.context_level)
             yield self
         finally:
@@ -334,7 +363,21 @@ class HookedRootModule(Module):
         cache: dict[str, Any] | None = None,
         pos_slice: Any = None,
     ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
-        """A dict, and the forward and the backward hooks that fill it; gradients have `_grad` behind the name."""
+        """A dict, and the forward and the backward hooks that fill it; gradients have `_grad` behind the name. Hook points that are off
+        have none."""
+        kept, *hooks = self._caching_hooks(names_filter, incl_bwd, remove_batch_dim, cache, pos_slice)
+        fwd, bwd = ([(name, hook) for name, hook in of_dir if self.switch(str(name)) is None] for of_dir in hooks)
+        return kept, fwd, bwd
+
+    def _caching_hooks(
+        self,
+        names_filter: NamesFilter,
+        incl_bwd: bool,
+        remove_batch_dim: bool,
+        cache: dict[str, Any] | None,
+        pos_slice: Any = None,
+    ) -> tuple[dict[str, Any], list[tuple[Name, Hook]], list[tuple[Name, Hook]]]:
+        """The same with hook points that are off, which may be turned on later."""
         kept: dict[str, Any] = {} if cache is None else cache
         positions = Slice.unwrap(pos_slice)
 
@@ -359,7 +402,7 @@ class HookedRootModule(Module):
         cache: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """A dict that later runs fill, until the hooks are reset."""
-        kept, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
+        kept, fwd, bwd = self._caching_hooks(names_filter, incl_bwd, remove_batch_dim, cache)
         self.is_caching = True
         for dir, hooks in (("fwd", fwd), ("bwd", bwd)):
             for name, hook in hooks:
@@ -372,9 +415,11 @@ class HookedRootModule(Module):
         if names_filter is None:
             return list(self.hook_dict)
         if callable(names_filter):
-            return [name for name in self.hook_dict if names_filter(name)]
-        names = [names_filter] if isinstance(names_filter, str) else names_filter
-        names = [self.hook_point(name).name or "" for name in names]
+            names = [name for name in self.hook_dict if names_filter(name)]
+            self._warn_if_off(names)
+            return names
+        given = [names_filter] if isinstance(names_filter, str) else names_filter
+        names = [self.hook_point(name).name or "" for name in given]
         for name in names:
             switch = self.switch(name)
             if switch is not None:

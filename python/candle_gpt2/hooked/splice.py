@@ -1,18 +1,19 @@
 """Sparse autoencoders at hook points of a model, with what they leave unexplained added back."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from .._native import Dictionary, Model
-from .arrays import Kind, array
+from .arrays import Kind, array, torch_module
 from .config import HookedTransformerConfig
 from .hook_points import HookPoint, HookedRootModule, Module
+from .warned import warn
 
 
 class SAE(Module):
@@ -36,11 +37,32 @@ class SAE(Module):
         self.hook_sae_output = HookPoint(kind)
 
     @classmethod
-    def load(cls, path: str | PathLike[str], model: Any, site: str | None = None, use_error_term: bool = False) -> "SAE":
-        """Reads one for a Model or a HookedTransformer: a folder of SAELens, or a .pt file of OpenAI's. site: the hook point that it was
-        trained on, if its files do not tell."""
+    def load(
+        cls, path: str | PathLike[str], model: Any = None, site: str | None = None, use_error_term: bool = False
+    ) -> "SAE":
+        """Reads a folder of SAELens, or a .pt file of OpenAI's; with a Model or a HookedTransformer, checks that it fits. site: the hook
+        point that it was trained on, if its files do not tell."""
+        if model is None:
+            return cls(Dictionary.read(path, site), use_error_term, Kind(torch_module() is not None))
         native = model if isinstance(model, Model) else model.native
         return cls(native.dictionary(path, site), use_error_term, getattr(model, "kind", None))
+
+    @classmethod
+    def load_from_disk(cls, path: str | PathLike[str]) -> "SAE":
+        """SAELens' name of `load` without a model."""
+        return cls.load(path)
+
+    @classmethod
+    def from_pretrained(cls, release: str | PathLike[str], sae_id: str) -> "SAE":
+        """Reads the folder `release/sae_id`. Nothing is downloaded."""
+        folder = Path(release, sae_id)
+        if not folder.exists():
+            raise FileNotFoundError(
+                f"{folder}: no such folder, and SAEs are not downloaded here. Download cfg.json and sae_weights.safetensors of {sae_id} "
+                f"from the release's repository on huggingface.co (jbloom/GPT2-Small-SAEs-Reformatted for gpt2-small-res-jb) to a folder, "
+                f"and open it with SAE.load(folder, model)"
+            )
+        return cls.load(folder)
 
     @property
     def hook_name(self) -> str:
@@ -49,15 +71,45 @@ class SAE(Module):
 
     @property
     def cfg(self) -> SimpleNamespace:
-        """`hook_name`, `d_in` and `d_sae`, also as `metadata.hook_name`, where SAELens 6 has it."""
+        """`hook_name`, `d_in`, `d_sae` and `architecture`; `hook_name` also as `metadata.hook_name`, where SAELens 6 has it."""
         of = self.dictionary
         metadata = SimpleNamespace(hook_name=of.hook_name)
-        return SimpleNamespace(hook_name=of.hook_name, d_in=of.d_in, d_sae=of.d_sae, metadata=metadata)
+        return SimpleNamespace(
+            hook_name=of.hook_name, d_in=of.d_in, d_sae=of.d_sae, architecture=of.architecture, metadata=metadata
+        )
+
+    # Copies of what is computed with: norms of directions, and gates, are folded into the encoder and the threshold.
+
+    @property
+    def W_enc(self) -> Any:
+        """(C, F)."""
+        return self._weight("W_enc")
+
+    @property
+    def b_enc(self) -> Any:
+        """(F)."""
+        return self._weight("b_enc")
 
     @property
     def W_dec(self) -> Any:
         """What one unit of each latent adds, (F, C)."""
-        return self.kind.out(np.stack([self.dictionary.direction(i) for i in range(self.dictionary.d_sae)]))
+        return self._weight("W_dec")
+
+    @property
+    def b_dec(self) -> Any:
+        """(C)."""
+        return self._weight("b_dec")
+
+    @property
+    def threshold(self) -> Any:
+        """(F), above which a latent is active; an AttributeError unless the architecture is jumprelu or gated."""
+        return self._weight("threshold")
+
+    def _weight(self, name: str) -> Any:
+        values = self.dictionary.weight(name)
+        if values is None:
+            raise AttributeError(f"{name}: an SAE of the architecture {self.dictionary.architecture} has none")
+        return self.kind.out(values)
 
     def encode(self, x: Any) -> Any:
         """The latents (…, F) of values (…, C)."""
@@ -89,6 +141,7 @@ class WithSAEs(HookedRootModule):
 
     cfg: HookedTransformerConfig
     kind: Kind
+    native: Model
 
     @property
     def acts_to_saes(self) -> dict[str, SAE]:
@@ -98,6 +151,7 @@ class WithSAEs(HookedRootModule):
     def add_sae(self, sae: SAE, use_error_term: bool | None = None) -> None:
         """Puts an autoencoder in the place of its hook point, until reset_saes. Names of its hook points begin with that of the place:
         `blocks.8.hook_resid_pre.hook_sae_acts_post`."""
+        sae.dictionary.check(self.native)
         if use_error_term is not None:
             if sae._own_error_term is None:
                 sae._own_error_term = sae.use_error_term
@@ -105,7 +159,7 @@ class WithSAEs(HookedRootModule):
         is_processed = self.cfg.normalization_type == "LNPre"
         if sae.dictionary.trained_on_processed != is_processed:
             wanted = "from_pretrained" if sae.dictionary.trained_on_processed else "from_pretrained_no_processing"
-            warnings.warn(f"{sae.hook_name}: this SAE was trained on the activations of {wanted}", stacklevel=2)
+            warn(f"{sae.hook_name}: this SAE was trained on the activations of {wanted}")
         sae.kind = self.kind
         for _, point in sae.named_children():
             if isinstance(point, HookPoint):
@@ -118,7 +172,7 @@ class WithSAEs(HookedRootModule):
         there = self.acts_to_saes
         for name in names:
             if name not in there:
-                warnings.warn(f"{name}: no SAE is spliced in there", stacklevel=2)
+                warn(f"{name}: no SAE is spliced in there")
                 continue
             self._place(name, HookPoint(self.kind))
             sae = there[name]

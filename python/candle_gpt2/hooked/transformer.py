@@ -1,5 +1,7 @@
 """`HookedTransformer`: GPT-2 under the names and with the numbers of TransformerLens, on numpy."""
 
+import difflib
+import inspect
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -115,7 +117,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             raise ValueError(f"tensors: expected 'numpy', or 'torch' after `import torch`, found {tensors!r}")
         if isinstance(model_name, str) and not Path(model_name).exists():
             model_name = ALIASES.get(model_name, model_name)
-        native = model_name if isinstance(model_name, Model) else Model.from_pretrained(model_name, **options)
+        native = model_name if isinstance(model_name, Model) else cls._opened(model_name, options)
         cfg = HookedTransformerConfig.of_model(native.config, native.name)
         cfg.default_prepend_bos = default_prepend_bos is not False
         weights = Weights.of_checkpoint(native.parameters(), cfg)
@@ -129,6 +131,24 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             fold_value_biases=fold_value_biases,
         )
         return model
+
+    @classmethod
+    def _opened(cls, name: str | PathLike[str] | None, options: dict[str, Any]) -> Model:
+        """The model of this name; an error tells what there is."""
+        known = {**inspect.signature(cls.from_pretrained).parameters, **inspect.signature(Model.from_pretrained).parameters}
+        del known["options"]
+        for option in options.keys() - known.keys():
+            nearest = difflib.get_close_matches(option, known, n=1, cutoff=0)[0]
+            raise TypeError(f"{cls.__name__}.from_pretrained has no option {option!r}; the nearest name is {nearest!r}")
+        try:
+            return Model.from_pretrained(name, **options)
+        except FileNotFoundError as error:
+            if name is None or Path(name).exists():
+                raise
+            raise FileNotFoundError(
+                f"{error}. {cls.__name__} runs GPT-2 alone: gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name on the Hub, a "
+                "folder, or no name for the built-in model"
+            ) from None
 
     @classmethod
     def from_pretrained_no_processing(

@@ -51,7 +51,7 @@ pub(crate) struct CacheArguments {
     #[command(flatten)]
     pub(crate) activations: Activations,
     /// Write the activations of every prompt in a file to shards: one prompt per line, or, if its name ends in .jsonl, objects {"prompt": TEXT} or {"ids": [ID, …]}
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "layers", "positions", "numbers"], help_heading = "Many prompts")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "positions", "numbers"], help_heading = "Many prompts")]
     pub(crate) prompts_file: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Many prompts")]
     pub(crate) shards: ActivationsOptions,
@@ -112,6 +112,10 @@ impl CacheArguments {
 
 /// Writes the activations of every prompt of a file to a folder.
 fn write_shards(arguments: &CacheArguments, prompts: &Path, hub: &HubOptions) -> Result<ExitCode> {
+    if arguments.activations.layers.is_some() {
+        let way = "write the layers in --sites, such as 3.resid_post for resid_post of layer 3";
+        return Err(UsageError(format!("--layers cannot be used with --prompts-file; {way}")).into());
+    }
     let opening = &arguments.look.look;
     let (loaded, reader, mut job) = opening.open(hub, |reader| {
         let config = reader.vocabulary().config();

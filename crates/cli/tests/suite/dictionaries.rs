@@ -61,6 +61,13 @@ fn prompts_become_shards_and_shards_a_dictionary() {
         "--prompts-file",
     );
     let scores = ["cache", "--prompts-file", path(&prompts), "--sites", "pattern", "--out", path(&shards)];
+    let of_layer =
+        [&scores[..3], &["--sites", "resid_post,z", "--layers", "3", "--out", path(&shards)]].concat();
+    assert_refused(
+        &run(&of_layer),
+        USAGE,
+        "write the layers in --sites, such as 3.resid_post for resid_post of layer 3",
+    );
     assert_refused(&run(&scores), USAGE, "--sites: blocks.0.attn.hook_pattern has no vector for each token");
 
     let train = |more: &[&str]| {

@@ -253,6 +253,21 @@ fn dictionaries_of_saelens_give_its_numbers() {
         assert_eq!(config.prepends_bos, Some(prepends_bos), "{name}");
         let is_centred = ["plain", "jumprelu"].contains(&name);
         assert_eq!(config.needs_centring(), is_centred, "{name}: {}", config.trained_on_because);
+        let architecture = if name == "plain" { "standard".to_owned() } else { name.replace('-', "_") };
+        assert_eq!(config.architecture(), architecture);
+        // Its tensors are those of the file; a gate is folded in.
+        let file =
+            TensorFile::read(&fixture(&format!("saelens-{name}")).join("sae_weights.safetensors")).unwrap();
+        for tensor in ["W_enc", "b_enc", "W_dec", "b_dec", "threshold"] {
+            let found = dictionary.tensor(tensor);
+            if name != "gated" || tensor.ends_with("dec") {
+                let stored = file.tensors.get(tensor);
+                assert_eq!(found.map(values), stored.map(values), "{name}: {tensor}");
+            } else {
+                assert_eq!(found.unwrap().dims().last(), Some(&dictionary.latents()), "{tensor}");
+            }
+        }
+        assert!(dictionary.tensor("W_skip").is_none());
     }
 }
 

@@ -158,6 +158,17 @@ fn what_is_left_out_may_come_from_texts() {
         [read, given].map(|with| look(&loaded, &Ablate { with, ..Ablate::new(words("The dog")) }).unwrap());
     assert_eq!(of_file.report.values, of_texts.report.values);
     assert!(of_texts.report.notes[0].ends_with("mean of 2 texts"));
+    // Rows of JSON are read as rows, not as text.
+    let rows = folder.path().join("rows.jsonl");
+    let ids = loaded.vocabulary().encode("My dog").unwrap();
+    std::fs::write(&rows, format!("{{\"prompt\": \"The cat sat\"}}\n\n{{\"ids\": {ids:?}}}\n")).unwrap();
+    let with = || format!("mean:{}", rows.display()).parse().unwrap();
+    let of_rows = look(&loaded, &Ablate { with: with(), ..Ablate::new(words("The dog")) }).unwrap();
+    assert_eq!(of_rows.report.values, of_texts.report.values);
+    std::fs::write(&rows, "{\"prompt\": \"The cat sat\"}\n{\"clean\": \"a\", \"corrupt\": \"b\"}\n").unwrap();
+    let error = look(&loaded, &Ablate { with: with(), ..Ablate::new(words("The dog")) }).unwrap_err();
+    let told = format!("{error}: {}", std::error::Error::source(&error).unwrap());
+    assert!(told.contains("rows.jsonl, line 2: ") && told.contains("keys `prompt` and `ids`"), "{told}");
     // What a text itself has in the place of a head's output changes nothing, and that is told.
     let with = Instead::sample(words("The dog"));
     let same = look(&loaded, &Ablate { with, ..Ablate::new(words("The dog")) }).unwrap();
@@ -352,10 +363,23 @@ fn options_are_read_from_json() {
     let heads = Some("9.6,10.7".parse().unwrap());
     let expected = Ablate { metric, heads, at: Some(-1), with, ..Ablate::new(words("The dog")) };
     assert_eq!(asked.unwrap(), format!("{expected:?}"));
+    // As a line of prompt pairs has it.
+    let listed =
+        [r#"{"answer": [" a"]}"#, r#"{"answer": " a"}"#, r#"{"answer": [5]}"#, r#"{"answer": 5}"#].map(read);
+    let [list, alone, list_of_id, id] = listed.map(Result::unwrap);
+    assert!(list == alone && list_of_id == id && list != id);
     for (wrong, told) in [
         (r#"{"head": "1.1"}"#, "unknown field `head`"),
         (r#"{"measure": "size"}"#, "expected logit, log-probability or probability, found \"size\""),
         (r#"{"heads": [1]}"#, "expected pairs of layer and head"),
+        (
+            r#"{"answer": [" a", " b"]}"#,
+            "expected a text of one token, or a token id; in a list there may be only one",
+        ),
+        (
+            r#"{"with": "mean"}"#,
+            "mean:FILE or sample:FILE, found \"mean\"; texts of your own are (\"mean\", texts)",
+        ),
         (r#"{"with": ["median", ["a"]]}"#, "expected a text such as \"raw-zero\""),
     ] {
         let error = read(wrong).unwrap_err().to_string();

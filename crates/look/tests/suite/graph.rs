@@ -1,4 +1,4 @@
-//! Attribution graphs as they are shown: files of transcoders, the JSON of the public frontend, interventions.
+//! Attribution graphs as they are shown: files of transcoders, the JSON of circuit-tracer's frontend, interventions.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -59,8 +59,29 @@ fn the_built_in_model_has_transcoders() {
     let other = Case::open("untied").loaded.config().clone();
     let error = read_transcoders("built-in".as_ref(), &other).unwrap_err();
     assert!(error.is_usage(), "{error}");
+    for name in ["builtin", "built_in"] {
+        let error = read_transcoders(name.as_ref(), loaded.config()).unwrap_err();
+        assert_eq!(error.to_string(), format!("{name}: no such folder; did you mean built-in?"));
+    }
     let graph = Graph { transcoders: Some("built-in".into()), ..Graph::new(words("One day, Mia was")) };
     let found = look(&loaded, &graph).unwrap();
+    // A table says at which token each node is; the id beside it has layer and feature.
+    let [axis] = &found.report.axes[..] else { panic!("one axis") };
+    let drawn = &found.graph.as_ref().unwrap().points;
+    for (id, text) in axis.labels.iter().zip(&found.report.texts) {
+        let name = &drawn.iter().find(|point| &point.id == id).unwrap().name;
+        let shown = match name
+            .split_once(" of layer ")
+            .map(|(what, rest)| (what, rest.split_once(" at ").unwrap().1))
+        {
+            Some((what, token)) if what == "error" => format!("error at {token}"),
+            Some((_, token)) => format!("feature at {}", token.split_once(", active").unwrap().0),
+            None => name.clone(),
+        };
+        assert_eq!(text, &shown, "{id}");
+    }
+    let table = candle_gpt2_pictures::table(&found.report);
+    assert!(table.lines().any(|line| line.contains("feature at ·was ")), "{table}");
     assert!(!found.report.notes.iter().any(|note| note.contains("neurons")), "{:?}", found.report.notes);
 }
 
