@@ -1,6 +1,6 @@
 //! Ablation: the prediction without a head, each head in turn, or chosen ones together.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use candle_core::{DType, Tensor};
