@@ -74,7 +74,7 @@ fn the_built_in_model_has_transcoders() {
             .split_once(" of layer ")
             .map(|(what, rest)| (what, rest.split_once(" at ").unwrap().1))
         {
-            Some((what, token)) if what == "error" => format!("error at {token}"),
+            Some(("error", token)) => format!("error at {token}"),
             Some((_, token)) => format!("feature at {}", token.split_once(", active").unwrap().0),
             None => name.clone(),
         };
