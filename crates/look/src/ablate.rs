@@ -225,7 +225,7 @@ impl Others {
             Self::File(path) => {
                 let file = TextFile::read(path)?;
                 let mut all = Vec::new();
-                for line in 0..file.len() {
+                for line in (0..file.len()).filter(|line| !file.is_blank(*line)) {
                     all.extend(file.sequences(line, reader)?);
                 }
                 if all.is_empty() {

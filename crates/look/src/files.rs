@@ -53,6 +53,11 @@ impl TextFile {
         self.rows.len()
     }
 
+    /// Whether a line is white space alone.
+    pub(crate) fn is_blank(&self, index: usize) -> bool {
+        self.rows.is_blank(index)
+    }
+
     /// The sequences of a line.
     pub(crate) fn sequences(&self, index: usize, reader: &Reader) -> Result<Vec<Vec<u32>>> {
         let row = self.rows.sequences(index, reader.vocabulary(), reader.bos());

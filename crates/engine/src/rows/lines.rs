@@ -80,6 +80,11 @@ impl RowFile {
         (*number, row)
     }
 
+    /// Whether the line of this row is white space alone.
+    pub fn is_blank(&self, index: usize) -> bool {
+        self.bytes[self.lines[index].1.clone()].trim_ascii().is_empty()
+    }
+
     /// The tokens of this row, cut into sequences that the model's context holds, each with the token `bos` in front if there is one.
     ///
     /// ```
