@@ -31,6 +31,8 @@ pub struct KvCacheShape {
 
 /// Keys and values of one attention layer, preallocated, with a slot and a length for each row.
 ///
+/// It is for inference: keys and values are written in place, so no gradient goes through it to the layers that made them.
+///
 /// Not `Clone`: candle's tensors share their memory when cloned. [`KvCache::fork`] copies.
 ///
 /// ```

@@ -71,6 +71,9 @@ pub enum AttentionError {
         "attention: a key-value cache holds a layer's own tokens and cannot be used with a separate memory"
     )]
     CacheWithMemory,
+    /// A cache was given to a pass in training.
+    #[error("attention: no gradient goes through a key-value cache; train without one")]
+    CacheInTraining,
     /// A pass over rows of different lengths has another number of rows than the cache.
     #[error(
         "key-value cache: it has {rows} rows, and the pass has {found}; give a length for each row of the cache"

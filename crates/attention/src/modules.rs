@@ -1,4 +1,4 @@
-//! The layers as candle's modules: one tensor in, one tensor out, in inference.
+//! The layers as candle's modules: one tensor in, one tensor out, without dropout.
 
 use candle_core::{Result, Tensor};
 use candle_nn::Module;

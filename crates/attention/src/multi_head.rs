@@ -91,7 +91,7 @@ impl MultiHeadAttention {
         self
     }
 
-    /// Self-attention under a mask, for inference and without a cache.
+    /// Self-attention under a mask, without dropout and without a cache. Gradients flow.
     ///
     /// # Shapes
     /// `x` `(B, T, d_in)`; returns `(B, T, d_out)`.
@@ -132,7 +132,7 @@ impl MultiHeadAttention {
     /// `cache.lengths()[b]` tokens of the cache.
     ///
     /// # Errors
-    /// When the shapes do not fit, the cache is full, or a cache is given together with a memory.
+    /// When the shapes do not fit, the cache is full, or a cache is given together with a memory or in training.
     pub fn forward_with(
         &self,
         x: &Tensor,

@@ -111,7 +111,7 @@ impl ScaledDotProduct {
     /// `q`, and the new `keys` and `values` `(B, H, T, D)`; returns `(B, H, T, D)`.
     ///
     /// # Errors
-    /// When the shapes are not those of the cache, a size is 0, or a row has no room; the cache is then unchanged.
+    /// When the shapes are not those of the cache, a size is 0, a row has no room, or the pass is in training; the cache is then unchanged.
     pub fn forward_cached(
         &self,
         q: &Tensor,
@@ -120,6 +120,9 @@ impl ScaledDotProduct {
         cache: &mut KvCache,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        if pass.is_training() {
+            return Err(AttentionError::CacheInTraining.into());
+        }
         let past_lengths = cache.lengths().to_vec();
         expect_some([q, keys, values])?;
         cache.append(keys, values)?;

@@ -50,12 +50,14 @@ fn train(folder: &Path) -> Result<(), Box<dyn Error>> {
     let config = read_config(folder)?;
     let tensors = candle_core::safetensors::load(folder.join("model.safetensors"), &DEVICE)?;
     let prefix = if tensors.contains_key("transformer.wte.weight") { "transformer" } else { "" };
-    let mut variables = VarMap::new();
+    let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &DEVICE);
     let vb = if prefix.is_empty() { vb } else { vb.pp(prefix) };
-    // The variables are there once a model asked for them; then they get their values from the file.
+    // The variables are there once a model asked for them; then they get their values from the file, which may be in f16.
     let model = Gpt2LMHeadModel::load(&config, vb)?;
-    variables.load(folder.join("model.safetensors"))?;
+    for (name, variable) in &*variables.data().lock().expect("no thread has panicked") {
+        variable.set(&tensors[name].to_dtype(DType::F32)?)?;
+    }
 
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;
     let ids = Tensor::new(&[[1u32, 2, 3, 4, 5]], &DEVICE)?;

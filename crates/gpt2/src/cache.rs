@@ -87,7 +87,8 @@ impl KvPool {
     }
 }
 
-/// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens.
+/// One [`KvCache`] for each block. The rows' lengths are the positions of their next tokens. It is for inference: no gradient goes through
+/// it.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

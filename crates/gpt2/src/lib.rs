@@ -21,12 +21,13 @@ mod watcher;
 
 pub use cache::{Gpt2Cache, KvPool};
 pub use candle_gpt2_attention::{
-    AttentionError, AttentionMask, Before, FeedForward, HeadWidth, KvDType, KvSlot, MultiHeadAttention,
-    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site, SiteKind, carried,
-    gradients,
+    AttentionError, AttentionMask, Before, FeedForward, HeadWidth, KvCache, KvCacheShape, KvDType, KvSlot,
+    MultiHeadAttention, MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site,
+    SiteKind, carried, gradients,
 };
 pub use candle_gpt2_kernels::{
     Activation, ByOutput, KernelError, LayerNorm, Linear, ParameterSize, ParameterSource, RandomStream,
+    open_cuda,
 };
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};

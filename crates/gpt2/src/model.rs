@@ -12,6 +12,9 @@
 //!
 //! Letters in shapes: `B` batch, `T` tokens, `C` width (`n_embd`), `V` vocabulary.
 //!
+//! Attention itself is a crate below: `multi_head.rs` there, and `steps.rs`, which has its formula. `examples/plain.rs` says all of it in
+//! 150 lines on candle's own operations.
+//!
 //! Beside it: `embeddings.rs` (positions), `cross_attention.rs` (encoder states), `cache.rs` (keys and values), `observed.rs`
 //! (observers of a model), `parts.rs` (the parts and their sizes). [`SiteKind`] lists what the observer of a pass is shown.
 
@@ -141,7 +144,7 @@ impl Gpt2Model {
         })
     }
 
-    /// Hidden states after the final norm, for inference without a cache.
+    /// Hidden states after the final norm, without dropout and without a cache. Gradients flow.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`.
@@ -275,7 +278,7 @@ impl Gpt2LMHeadModel {
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })
     }
 
-    /// Logits of the next token after each token, for inference without a cache.
+    /// Logits of the next token after each token, without dropout and without a cache. Gradients flow.
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, V)`.

@@ -1,4 +1,4 @@
-//! The models as candle's modules: ids in, in inference.
+//! The models as candle's modules: ids in, without dropout.
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::Pass;

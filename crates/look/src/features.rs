@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
 use crate::files::{TextFile, read_text};
-use crate::graph::paired;
+use crate::frontend::paired;
 use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
 
 /// Memory that the examples of features may take, in bytes.

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
+use crate::frontend::paired;
 use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
 
 /// circuit-tracer's frontend leaves features out that are active at more than this share of the positions.
@@ -641,9 +642,4 @@ impl Drawn<'_> {
         };
         DrawnGraph { rows, points, lines: self.pruned.edges.iter().filter_map(line).collect() }
     }
-}
-
-/// Cantor's number of a pair: what circuit-tracer's frontend calls a feature of a layer.
-pub(crate) fn paired(layer: usize, feature: usize) -> usize {
-    (layer + feature) * (layer + feature + 1) / 2 + feature
 }

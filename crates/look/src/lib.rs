@@ -13,6 +13,7 @@ mod error;
 mod features;
 mod files;
 mod found;
+mod frontend;
 mod graph;
 mod head;
 mod lens;

@@ -4,6 +4,7 @@ use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
 use candle_gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
     MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct, Site,
+    carried,
 };
 use candle_gpt2_kernels::{LayerNorm, Linear};
 use candle_gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
@@ -444,6 +445,19 @@ fn a_step_after_lengths_in_memory() -> Result<()> {
     assert!(refused(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
     let mut generator = candle_gpt2_kernels::RandomStream::new(1);
     assert!(refused(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
+    Ok(())
+}
+
+#[test]
+fn a_cache_is_refused_in_training() -> Result<()> {
+    let (layer, _) = separate_and_fused()?;
+    let x = pattern(&[1, 2, 15], 1.0, 0);
+    let mut cache = cache(1, 4)?;
+    let mut generator = candle_gpt2_kernels::RandomStream::new(1);
+    let pass = &mut Pass::training(&mut generator);
+    let error = layer.forward_with(&x, None, &AttentionMask::Causal, Some(&mut cache), pass).unwrap_err();
+    assert_eq!(carried::<AttentionError>(&error), Some(&AttentionError::CacheInTraining));
+    assert_eq!(cache.lengths(), [0]);
     Ok(())
 }
 

@@ -516,7 +516,7 @@ fn files_that_cannot_be_read_are_named() {
     let none = write("none.txt", b"\n \n");
     for (with, name) in [
         (format!("mean:{missing}"), &missing),
-        (format!("mean:{long}"), &long),
+        (format!("sample:{long}"), &long),
         (format!("mean:{bytes}"), &bytes),
         (format!("mean:{none}"), &none),
         (format!("sample:{two}"), &two),
@@ -524,8 +524,8 @@ fn files_that_cannot_be_read_are_named() {
     ] {
         named(&run(&["look", "ablate", "The big dog", "--with", &with]), name);
     }
-    // Texts of one length or of several are a mean.
-    for with in [format!("mean:{two}"), format!("mean:{short}")] {
+    // Texts of one length or of several are a mean, and so are the pieces of one that no context holds.
+    for with in [format!("mean:{two}"), format!("mean:{short}"), format!("mean:{long}")] {
         let report = run(&["look", "ablate", "The big dog", "--with", &with, "--json"]).json();
         check(&report, "ablate", &[442, 677, 1082], false);
     }

@@ -81,6 +81,13 @@ impl RowFile {
     }
 
     /// Whether the line of this row is white space alone.
+    ///
+    /// ```
+    /// use candle_gpt2_engine::RowFile;
+    ///
+    /// let file = RowFile::new("rows.txt".as_ref(), b"The dog\n \n".to_vec());
+    /// assert_eq!([file.is_blank(0), file.is_blank(1)], [false, true]);
+    /// ```
     pub fn is_blank(&self, index: usize) -> bool {
         self.bytes[self.lines[index].1.clone()].trim_ascii().is_empty()
     }

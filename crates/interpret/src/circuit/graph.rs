@@ -88,7 +88,7 @@ impl Display for EdgeDestination {
 }
 
 /// The spans of tokens that an edge leads from and to, counted from 0. Only keys and values cross from one span to another: they are read
-/// at the source's position and used by the query at the destination's.
+/// at the source's position and used by the query at the destination's. [`EdgeGraph::in_spans`] takes those that cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct EdgeSpans {
     /// Of what the source writes.

@@ -656,14 +656,14 @@ fn what_a_dictionary_cannot_be_is_named() {
                 (d.site, d.output_site) =
                     ("ln_final.hook_normalized".into(), Some("blocks.1.hook_mlp_out".into()));
             },
-            "`output_site`: blocks.1.hook_mlp_out comes before ln_final.hook_normalized",
+            "`output_site`: blocks.1.hook_mlp_out comes before the input ln_final.hook_normalized",
         ),
         (
             &|d| {
                 d.kind = DictionaryKind::Transcoder;
                 (d.site, d.output_site) = ("ln_final.hook_normalized".into(), Some("hook_embed".into()));
             },
-            "`output_site`: hook_embed comes before ln_final.hook_normalized",
+            "`output_site`: hook_embed comes before the input ln_final.hook_normalized",
         ),
         (&|d| d.latents = 0, "`latents`: expected from 1 to"),
         (&|d| d.k = 41, "`k`: expected from 1 to the 40 latents, found 41"),
