@@ -30,8 +30,8 @@ same text each time; other seeds give other texts. The same options and seed giv
 ``gpt2 generate``, alone and in any batch.
 
 Analyses are methods with the names and the options of ``gpt2 look``: ``attention``, ``logit_lens``, ``tuned_lens``,
-``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``saliency``, ``neurons``, ``features``. Each returns
-a :class:`Picture`, which a notebook displays. Names that are keywords of Python end in an underscore: ``as_``,
+``attribute``, ``heads``, ``ablate``, ``patch``, ``path``, ``estimate``, ``circuit`` (of the pairs of ``task_data``),
+``attribution_graph``, ``saliency``, ``neurons``, ``features``. Each returns a :class:`Picture`, which a notebook displays. Names that are keywords of Python end in an underscore: ``as_``,
 ``from_``, ``with_``.
 
 :class:`HookedTransformer` has the names and the numbers of TransformerLens: hook points, ``run_with_cache``, ``run_with_hooks``,

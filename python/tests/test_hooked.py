@@ -825,7 +825,7 @@ def test_what_cannot_be_opened_is_told():
         message = f"HookedTransformer.from_pretrained has no option '{option}'; the nearest name is '{nearest}'"
         with pytest.raises(TypeError, match=message):
             HookedTransformer.from_pretrained(INSIDE / "plain", **{option: True})
-    with pytest.raises(FileNotFoundError, match="pythia-70m: .* HookedTransformer runs GPT-2 alone: gpt2, gpt2-medium, .*, a folder, or no name"):
+    with pytest.raises(FileNotFoundError, match="pythia-70m: .* HookedTransformer supports only GPT-2 models: gpt2, gpt2-medium, .*, a folder, or no name"):
         HookedTransformer.from_pretrained("pythia-70m", offline=True)
     with pytest.raises((candle_gpt2.Gpt2Error, FileNotFoundError), match="gpt2"):
         HookedTransformer.from_pretrained("gpt2-small", offline=True, cache_dir="/no/such/cache")

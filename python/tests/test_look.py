@@ -143,7 +143,7 @@ def test_a_circuit_is_that_of_the_program(model, program, tmp_path):
     assert model.circuit(ids, method="eap", edges=20).details == found.details
     with pytest.raises(ValueError, match="pair 2: expected .*missing field `answer`"):
         model.circuit([data[0], {"clean": "a", "corrupt": "b"}])
-    with pytest.raises(ValueError, match="pair 3: the texts have|pair 3: `clean` has"):
+    with pytest.raises(ValueError, match="pair 3: `clean` has"):
         model.circuit([*data[:2], data[2] | {"corrupt": "One day"}])
     with pytest.raises(TypeError, match="data: expected a file of prompt pairs, or a list of them"):
         model.circuit(7)

@@ -207,9 +207,11 @@ fn of_missing(name: &str) -> &'static str {
     if name.contains("hf.co/") || name.contains("huggingface.co/") {
         return "a model on the Hub is named owner/name, without the address";
     }
-    match name.split_once(':') {
+    match name.rsplit_once(':') {
         // One letter is a drive.
-        Some((before, _)) if before.len() > 1 => "names have no tags: gpt2, or owner/name on the Hub",
+        Some((before, tag)) if before.len() > 1 && !tag.contains(['/', '\\']) => {
+            "names have no tags: gpt2, or owner/name on the Hub"
+        }
         _ => "the name gpt2 downloads GPT-2, built-in is the model inside the program",
     }
 }
@@ -261,6 +263,7 @@ mod tests {
     fn names_of_models_as_other_programs_have_them() {
         for (name, expected) in [
             ("gpt2:124m", "(names have no tags: gpt2, or owner/name on the Hub)"),
+            ("./12:30/none", "(the name gpt2 downloads GPT-2, built-in is the model inside the program)"),
             ("hf.co/owner/name", "(a model on the Hub is named owner/name, without the address)"),
             ("C:\\gpt2", "(the name gpt2 downloads GPT-2, built-in is the model inside the program)"),
         ] {

@@ -278,6 +278,7 @@ fn check_tokens(
 ) -> Vec<String> {
     let config = checkpoint.config();
     let vocab_size = config.vocab_size;
+    let is_named = tokenizer.is_some();
     let tokenizer = checkpoint.tokenizer(tokenizer);
     let vocabulary = Arc::new(Vocabulary::new(checkpoint, tokenizer.as_ref().ok().cloned()));
     let defaults = Defaults::of(checkpoint, Arc::clone(&vocabulary)).and_then(|defaults| {
@@ -294,7 +295,7 @@ fn check_tokens(
     let mut beyond: Vec<String> = beyond.collect();
     match tokenizer {
         // Without a tokenizer nothing is generated from text, and small configurations have transformers' default ids.
-        Err(WeightsError::NoTokenizer { .. }) => {
+        Err(WeightsError::NoTokenizer { .. }) if !is_named => {
             beyond.push(NO_TOKENIZER.into());
             beyond
         }

@@ -56,7 +56,8 @@ fn train(folder: &Path) -> Result<(), Box<dyn Error>> {
     // The variables are there once a model asked for them; then they get their values from the file, which may be in f16.
     let model = Gpt2LMHeadModel::load(&config, vb)?;
     for (name, variable) in &*variables.data().lock().expect("no thread has panicked") {
-        variable.set(&tensors[name].to_dtype(DType::F32)?)?;
+        let value = tensors.get(name).ok_or_else(|| format!("{name} is not in the file"))?;
+        variable.set(&value.to_dtype(DType::F32)?)?;
     }
 
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 1e-3)?;

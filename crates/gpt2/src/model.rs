@@ -164,7 +164,7 @@ impl Gpt2Model {
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; when the pass
     /// [stops](Pass::stopping_at) at a block that is not there, or, with a cache, at another one than the passes before it, which have left
-    /// the layers from there on empty; and when the pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
+    /// the layers from there on empty; when a pass in training has a cache; and when the pass is [ended](candle_gpt2_kernels::interruptible). The cache then holds what it held before.
     pub fn forward_with(
         &self,
         ids: &Tensor,

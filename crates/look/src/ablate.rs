@@ -51,7 +51,7 @@ pub struct Ablate {
     )]
     pub at: Option<i64>,
     /// Replacement for a head's output: raw-zero, transformer-lens-zero, mean:FILE (mean over the texts in FILE, one per line, or in a
-    /// .jsonl file objects with `prompt` or `ids`) or sample:FILE (from one text with the same number of tokens)
+    /// .jsonl file objects with `prompt` or `ids`; longer ones than the context in pieces) or sample:FILE (from one text with the same number of tokens)
     #[cfg_attr(feature = "clap", arg(long, value_name = "WHAT", default_value = "raw-zero"))]
     pub with: Instead,
 }

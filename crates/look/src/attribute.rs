@@ -1,6 +1,6 @@
 //! What each part of the model adds to a prediction (direct logit attribution).
 
-use candle_core::DType;
+use candle_core::{DType, Device};
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Chain, Measure, Unit, attribute};
 use candle_gpt2_pictures::{Axis, Metric as Shown};
@@ -109,7 +109,8 @@ impl Look for Attribute {
         let mut details = json!({ "bias": found.bias, "total": found.total });
         if metric.against.is_none() {
             let logits = run.logits(metric.logits_for(), &mut Chain(Vec::new()))?.flatten_all()?;
-            let logits = logits.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+            // Apple's GPUs have no f64.
+            let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
             let (logit, mean) =
                 (logits[metric.answer as usize], logits.iter().sum::<f64>() / logits.len() as f64);
             report.notes.push(format!("the logit is {logit:.4}, the mean of all logits {mean:.4}"));

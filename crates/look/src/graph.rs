@@ -4,6 +4,7 @@ use std::fmt::{Display, Formatter};
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use candle_core::{DType, Device};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_engine::{Reporter, Silent, Unit};
 use candle_gpt2_interpret::{
@@ -350,7 +351,7 @@ impl Graph {
 /// The logits after the last token, less their mean.
 fn centred_logits(run: &Run, mut observer: Chain) -> Result<Vec<f64>> {
     let logits = run.logits(LogitsFor::LastToken, &mut observer)?;
-    let logits = logits.flatten_all()?.to_dtype(candle_core::DType::F64)?.to_vec1::<f64>()?;
+    let logits = logits.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
     let mean = logits.iter().sum::<f64>() / logits.len() as f64;
     Ok(logits.into_iter().map(|logit| logit - mean).collect())
 }

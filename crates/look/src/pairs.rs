@@ -190,7 +190,7 @@ pub(crate) fn read_pairs(
 ) -> Result<ReadPairs> {
     let (origin, written) = data.read(most)?;
     if written.is_empty() {
-        return Err(named(origin, wrong("no pairs; `gpt2 look data` writes some")));
+        return Err(named(origin, wrong("no pairs; give at least one, such as those of the look `data`")));
     }
     let mut pairs = Vec::new();
     for (origin, pair) in &written {

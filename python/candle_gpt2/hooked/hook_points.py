@@ -50,7 +50,8 @@ def unknown(name: str, known: Iterable[str]) -> str:
     names = list(known)
     short = name.removeprefix("hook_")
     in_norms = short in ("scale", "normalized")  # which also have to say in which
-    if "." not in name and not in_norms and any(place.endswith(f".hook_{short}") for place in names):
+    in_sae = short.startswith("sae_")  # which get_act_name does not know
+    if "." not in name and not in_norms and not in_sae and any(place.endswith(f".hook_{short}") for place in names):
         return f"{name!r} is no hook point: short names need a layer, utils.get_act_name({short!r}, layer)"
     layer = re.match(r"blocks\.(-?\d+)\.", name)
     layers = 1 + max((int(place.split(".")[1]) for place in names if place.startswith("blocks.")), default=-1)
@@ -263,17 +264,22 @@ class HookedRootModule(Module):
         prepend: bool = False,
     ) -> None:
         """Adds a hook where the name is, or where the function of names says True. It stays until reset_hooks."""
-        points = self._points(name)
-        if isinstance(name, str):
-            self.check_hooks_to_add(points[0], points[0].name or "", hook)
-        else:
-            self._warn_if_off([point.name or "" for point in points])
-        for point in points:
+        for point in self._points_for(name, hook):
             point.add_hook(hook, dir, is_permanent, level, prepend)
 
     def add_perma_hook(self, name: Name, hook: Hook, dir: str = "fwd") -> None:
         """Adds a hook that resets leave where it is."""
         self.add_hook(name, hook, dir, is_permanent=True)
+
+    def _points_for(self, name: Name, hook: Hook) -> list[HookPoint]:
+        """The points where this hook is to be. One that is off is refused by name, and told if a function picks no others."""
+        if isinstance(name, str):
+            point = self.hook_point(name)
+            self.check_hooks_to_add(point, point.name or "", hook)
+            return [point]
+        points = self._points(name)
+        self._warn_if_off([point.name or "" for point in points])
+        return points
 
     def _points(self, name: Name) -> list[HookPoint]:
         if isinstance(name, str):
@@ -325,12 +331,7 @@ class HookedRootModule(Module):
         try:
             for dir, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
                 for name, hook in hooks:
-                    points = self._points(name)
-                    if isinstance(name, str):
-                        self.check_hooks_to_add(points[0], points[0].name or "", hook)
-                    else:
-                        self._warn_if_off([point.name or "" for point in points])
-                    for point in points:
+                    for point in self._points_for(name, hook):
                         point.add_hook(hook, dir, level=self.context_level)
             yield self
         finally:

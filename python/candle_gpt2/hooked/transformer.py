@@ -146,7 +146,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             if name is None or Path(name).exists():
                 raise
             raise FileNotFoundError(
-                f"{error}. {cls.__name__} runs GPT-2 alone: gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name on the Hub, a "
+                f"{error}. {cls.__name__} supports only GPT-2 models: gpt2, gpt2-medium, gpt2-large, gpt2-xl, distilgpt2, owner/name on the Hub, a "
                 "folder, or no name for the built-in model"
             ) from None
 

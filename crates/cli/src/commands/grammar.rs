@@ -109,9 +109,10 @@ fn text(path: &Path) -> Result<String> {
     // llama.cpp takes the text itself.
     let given = path.to_string_lossy();
     if (given.contains("::=") || given.trim_start().starts_with('{')) && !path.exists() {
-        return Err(
-            crate::exit::UsageError(format!("{given}: expected a file; write the text to one")).into()
-        );
+        return Err(crate::exit::UsageError(
+            "expected a file with the grammar or schema, found its text; write it to a file".into(),
+        )
+        .into());
     }
     let bytes = crate::input::read_file(path)?;
     let wrong = |error| crate::exit::UsageError(format!("{}: not valid UTF-8: {error}", path.display()));

@@ -74,6 +74,11 @@ fn generate_from_ids_needs_no_tokenizer() {
         "{}",
         verified.stdout
     );
+    // One that is named has to be there.
+    let empty = tempfile::tempdir().unwrap();
+    let verified = run(&["verify", "--model", path(folder.path()), "--tokenizer", path(empty.path())]);
+    assert_eq!(verified.code, FAILURE);
+    assert!(verified.stdout.ends_with("not sound: 1 problem\n"), "{}", verified.stdout);
     let folder = folder.with("my.tokenizer.json", "{}");
     let text = run(&["generate", "The", "--model", path(folder.path())]);
     assert_refused(

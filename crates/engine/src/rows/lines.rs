@@ -80,7 +80,7 @@ impl RowFile {
         (*number, row)
     }
 
-    /// Whether the line of this row is white space alone.
+    /// Whether the line of this row, whose index is below [`RowFile::len`], is white space alone.
     ///
     /// ```
     /// use candle_gpt2_engine::RowFile;
@@ -92,7 +92,8 @@ impl RowFile {
         self.bytes[self.lines[index].1.clone()].trim_ascii().is_empty()
     }
 
-    /// The tokens of this row, cut into sequences that the model's context holds, each with the token `bos` in front if there is one.
+    /// The tokens of this row, whose index is below [`RowFile::len`], cut into sequences that the model's context holds, each with the token
+    /// `bos` in front if there is one.
     ///
     /// ```
     /// use candle_gpt2_engine::{ModelOptions, RowFile, Silent};

@@ -150,8 +150,8 @@ pub(super) struct Row {
 /// // From one span to another lead only the edges into keys and values.
 /// let small = EdgeGraph::new(1, 1);
 /// assert_eq!(small.edge_count(), 8);
-/// assert_eq!(small.in_spans(2, [EdgeSpans { source: 0, destination: 1 }]).edge_count(), 8 + 8 + 2);
-/// # Ok::<(), &str>(())
+/// assert_eq!(small.in_spans(2, [EdgeSpans { source: 0, destination: 1 }])?.edge_count(), 8 + 8 + 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EdgeGraph {
@@ -175,11 +175,22 @@ impl EdgeGraph {
 
     /// The same with its edges told apart by spans of tokens: each edge in each of so many spans and, for keys and values, between each of
     /// these pairs of different spans.
-    pub fn in_spans(self, span_count: usize, crossings: impl IntoIterator<Item = EdgeSpans>) -> Self {
+    ///
+    /// # Errors
+    /// When there are no spans, or the ends of a pair are one span or a span that is not there.
+    pub fn in_spans(self, span_count: usize, crossings: impl IntoIterator<Item = EdgeSpans>) -> Result<Self> {
         let mut crossings: Vec<EdgeSpans> = crossings.into_iter().collect();
         crossings.sort_unstable();
         crossings.dedup();
-        Self { span_count, crossings, ..self }
+        let is_none = |pair: &EdgeSpans| {
+            pair.source == pair.destination || pair.source.max(pair.destination) >= span_count
+        };
+        if span_count == 0 || crossings.iter().any(is_none) {
+            return Err(InterpretError::Mismatch(format!(
+                "expected pairs of different spans among {span_count}, at least 1"
+            )));
+        }
+        Ok(Self { span_count, crossings, ..self })
     }
 
     /// Number of sources: the input, and the heads and the MLP of each layer.

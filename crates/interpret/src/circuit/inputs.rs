@@ -213,6 +213,11 @@ pub(super) fn add_scores(
     Ok(())
 }
 
+/// From a span to a destination; without one, within the span.
+fn between(source: &Span, destination: Option<usize>) -> EdgeSpans {
+    EdgeSpans { source: source.span, destination: destination.unwrap_or(source.span) }
+}
+
 /// Runs a circuit: each destination reads the residual stream of the pass, and for every edge that is left out what the source writes in
 /// the corrupted run in place of what it writes in this one.
 pub(super) struct Partial<'a> {
@@ -242,29 +247,31 @@ impl<'a> Partial<'a> {
     /// What some destinations read, `(rows, B, T, C)`, in the span where they are or in whichever span their sources are; `None` if it is
     /// what the model has there.
     fn inputs(&self, residual: &Tensor, rows: &[Row], destination: Option<usize>) -> Result<Option<Tensor>> {
+        if !self.is_changed(rows, destination) {
+            return Ok(None);
+        }
         let count = rows.first().map_or(0, |row| row.sources);
         let differences = Tensor::cat(&self.differences, 0)?.narrow(0, 0, count)?;
         let (_, batch, _, width) = differences.dims4()?;
-        let (mut is_changed, mut added) = (false, Vec::new());
+        let mut added = Vec::new();
         for span in self.positions.spans() {
-            let spans = EdgeSpans { source: span.span, destination: destination.unwrap_or(span.span) };
             let shape = (rows.len(), batch, span.positions.len(), width);
-            added.push(match self.circuit.left_out(spans, rows) {
+            added.push(match self.circuit.left_out(between(span, destination), rows) {
                 None => Tensor::zeros(shape, DType::F32, residual.device())?,
                 Some(mask) => {
-                    is_changed = true;
                     let mask = Tensor::from_vec(mask, (rows.len(), count), residual.device())?;
                     mask.matmul(&span.of(&differences)?.flatten_from(1)?)?.reshape(shape)?
                 }
             });
         }
-        match is_changed {
-            true => {
-                let residual = residual.to_dtype(DType::F32)?.unsqueeze(0)?;
-                self.positions.joined(&added)?.broadcast_add(&residual).map(Some)
-            }
-            false => Ok(None),
-        }
+        let residual = residual.to_dtype(DType::F32)?.unsqueeze(0)?;
+        self.positions.joined(&added)?.broadcast_add(&residual).map(Some)
+    }
+
+    /// Whether an edge to these destinations is left out.
+    fn is_changed(&self, rows: &[Row], destination: Option<usize>) -> bool {
+        let is_left_out = |span: &Span| self.circuit.left_out(between(span, destination), rows).is_some();
+        self.positions.spans().iter().any(is_left_out)
     }
 
     /// Computes what the heads of a layer give, each from inputs of its own.
@@ -272,9 +279,8 @@ impl<'a> Partial<'a> {
         let graph = self.circuit.graph();
         let (of_queries, of_others) = (graph.rows_of_queries(layer), graph.rows_of_keys_and_values(layer));
         let queries = self.inputs(residual, &of_queries, None)?;
-        let of_span = |span: &Span| self.inputs(residual, &of_others, Some(span.span));
-        let others = self.positions.spans().iter().map(of_span).collect::<Result<Vec<_>>>()?;
-        if queries.is_none() && others.iter().all(Option::is_none) {
+        let is_changed = |span: &Span| self.is_changed(&of_others, Some(span.span));
+        if queries.is_none() && !self.positions.spans().iter().any(is_changed) {
             return Ok(());
         }
         let block = block(self.model, layer)?;
@@ -297,8 +303,9 @@ impl<'a> Partial<'a> {
         };
         let queries = projected(queries, 0, heads)?;
         let mut attended = Vec::new();
-        for (span, inputs) in self.positions.spans().iter().zip(others) {
-            let others = projected(inputs, heads, 2 * heads)?;
+        for span in self.positions.spans() {
+            // For one span at a time: those of all take as many times the memory.
+            let others = projected(self.inputs(residual, &of_others, Some(span.span))?, heads, 2 * heads)?;
             let attention = HeadsAttention {
                 heads,
                 scale: self.model.config().attention_scale(layer),

@@ -16,8 +16,10 @@ use crate::{Chain, InterpretError, Record, Run};
 
 /// Rows of a batch together have at most so many tokens: what 157 sources write takes 120 MB for them, in GPT-2's width.
 const BATCH_TOKENS: usize = 256;
-/// What [`CircuitTask::acdc`] may keep of the corrupted runs.
+/// What [`CircuitTask::acdc`] may keep of the corrupted runs, and what edges may take.
 const MOST_BYTES: usize = 2 << 30;
+/// What an edge takes: its scores, its place in circuits and its entry in a report.
+const BYTES_OF_EDGE: usize = 1024;
 
 /// Two prompts of as many tokens, and what may follow the clean one. [`CircuitTask`] takes them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -125,8 +127,8 @@ impl<'a> CircuitTask<'a> {
     /// A model on these pairs.
     ///
     /// # Errors
-    /// When there are none, one has prompts of different lengths or no right answer, some have spans and others none, or a token is outside
-    /// the vocabulary.
+    /// When there are none, one has prompts of different lengths or no right answer, some have spans and others none, a token is outside
+    /// the vocabulary, or the spans make more edges than 2 GiB of memory have room for.
     pub fn new(model: &'a Gpt2LMHeadModel, pairs: &'a [PromptPair], metric: CircuitMetric) -> Result<Self> {
         if pairs.is_empty() {
             return Err(InterpretError::Mismatch("a task needs at least one pair of prompts".into()));
@@ -179,7 +181,16 @@ impl<'a> CircuitTask<'a> {
         let batches = alike.into_iter().flat_map(|((tokens, _), places)| {
             places.chunks((BATCH_TOKENS / tokens).max(1)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         });
-        let graph = EdgeGraph::of(model.config()).in_spans(span_count, crossings);
+        let crossing_count = crossings.len();
+        let graph = EdgeGraph::of(model.config()).in_spans(span_count, crossings)?;
+        let edges = graph.edge_count();
+        if edges.saturating_mul(BYTES_OF_EDGE) > MOST_BYTES {
+            return Err(InterpretError::Mismatch(format!(
+                "{span_count} spans and {crossing_count} pairs of them make {edges} edges, {} at most; name fewer spans of tokens, or use \
+                 shorter prompts",
+                MOST_BYTES / BYTES_OF_EDGE
+            )));
+        }
         Ok(Self { model, pairs, metric, graph, batches: batches.collect() })
     }
 

@@ -361,7 +361,7 @@ fn circuits_are_chosen_by_the_size_of_scores() -> Result<()> {
     assert_eq!(of(0, Selection::Strongest)?, [""; 0]);
     // In spans the nodes of each are apart: only keys and values lead from one to another.
     let crossing = EdgeSpans { source: 0, destination: 1 };
-    let spanned = graph.clone().in_spans(2, [crossing]);
+    let spanned = graph.clone().in_spans(2, [crossing])?;
     assert_eq!((spanned.span_count(), spanned.edge_count()), (2, 2 * names.len() + 2 * (1 + 3)));
     let of_spans = |scores: &[(&str, EdgeSpans, f32)]| -> Vec<f32> {
         let score = |edge: Edge| {
@@ -484,6 +484,30 @@ fn tasks_that_are_none_are_refused() -> Result<()> {
         &[PromptPair { spans: vec![19; 8], ..pair.clone() }],
         "span 19: expected one of 19, counted from 0",
     );
+    // One layer of one head has 8 edges in each of 2,048 spans, and 2 for each pair of them.
+    let sizes = Gpt2Config {
+        vocab_size: 3,
+        n_positions: 2048,
+        n_embd: 2,
+        n_layer: 1,
+        n_head: 1,
+        ..Gpt2Config::gpt2()
+    };
+    let long = Gpt2LMHeadModel::load(&sizes, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+    let apart = PromptPair {
+        clean: vec![0; 2048],
+        corrupted: vec![1; 2048],
+        correct: vec![1],
+        incorrect: vec![2],
+        spans: (0..2048).collect(),
+    };
+    let error = CircuitTask::new(&long, &[apart], CircuitMetric::LogitDifference).err().unwrap();
+    assert!(error.to_string().contains("make 4208640 edges, 2097152 at most"), "{error}");
+    for (spans, pair) in [(0, None), (1, Some((0, 1))), (2, Some((1, 1)))] {
+        let crossings = pair.map(|(source, destination)| EdgeSpans { source, destination });
+        let error = EdgeGraph::new(1, 1).in_spans(spans, crossings).unwrap_err();
+        assert!(error.to_string().contains("pairs of different spans among"), "{error}");
+    }
     let same = [PromptPair { corrupted: pair.clean.clone(), ..pair.clone() }];
     let task = CircuitTask::new(&case.model, &same, CircuitMetric::LogitDifference)?;
     let scores = task.scores(EdgeMethod::Eap, &|_| ())?;

@@ -162,7 +162,7 @@ Examples:
   gpt2 look features \"The capital of France is\" --model gpt2 --sae resid_post_mlp_v5_32k/8.pt --site 8.resid_post
   gpt2 look features --sae features --prompts-file stories.txt --html features.html
   gpt2 look features --sae features --prompts-file stories.txt --features 3,17-20 --json
-  gpt2 look features --sae transcoders/3 --prompts-file stories.txt --features-dir features/gpt2
+  gpt2 look features --sae transcoders/3 --prompts-file stories.txt --features-dir features-3
 
 --sae takes a SAELens folder (cfg.json and sae_weights.safetensors) or one of OpenAI's files (with --site). \
 With --prompts-file, the page and the JSON have for each feature its strongest texts, texts from each quarter of \
