@@ -1,6 +1,5 @@
 //! What each part of the model adds to a prediction (direct logit attribution).
 
-use candle_core::{DType, Device};
 use candle_gpt2_engine::Reporter;
 use candle_gpt2_interpret::{Chain, Measure, Unit, attribute};
 use candle_gpt2_pictures::{Axis, Metric as Shown};
@@ -8,6 +7,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::error::{Result, wrong};
+use crate::metric::logits_and_mean;
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
@@ -108,11 +108,8 @@ impl Look for Attribute {
         });
         let mut details = json!({ "bias": found.bias, "total": found.total });
         if metric.against.is_none() {
-            let logits = run.logits(metric.logits_for(), &mut Chain(Vec::new()))?.flatten_all()?;
-            // Apple's GPUs have no f64.
-            let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-            let (logit, mean) =
-                (logits[metric.answer as usize], logits.iter().sum::<f64>() / logits.len() as f64);
+            let (logits, mean) = logits_and_mean(&run, metric.logits_for(), Chain(Vec::new()))?;
+            let logit = logits[metric.answer as usize];
             report.notes.push(format!("the logit is {logit:.4}, the mean of all logits {mean:.4}"));
             details["logit"] = json!(logit);
             details["mean_logit"] = json!(mean);

@@ -4,7 +4,6 @@ use std::fmt::{Display, Formatter};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use candle_core::{DType, Device};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_engine::{Reporter, Silent, Unit};
 use candle_gpt2_interpret::{
@@ -19,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
 use crate::frontend::paired;
+use crate::metric::logits_and_mean;
 use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
 
 /// circuit-tracer's frontend leaves features out that are active at more than this share of the positions.
@@ -349,10 +349,8 @@ impl Graph {
 }
 
 /// The logits after the last token, less their mean.
-fn centred_logits(run: &Run, mut observer: Chain) -> Result<Vec<f64>> {
-    let logits = run.logits(LogitsFor::LastToken, &mut observer)?;
-    let logits = logits.flatten_all()?.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
-    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+fn centred_logits(run: &Run, observer: Chain) -> Result<Vec<f64>> {
+    let (logits, mean) = logits_and_mean(run, LogitsFor::LastToken, observer)?;
     Ok(logits.into_iter().map(|logit| logit - mean).collect())
 }
 

@@ -1,5 +1,6 @@
 //! The number that a prediction is summed up in.
 
+use candle_core::{DType, Device};
 use candle_gpt2::LogitsFor;
 use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
 use serde::Deserialize;
@@ -108,4 +109,17 @@ impl Prediction {
         };
         Ok(Metric { answer, against, position, measure })
     }
+}
+
+/// The logits after one token, and their mean.
+pub(crate) fn logits_and_mean(
+    run: &Run,
+    logits_for: LogitsFor,
+    mut observer: Chain,
+) -> Result<(Vec<f64>, f64)> {
+    let logits = run.logits(logits_for, &mut observer)?.flatten_all()?;
+    // Apple's GPUs have no f64.
+    let logits = logits.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.to_vec1::<f64>()?;
+    let mean = logits.iter().sum::<f64>() / logits.len() as f64;
+    Ok((logits, mean))
 }

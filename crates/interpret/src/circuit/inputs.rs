@@ -213,11 +213,6 @@ pub(super) fn add_scores(
     Ok(())
 }
 
-/// From a span to a destination; without one, within the span.
-fn between(source: &Span, destination: Option<usize>) -> EdgeSpans {
-    EdgeSpans { source: source.span, destination: destination.unwrap_or(source.span) }
-}
-
 /// Runs a circuit: each destination reads the residual stream of the pass, and for every edge that is left out what the source writes in
 /// the corrupted run in place of what it writes in this one.
 pub(super) struct Partial<'a> {
@@ -226,8 +221,8 @@ pub(super) struct Partial<'a> {
     positions: &'a Positions,
     /// What the sources write in the corrupted run, `(sources, B, T, C)`.
     corrupted: &'a Tensor,
-    /// What they write there less what they write here, as far as the pass is.
-    differences: Vec<Tensor>,
+    /// What they write there less what they write here, of those that the pass has come to.
+    differences: Option<Tensor>,
     seen: usize,
     /// What is put in the places that come next.
     waiting: BTreeMap<Site, Tensor>,
@@ -240,23 +235,24 @@ impl<'a> Partial<'a> {
         positions: &'a Positions,
         corrupted: &'a Tensor,
     ) -> Self {
-        let (differences, waiting) = (Vec::new(), BTreeMap::new());
-        Self { model, circuit, positions, corrupted, differences, seen: 0, waiting }
+        Self { model, circuit, positions, corrupted, differences: None, seen: 0, waiting: BTreeMap::new() }
     }
 
     /// What some destinations read, `(rows, B, T, C)`, in the span where they are or in whichever span their sources are; `None` if it is
     /// what the model has there.
     fn inputs(&self, residual: &Tensor, rows: &[Row], destination: Option<usize>) -> Result<Option<Tensor>> {
-        if !self.is_changed(rows, destination) {
+        let spans = self.positions.spans();
+        let masks: Vec<_> = spans.iter().map(|span| self.left_out(span, rows, destination)).collect();
+        let (Some(differences), true) = (&self.differences, masks.iter().any(Option::is_some)) else {
             return Ok(None);
-        }
+        };
         let count = rows.first().map_or(0, |row| row.sources);
-        let differences = Tensor::cat(&self.differences, 0)?.narrow(0, 0, count)?;
+        let differences = differences.narrow(0, 0, count)?;
         let (_, batch, _, width) = differences.dims4()?;
         let mut added = Vec::new();
-        for span in self.positions.spans() {
+        for (span, mask) in spans.iter().zip(masks) {
             let shape = (rows.len(), batch, span.positions.len(), width);
-            added.push(match self.circuit.left_out(between(span, destination), rows) {
+            added.push(match mask {
                 None => Tensor::zeros(shape, DType::F32, residual.device())?,
                 Some(mask) => {
                     let mask = Tensor::from_vec(mask, (rows.len(), count), residual.device())?;
@@ -268,10 +264,10 @@ impl<'a> Partial<'a> {
         self.positions.joined(&added)?.broadcast_add(&residual).map(Some)
     }
 
-    /// Whether an edge to these destinations is left out.
-    fn is_changed(&self, rows: &[Row], destination: Option<usize>) -> bool {
-        let is_left_out = |span: &Span| self.circuit.left_out(between(span, destination), rows).is_some();
-        self.positions.spans().iter().any(is_left_out)
+    /// What [`Circuit::left_out`] says of the edges from a span to some destinations; without a span of theirs, within the source's.
+    fn left_out(&self, source: &Span, rows: &[Row], destination: Option<usize>) -> Option<Vec<f32>> {
+        let spans = EdgeSpans { source: source.span, destination: destination.unwrap_or(source.span) };
+        self.circuit.left_out(spans, rows)
     }
 
     /// Computes what the heads of a layer give, each from inputs of its own.
@@ -279,8 +275,11 @@ impl<'a> Partial<'a> {
         let graph = self.circuit.graph();
         let (of_queries, of_others) = (graph.rows_of_queries(layer), graph.rows_of_keys_and_values(layer));
         let queries = self.inputs(residual, &of_queries, None)?;
-        let is_changed = |span: &Span| self.is_changed(&of_others, Some(span.span));
-        if queries.is_none() && !self.positions.spans().iter().any(is_changed) {
+        let spans = self.positions.spans();
+        let is_changed = |destination: &Span| {
+            spans.iter().any(|source| self.left_out(source, &of_others, Some(destination.span)).is_some())
+        };
+        if queries.is_none() && !spans.iter().any(is_changed) {
             return Ok(());
         }
         let block = block(self.model, layer)?;
@@ -303,7 +302,7 @@ impl<'a> Partial<'a> {
         };
         let queries = projected(queries, 0, heads)?;
         let mut attended = Vec::new();
-        for span in self.positions.spans() {
+        for span in spans {
             // For one span at a time: those of all take as many times the memory.
             let others = projected(self.inputs(residual, &of_others, Some(span.span))?, heads, 2 * heads)?;
             let attention = HeadsAttention {
@@ -359,7 +358,11 @@ impl Observer for Partial<'_> {
                 let here = of_source(self.model, site, &value)?;
                 let there = self.corrupted.narrow(0, self.seen, here.dim(0)?)?;
                 self.seen += here.dim(0)?;
-                self.differences.push((there - here)?);
+                let difference = (there - here)?;
+                self.differences = Some(match self.differences.take() {
+                    Some(before) => Tensor::cat(&[before, difference], 0)?,
+                    None => difference,
+                });
             }
             (SiteKind::ResidPre, Some(layer)) => self.await_heads(layer, &value)?,
             (SiteKind::ResidMid, Some(layer)) => self.await_mlp(layer, &value)?,
