@@ -36,7 +36,7 @@ tests=$(cargo test "${build[@]}" --no-run --message-format json-render-diagnosti
   --features candle-gpt2-cli/cuda,candle-gpt2/cuda,candle-gpt2-generation/cuda,candle-gpt2-kernels/cuda --test suite --bench step)
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "$out.part"' EXIT
 bundle=$work/gpt2-gpu
 mkdir -p "$bundle/bin" "$bundle/crates/testing" "$bundle/models"
 strip -o "$bundle/bin/gpt2" target/release/gpt2
@@ -69,7 +69,9 @@ echo "$compiled_at" >"$bundle/compiled_at"
 
 mkdir -p "$(dirname "$out")"
 # One thread: the binaries are much alike, and what is compressed apart does not see that.
-tar -C "$work" --owner=0 --group=0 -cf - gpt2-gpu | xz -9 --threads=1 >"$out"
+# It takes minutes, and appears whole or not at all.
+tar -C "$work" --owner=0 --group=0 -cf - gpt2-gpu | xz -9 --threads=1 >"$out.part"
+mv "$out.part" "$out"
 size=$(stat -c %s "$out")
 printf '%s: %d.%d MiB\n' "$out" $((size >> 20)) $(((size * 10 >> 20) % 10))
 if [ "$size" -gt "$most" ]; then

@@ -82,7 +82,7 @@ impl Dropout {
 
     /// Values whose draw is below this become zero.
     #[inline(always)]
-    fn limit(self) -> u64 {
+    pub fn limit(self) -> u64 {
         #[expect(clippy::cast_possible_truncation, reason = "from 0 to 2^32")]
         let limit = (self.rate * (1u64 << 32) as f64).ceil() as u64;
         limit

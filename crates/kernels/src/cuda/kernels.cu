@@ -1,5 +1,5 @@
-// Inference on NVIDIA GPUs: what would take several launches of candle's kernels, in one. The files beside this one launch
-// them.
+// Inference on NVIDIA GPUs, and what training does to whole tensors: what would take several launches of candle's kernels, in
+// one. The files beside this one launch them.
 //
 // Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Results of a matrix product that
 // are used further are f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
@@ -22,6 +22,8 @@ constexpr unsigned SPLIT_BLOCKS = 256, WIDEST_HEAD = 256;
 constexpr unsigned ROW_THREADS = 256, HEAD_THREADS = 64;
 /// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
 constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
+/// Dropout draws four words of a counter, and sixteen counters lie side by side: the first words of all, then the second ones.
+constexpr unsigned DRAW_WORDS = 4, DRAW_LANES = 16, DRAW_GROUP = DRAW_WORDS * DRAW_LANES;
 
 __device__ float value_of(float x) { return x; }
 __device__ float value_of(__half x) { return __half2float(x); }
@@ -359,6 +361,77 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
                       head_dim, scale);
 }
 
+/// The four words that Philox4x32-10 draws for a counter of a stream: the arithmetic crate's `dropout.rs` draws the same.
+__device__ void philox(size_t seed, size_t stream, size_t counter, unsigned words[DRAW_WORDS]) {
+  constexpr unsigned ROUNDS = 10, FACTORS[] = {0xD2511F53, 0xCD9E8D57}, STEPS[] = {0x9E3779B9, 0xBB67AE85};
+  unsigned key[] = {unsigned(seed), unsigned(seed >> 32)};
+  words[0] = unsigned(counter);
+  words[1] = unsigned(counter >> 32);
+  words[2] = unsigned(stream);
+  words[3] = unsigned(stream >> 32);
+#pragma unroll
+  for (unsigned round = 0; round < ROUNDS; round++) {
+    const size_t a = size_t(FACTORS[0]) * words[0], b = size_t(FACTORS[1]) * words[2];
+    words[0] = unsigned(b >> 32) ^ words[1] ^ key[0];
+    words[1] = unsigned(b);
+    words[2] = unsigned(a >> 32) ^ words[3] ^ key[1];
+    words[3] = unsigned(a);
+    key[0] += STEPS[0];
+    key[1] += STEPS[1];
+  }
+}
+
+/// Dropout: an element whose draw is below `limit` becomes zero, the others are multiplied by `factor`. `x` and `y` `(rows, width)`;
+/// row `r` has the draws from place `first` on of stream `r / tokens * queries + first_query + r % tokens`. Any grid.
+template <typename T>
+__device__ void drop(const T *x, T *y, size_t rows, size_t width, unsigned tokens, unsigned queries, unsigned first_query,
+                     unsigned first, size_t seed, size_t limit, float factor) {
+  const size_t first_counter = first / DRAW_GROUP * DRAW_LANES, end = first + width;
+  const size_t counters = (end + DRAW_GROUP - 1) / DRAW_GROUP * DRAW_LANES - first_counter;
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * counters; i += step) {
+    const size_t row = i / counters, counter = first_counter + i % counters;
+    unsigned draws[DRAW_WORDS];
+    philox(seed, row / tokens * queries + first_query + row % tokens, counter, draws);
+#pragma unroll
+    for (unsigned word = 0; word < DRAW_WORDS; word++) {
+      const size_t place = counter / DRAW_LANES * DRAW_GROUP + word * DRAW_LANES + counter % DRAW_LANES;
+      if (place < first || place >= end) continue;
+      const size_t at = row * width + place - first;
+      y[at] = rounded<T>(draws[word] >= limit ? value_of(x[at]) * factor : 0.0f);
+    }
+  }
+}
+
+/// A step of AdamW in place: `mean` and `square` are the running means of the gradient, first multiplied by `factor`, and of its
+/// square. All of `count` elements; any grid.
+template <typename T>
+__device__ void adamw(T *parameter, T *mean, T *square, const T *gradient, size_t count, float factor, float keep_mean,
+                      float add_mean, float keep_square, float add_square, float keep, float rate, float root_factor,
+                      float epsilon) {
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step) {
+    const float change = factor * value_of(gradient[i]);
+    const float new_mean = keep_mean * value_of(mean[i]) + add_mean * change;
+    const float new_square = keep_square * value_of(square[i]) + add_square * change * change;
+    mean[i] = rounded<T>(new_mean);
+    square[i] = rounded<T>(new_square);
+    const float root = sqrtf(new_square) * root_factor + epsilon;
+    parameter[i] = rounded<T>(keep * value_of(parameter[i]) - rate * (new_mean / root));
+  }
+}
+
+/// The sum of the squares of the elements that each block has of `x`, for which `sums` has a place.
+template <typename T> __device__ void squares(const T *x, float *sums, size_t count) {
+  __shared__ float shared[WARP];
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  float sum = 0.0f;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
+    sum += value_of(x[i]) * value_of(x[i]);
+  sum = over_block<warp_sum>(sum, 0.0f, shared);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
 } // namespace
 
 // Without a bound the compiler could give a thread more registers than such a block has room for. `signatures.rs` says once
@@ -412,6 +485,17 @@ __device__ void step_attention(const float *sums, const T *bias, T *key_memory, 
     write_tokens<T>(keys, values, key_memory, value_memory, key_strides, value_strides, list, first, tokens, capacity,  \
                     head_dim);                                                                                          \
   }                                                                                                                     \
+  KERNEL(ROW_THREADS) drop_##NAME(const T *x, T *y, size_t rows, size_t width, unsigned tokens, unsigned queries,       \
+                                  unsigned first_query, unsigned first, size_t seed, size_t limit, float factor) {      \
+    drop<T>(x, y, rows, width, tokens, queries, first_query, first, seed, limit, factor);                               \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) adamw_##NAME(T *parameter, T *mean, T *square, const T *gradient, size_t count, float factor,     \
+                                   float keep_mean, float add_mean, float keep_square, float add_square, float keep,    \
+                                   float rate, float root_factor, float epsilon) {                                      \
+    adamw<T>(parameter, mean, square, gradient, count, factor, keep_mean, add_mean, keep_square, add_square, keep, rate,\
+             root_factor, epsilon);                                                                                     \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) squares_##NAME(const T *x, float *sums, size_t count) { squares<T>(x, sums, count); }             \
   ATTENTION(NAME, T, 64)                                                                                                \
   ATTENTION(NAME, T, 128)                                                                                               \
   ATTENTION(NAME, T, 256)

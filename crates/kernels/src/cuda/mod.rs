@@ -1,6 +1,6 @@
-//! Inference on NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of
-//! attention, [`products`] matrix products with what follows them, [`recording`] starts all kernels of a step at once;
-//! [`signatures`] says what each kernel takes, and [`launch`] has what all of them share.
+//! NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of attention,
+//! [`products`] matrix products with what follows them, [`training`] what training does to whole tensors, [`recording`] starts
+//! all kernels of a step at once; [`signatures`] says what each kernel takes, and [`launch`] has what all of them share.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
 //! each operation; these do in one what is between two matrix products. Each function returns `None` if its kernel
@@ -20,10 +20,12 @@ mod launch;
 mod products;
 mod recording;
 mod signatures;
+mod training;
 
 pub(crate) use attention::{prefix_attention, step_attention, write_tokens};
 pub(crate) use products::linear;
 pub(crate) use recording::{Graph, kept_uploads};
+pub(crate) use training::{adamw_step, drop, sum_of_squares};
 
 use launch::{Element, Held, applies, by_type, counted, tensor};
 use signatures::LayerNorm;

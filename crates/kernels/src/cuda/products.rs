@@ -16,8 +16,8 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, MAX_BLOCKS, applies, by_type, counted, tensor};
-use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, ROW_THREADS, RowProduct};
+use super::launch::{Element, Held, applies, blocks_for, by_type, counted, tensor};
+use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, RowProduct};
 
 /// What a thread loads at once in a product of one row.
 const LOAD_BYTES: usize = 16;
@@ -217,7 +217,7 @@ fn add_bias<T: Element>(
         count,
         width: counted(bias.elem_count())?,
     };
-    let blocks = counted(count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS))?;
+    let blocks = blocks_for(count)?;
     // SAFETY: the sums, `y` and the residual, which is there where it is added, hold `count` elements, whole rows of `width`, and
     // the bias `width`.
     unsafe { parameters.launch(device, &format!("add_{finish}"), (blocks, 1, 1))? };

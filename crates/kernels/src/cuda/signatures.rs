@@ -158,6 +158,46 @@ kernels! {
         head_dim: u32,
     }
 
+    /// Dropout.
+    Drop ["drop"] ROW_THREADS {
+        x: Read<'a, T>,
+        y: Written<'a, T>,
+        rows: usize,
+        width: usize,
+        tokens: u32,
+        queries: u32,
+        first_query: u32,
+        first: u32,
+        seed: usize,
+        limit: usize,
+        factor: f32,
+    }
+
+    /// A step of AdamW in place.
+    AdamW ["adamw"] ROW_THREADS {
+        parameter: Shared<'a, T>,
+        mean: Shared<'a, T>,
+        square: Shared<'a, T>,
+        gradient: Read<'a, T>,
+        count: usize,
+        factor: f32,
+        keep_mean: f32,
+        add_mean: f32,
+        keep_square: f32,
+        add_square: f32,
+        keep: f32,
+        rate: f32,
+        root_factor: f32,
+        epsilon: f32,
+    }
+
+    /// Sums of squares.
+    Squares ["squares"] ROW_THREADS {
+        x: Read<'a, T>,
+        sums: Written<'a, f32>,
+        count: usize,
+    }
+
     /// Attention of one query.
     Attend ["attend_64", "attend_128", "attend_256"] ATTENTION_THREADS {
         q: Read<'a, T>,

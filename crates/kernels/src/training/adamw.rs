@@ -8,6 +8,7 @@ use candle_gpt2_arithmetic::AdamWStep;
 
 use super::float::{CpuFloat, for_float, with_elements};
 use super::operation::{in_place, storage_of};
+use crate::cuda;
 use crate::error::KernelError;
 use crate::per_thread::has_cpu_kernels;
 
@@ -54,6 +55,9 @@ pub fn adamw_step(
     if has_cpu_kernels(parameter) && parameter.is_contiguous() {
         return for_float!(parameter.dtype(), fused([parameter, mean, square], &gradient, step));
     }
+    if cuda::adamw_step([parameter, mean, square], &gradient, step)? {
+        return Ok(());
+    }
     let (correction_1, correction_2) = step.bias_corrections();
     let rate = step.learning_rate / correction_1;
     let gradient = (gradient * step.gradient_factor)?;
@@ -92,6 +96,9 @@ fn fused<T: CpuFloat>(
 /// # Errors
 /// When candle cannot read one.
 pub fn gradient_norm(gradients: &[Tensor]) -> Result<f64> {
+    if let Some(square) = cuda::sum_of_squares(gradients)? {
+        return Ok(square.sqrt());
+    }
     if !gradients.iter().all(|gradient| gradient.device().is_cpu()) {
         // One number is waited for, and not one for each.
         let squares =

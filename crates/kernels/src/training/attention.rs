@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{AddedScores, Attention, Dropout};
 
-use super::composed::{drawn_on_gpu, wide};
+use super::composed::{Draws, composed_dropout, wide};
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
 use super::operation::{recomputed, record};
 use crate::error::KernelError;
@@ -177,13 +177,8 @@ pub fn attention_reference(
     } else {
         blocks(visible)
     };
-    let mut masks = match dropout {
-        Some(dropout) if device.is_cpu() => attention.masks(&blocks, dropout, (batch, queries)),
-        _ => Vec::new(),
-    }
-    .into_iter();
     let mut contexts = Vec::with_capacity(blocks.len());
-    for (index, block) in blocks.iter().enumerate() {
+    for block in &blocks {
         let tokens =
             |x: &Tensor, range: &Range<usize>| x.narrow(TOKEN_DIM, range.start, range.len())?.contiguous();
         let (q, k) = (tokens(&q, &block.queries)?, tokens(&k, &block.keys)?);
@@ -202,12 +197,11 @@ pub fn attention_reference(
             weights = show(AttentionStage::Weights, weights.to_dtype(dtype)?)?;
         }
         if let Some(dropout) = dropout {
-            let kept = match masks.next() {
-                Some(mask) => Tensor::from_vec(mask, weights.shape(), device)?,
-                None => drawn_on_gpu(weights.shape(), dropout.rate, dropout.seed ^ index as u64, device)?,
-            };
-            let kept = kept.to_dtype(weights.dtype())?;
-            weights = ((weights * kept)? * dropout.factor())?;
+            let (tokens, width) = (block.queries.len(), block.keys.len());
+            let rows = weights.elem_count() / width;
+            let (first_query, first) = (block.queries.start, block.keys.start);
+            let draws = Draws { rows, width, tokens, queries, first_query, first };
+            weights = composed_dropout(&weights, *dropout, draws)?;
         }
         contexts.push(weights.to_dtype(dtype)?.matmul(&tokens(&v, &block.keys)?)?);
     }
@@ -269,27 +263,6 @@ impl HeadsAttention {
         }
         let texts = seen.len() / block.queries.len();
         Tensor::from_vec(hidden, (texts, 1, block.queries.len(), keys), device).map(Some)
-    }
-
-    /// For each block whether the weights are kept, 1 or 0, `(B, H, T, S)`, drawn as the kernel does.
-    fn masks(&self, blocks: &[Block], dropout: &Dropout, (batch, queries): (usize, usize)) -> Vec<Vec<u8>> {
-        let mut masks: Vec<Vec<u8>> = blocks.iter().map(|_| Vec::new()).collect();
-        let mut kept = Vec::new();
-        let texts: Vec<_> = self.visible.chunks(queries).collect();
-        for head in 0..batch * self.heads {
-            let visible = texts[head / self.heads % texts.len()];
-            for (block, mask) in blocks.iter().zip(&mut masks) {
-                for (query, seen) in block.queries.clone().zip(&visible[block.queries.clone()]) {
-                    kept.resize(seen.len(), false);
-                    dropout.draw((head * queries + query) as u64, seen.start as u64, &mut kept);
-                    let row = mask.len();
-                    mask.resize(row + block.keys.len(), 0);
-                    let row = &mut mask[row..][block.seen(seen)];
-                    row.iter_mut().zip(&kept).for_each(|(mask, kept)| *mask = u8::from(*kept));
-                }
-            }
-        }
-        masks
     }
 }
 

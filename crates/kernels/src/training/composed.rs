@@ -4,9 +4,11 @@
 //! their digits, are computed in f32 all the same. candle keeps whatever a composition makes until the backward pass, so
 //! compositions of many operations are computed again for their gradients.
 
-use candle_core::{D, DType, Device, Result, Shape, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
+use candle_gpt2_arithmetic::Dropout;
 
 use super::operation::{recomputed, record_tensor};
+use crate::cuda;
 use crate::per_thread::{Operation, Sums, has_tape};
 
 /// The type in which sums over what is held in `dtype` are computed: f32 at least.
@@ -30,10 +32,66 @@ pub(crate) fn in_wide_type(
     recomputed(x, move |x| function(&x.to_dtype(wide)?)?.to_dtype(dtype))
 }
 
-/// Whether each element is kept, 1 or 0, as a GPU draws it: from the host it would take longer to come than a step takes.
-pub(crate) fn drawn_on_gpu(shape: &Shape, rate: f64, seed: u64, gpu: &Device) -> Result<Tensor> {
-    gpu.set_seed(seed)?;
-    Tensor::rand(0f32, 1f32, shape, gpu)?.ge(rate)
+/// Which draws of dropout are those of a tensor, seen as rows: row `r` has the ones from place `first` on of stream
+/// `r / tokens * queries + first_query + r % tokens`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Draws {
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+    /// Rows of a head, and how far its streams are from those of the next.
+    pub(crate) tokens: usize,
+    pub(crate) queries: usize,
+    pub(crate) first_query: usize,
+    pub(crate) first: usize,
+}
+
+impl Draws {
+    /// Those of a tensor of so many elements: of stream 0.
+    pub(crate) fn in_order(width: usize) -> Self {
+        Self { rows: 1, width, tokens: 1, queries: 1, first_query: 0, first: 0 }
+    }
+
+    /// Whether each element is kept, 1 or 0.
+    fn kept(&self, dropout: Dropout) -> Vec<u8> {
+        let mut kept = vec![false; self.rows * self.width];
+        for (row, kept) in kept.chunks_mut(self.width.max(1)).enumerate() {
+            let stream = row / self.tokens * self.queries + self.first_query + row % self.tokens;
+            dropout.draw(stream as u64, self.first as u64, kept);
+        }
+        kept.into_iter().map(u8::from).collect()
+    }
+}
+
+/// What dropout leaves of `x` where no kernel of the CPU is. An NVIDIA GPU draws what the CPU draws.
+pub(crate) fn composed_dropout(x: &Tensor, dropout: Dropout, draws: Draws) -> Result<Tensor> {
+    if let Some(y) = cuda::drop(&x.detach(), dropout, &draws)? {
+        return record_tensor(&[x], y, DropOnGpu(dropout, draws));
+    }
+    let kept = match x.device() {
+        Device::Cpu => Tensor::from_vec(draws.kept(dropout), x.shape(), x.device())?,
+        // From the host a mask would take longer to come than a step takes.
+        gpu => {
+            gpu.set_seed(dropout.seed ^ draws.first_query as u64)?;
+            Tensor::rand(0f32, 1f32, x.shape(), gpu)?.ge(dropout.rate)?
+        }
+    };
+    in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * dropout.factor())
+}
+
+/// The kernel for dropout of NVIDIA GPUs, which draws again on the way back.
+struct DropOnGpu(Dropout, Draws);
+
+impl Operation for DropOnGpu {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        match cuda::drop(&gradient.detach(), self.0, &self.1)? {
+            Some(gradient) => sums.add(&inputs[0], gradient),
+            None => candle_core::bail!("dropout: a gradient on the GPU of the input was expected"),
+        }
+    }
 }
 
 /// `x Wᵀ + b` in the type of `x`, on any device.

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::Dropout;
 
-use super::composed::in_wide_type;
+use super::composed::{Draws, composed_dropout};
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::record;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
@@ -43,7 +43,7 @@ impl Operation for Add {
     }
 }
 
-/// What dropout leaves of `x`, on the CPU.
+/// What dropout leaves of `x`.
 pub(crate) fn apply_dropout(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
     fn forward<T: CpuFloat>(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
         let y = with_elements::<T, 1, _>([x], |[x]| Ok(T::dropout(x, dropout)))?;
@@ -52,15 +52,7 @@ pub(crate) fn apply_dropout(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
     if has_cpu_kernels(x) {
         return for_float!(x.dtype(), forward(x, dropout));
     }
-    let mut kept = vec![false; x.elem_count()];
-    dropout.draw(0, 0, &mut kept);
-    let kept: Vec<u8> = kept.into_iter().map(u8::from).collect();
-    apply_drawn(x, Tensor::from_vec(kept, x.shape(), x.device())?, dropout.factor())
-}
-
-/// The same for 1 and 0 in `kept`, on any device.
-pub(crate) fn apply_drawn(x: &Tensor, kept: Tensor, scale: f64) -> Result<Tensor> {
-    in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * scale)
+    composed_dropout(x, dropout, Draws::in_order(x.elem_count()))
 }
 
 impl FloatOperation for Dropout {

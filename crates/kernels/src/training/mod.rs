@@ -27,9 +27,9 @@ pub use adamw::{adamw_step, gradient_norm, squared_norm};
 pub use attention::{
     AttentionStage, HeadsAttention, attention_reference, heads_attention, heads_attention_reference, heads_of,
 };
-pub(crate) use composed::{composed_linear, drawn_on_gpu};
+pub(crate) use composed::{Draws, composed_linear};
 pub use elementwise::add;
-pub(crate) use elementwise::{apply_drawn, apply_dropout};
+pub(crate) use elementwise::apply_dropout;
 pub use embedding::{add_positions, expect_ids};
 pub(crate) use embedding::{embedding, places};
 pub(crate) use float::elements;

@@ -55,6 +55,9 @@ template <typename T> struct Kernels;
     static constexpr auto bias_residual = add_bias_residual_##NAME;                                                     \
     static constexpr auto softmax = prefix_softmax_##NAME;                                                              \
     static constexpr auto write = write_tokens_##NAME;                                                                  \
+    static constexpr auto drop = drop_##NAME;                                                                           \
+    static constexpr auto adamw = adamw_##NAME;                                                                         \
+    static constexpr auto squares = squares_##NAME;                                                                     \
     static constexpr auto attend(unsigned width) {                                                                      \
       return width <= 64 ? attend_64_##NAME : width <= 128 ? attend_128_##NAME : attend_256_##NAME;                     \
     }                                                                                                                   \
@@ -383,6 +386,79 @@ template <typename T> void steps(double tolerance) {
   }
 }
 
+/// The vectors that Random123 publishes for philox4x32 with ten rounds.
+void draws() {
+  const struct {
+    size_t seed, stream, counter;
+    unsigned words[DRAW_WORDS];
+  } cases[] = {{0, 0, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+               {~size_t(0), ~size_t(0), ~size_t(0), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+               {0x299f31d0a4093822, 0x0370734413198a2e, 0x85a308d3243f6a88, {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}};
+  for (const auto &expected : cases) {
+    unsigned words[DRAW_WORDS];
+    philox(expected.seed, expected.stream, expected.counter, words);
+    check("draws", std::memcmp(words, expected.words, sizeof words) == 0);
+  }
+}
+
+/// Rows of heads, from a query and a key on, and a whole tensor as one row; blocks that have nothing left to do.
+template <typename T> void dropouts(double tolerance) {
+  constexpr size_t SEED = 0x123456789abcdef0, LIMIT = size_t(3) << 30; // three quarters become zero
+  const struct {
+    unsigned rows, width, tokens, queries, first_query, first;
+  } cases[] = {{1, 1, 1, 1, 0, 0}, {1, 1000, 1, 1, 0, 0}, {12, 70, 3, 7, 2, 61}, {6, 64, 2, 2, 0, 64}};
+  for (const auto &[rows, width, tokens, queries, first_query, first] : cases) {
+    const auto x = random_values<T>(size_t(rows) * width, 1);
+    Doubles expected;
+    for (unsigned row = 0; row < rows; row++)
+      for (unsigned place = first; place < first + width; place++) {
+        unsigned words[DRAW_WORDS];
+        philox(SEED, row / tokens * queries + first_query + row % tokens, place / 64 * 16 + place % 16, words);
+        expected.push_back(words[place % 64 / 16] >= LIMIT ? 4 * double(value_of(x[expected.size()])) : 0);
+      }
+    std::vector<T> y(x.size(), rounded<T>(NAN));
+    launch({3, 1, 1}, ROW_THREADS, [&] {
+      Kernels<T>::drop(x.data(), y.data(), rows, width, tokens, queries, first_query, first, SEED, LIMIT, 4);
+    });
+    compare("dropout " + std::to_string(rows) + " x " + std::to_string(width), y, expected, tolerance);
+  }
+}
+
+/// A step for more elements than a launch has threads.
+template <typename T> void optimizer_steps(double tolerance) {
+  constexpr size_t COUNT = 700;
+  const double factor = 0.5, mean_rate = 0.9, square_rate = 0.99, keep = 0.995, rate = 0.125, root_factor = 2, epsilon = 1e-3;
+  auto parameter = random_values<T>(COUNT, 1), mean = random_values<T>(COUNT, 1), square = random_values<T>(COUNT, 0.4f, 0.5f);
+  const auto gradient = random_values<T>(COUNT, 1);
+  Doubles parameters, means, squares;
+  for (size_t i = 0; i < COUNT; i++) {
+    const double change = factor * value_of(gradient[i]);
+    means.push_back(mean_rate * value_of(mean[i]) + (1 - mean_rate) * change);
+    squares.push_back(square_rate * value_of(square[i]) + (1 - square_rate) * change * change);
+    parameters.push_back(keep * value_of(parameter[i]) - rate * means[i] / (root_factor * std::sqrt(squares[i]) + epsilon));
+  }
+  launch({2, 1, 1}, ROW_THREADS, [&] {
+    Kernels<T>::adamw(parameter.data(), mean.data(), square.data(), gradient.data(), COUNT, factor, mean_rate, 1 - mean_rate,
+                      square_rate, 1 - square_rate, keep, rate, root_factor, epsilon);
+  });
+  compare("adamw, parameters", parameter, parameters, tolerance);
+  compare("adamw, means", mean, means, tolerance);
+  compare("adamw, squares", square, squares, tolerance);
+}
+
+/// Each block's share; the last one has none.
+template <typename T> void norms() {
+  constexpr unsigned BLOCKS = 3;
+  for (size_t count : {1, 300, 5000}) {
+    const auto x = random_values<T>(count, 1);
+    Doubles expected(BLOCKS);
+    for (size_t i = 0; i < count; i++) expected[i / ROW_THREADS % BLOCKS] += std::pow(value_of(x[i]), 2);
+    std::vector<float> sums(BLOCKS, NAN);
+    launch({BLOCKS, 1, 1}, ROW_THREADS, [&] { Kernels<T>::squares(x.data(), sums.data(), count); });
+    compare("squares of " + std::to_string(count), sums, expected, 1e-6);
+  }
+}
+
 /// `tolerance`: a few roundings of the type, of values up to 1.
 template <typename T> void all(const char *name, double tolerance) {
   std::printf("== %s\n", name);
@@ -394,11 +470,15 @@ template <typename T> void all(const char *name, double tolerance) {
   infinite_scores<T>(tolerance);
   new_tokens<T>();
   steps<T>(tolerance);
+  dropouts<T>(tolerance);
+  optimizer_steps<T>(tolerance);
+  norms<T>();
 }
 
 } // namespace
 
 int main() {
+  draws();
   all<float>("f32", 1e-6);
   all<__half>("f16", 5e-4);
   all<__nv_bfloat16>("bf16", 4e-3);
