@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 //!
-//! In the source, `layers` chooses who computes: `cpu` and, with the feature `cuda`, `cuda` have kernels for inference, `training`
-//! has operations with a way back; they are tested against compositions of candle's operations.
+//! In the source, `layers` chooses who computes: `cpu` has kernels for inference, `cuda`, with the feature of that name, for
+//! inference and training, and `training` has operations with a way back; they are tested against compositions of candle's operations.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -142,7 +142,8 @@ pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// Computes without the kernels of the CPU, for what goes through [`gradients`](crate::gradients) or needs none: on this thread
-/// every operation is then the composition that a GPU takes. For tests, on machines without a GPU.
+/// every operation is then the composition that an Apple GPU takes, and an NVIDIA GPU where it has no kernel. For tests, on machines
+/// without a GPU.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

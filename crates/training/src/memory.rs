@@ -7,7 +7,7 @@ use crate::{ComputeDType, Hyperparameters};
 
 /// Bytes that a training takes at most, estimated: weights, gradients and both running means in f32; what the forward pass
 /// keeps for the backward pass, of each block its input alone if it `recomputes`; the logits that exist at once. Where the CPU's
-/// kernels do not compute, compositions keep the scores of one block's attention besides.
+/// kernels do not compute, the scores of one block's attention, or of the texts that an NVIDIA GPU has at once, exist besides.
 ///
 /// ```
 /// use candle_core::Device;
@@ -39,6 +39,9 @@ pub fn estimated_bytes(
     /// Tensors of the size of the scores, and of a chunk of logits, that a composition holds at once, and rows of that chunk.
     const COMPOSED: u64 = 12;
     const COMPOSED_ROWS: u64 = 1024;
+    /// The same of the kernels of NVIDIA GPUs, and their scores of several texts at once.
+    const ON_GPU: u64 = 6;
+    const SCORES_ON_GPU: u64 = 1 << 26;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
     if let Some(dictionary) = &numbers.dictionary
         && let (Ok(count), Ok(sites)) = (dictionary.parameter_count(config), dictionary.sites(config))
@@ -58,13 +61,21 @@ pub fn estimated_bytes(
     let kept = if recomputes { blocks * width + 2 * block } else { (blocks + 1) * block };
     let parameters = ParameterCounts::new(config).unique as u64;
     // From the second batch of a step on, the head's gradient is made beside the sum.
-    let head = if numbers.accumulate > 1 { (config.vocab_size * config.n_embd) as u64 } else { 0 };
-    let logits = if device.is_cpu() && numbers.compute_dtype == ComputeDType::F32 {
-        LOGITS
-    } else {
-        let scores = tokens.saturating_mul((config.n_head * numbers.context) as u64);
-        let chunk = COMPOSED_ROWS * config.vocab_size as u64;
-        scores.saturating_add(chunk).saturating_mul(COMPOSED)
+    let table = (config.vocab_size * config.n_embd) as u64;
+    let head = if numbers.accumulate > 1 { table } else { 0 };
+    let of_text = (config.n_head * numbers.context).saturating_mul(numbers.context) as u64;
+    let chunk = COMPOSED_ROWS * config.vocab_size as u64;
+    let logits = match (device, numbers.compute_dtype) {
+        (Device::Cpu, ComputeDType::F32) => LOGITS,
+        // The gradient of the embedding is added to that of the head.
+        (Device::Cuda(_), _) => {
+            let scores = of_text.saturating_mul(numbers.batch_size as u64).min(SCORES_ON_GPU.max(of_text));
+            scores.saturating_add(chunk).saturating_mul(ON_GPU).saturating_add(2 * table)
+        }
+        _ => {
+            let scores = of_text.saturating_mul(numbers.batch_size as u64);
+            scores.saturating_add(chunk).saturating_mul(COMPOSED)
+        }
     };
     let kept_bytes = numbers.compute_dtype.dtype().size_in_bytes() as u64;
     let values = (COPIES * parameters + head).saturating_add(logits);

@@ -512,7 +512,12 @@ fn dropout_acts_in_training_only_and_follows_its_seed() -> Result<()> {
     let mut generator = RandomStream::new(1);
     let trained =
         model.forward_with(&tokens, LogitsFor::EveryToken, None, &mut Pass::training(&mut generator))?;
-    assert_eq!(values(&trained), values(&all_logits(&model, &tokens)?));
+    let inferred = all_logits(&model, &tokens)?;
+    // A GPU has other kernels for attention in training.
+    if device().is_cpu() {
+        assert_eq!(values(&trained), values(&inferred));
+    }
+    assert_parity(&trained, &inferred, 1e-5, "without dropout");
     Ok(())
 }
 

@@ -6,19 +6,21 @@ use candle_core::{Device, Result, Tensor, Var};
 
 use candle_gpt2_arithmetic::{AdamWStep, Dropout, Finish};
 
-use crate::training::Draws;
+use crate::training::{Draws, LossOnGpu};
 
 // The tests of the declarations need no GPU.
 #[cfg(test)]
 mod signatures;
 
-/// Kernels by what they take.
+/// Kernels by what they take and return.
 macro_rules! absent {
-    ($($kernel:ident($($parameter:ty),*);)*) => {
-        $(pub(crate) fn $kernel($(_: $parameter),*) -> Result<Option<Tensor>> {
-            Ok(None)
+    ($($kernel:ident($($parameter:ty),*) $(-> $result:ty)?;)*) => {
+        $(pub(crate) fn $kernel($(_: $parameter),*) -> Result<absent!(@ $($result)?)> {
+            Ok(Default::default())
         })*
     };
+    (@) => { Option<Tensor> };
+    (@ $result:ty) => { $result };
 }
 
 absent! {
@@ -26,19 +28,18 @@ absent! {
     layer_norm(&Tensor, &Tensor, &Tensor, f64);
     prefix_attention(&Tensor, &Tensor, &Tensor, f64, &[usize]);
     step_attention([&Tensor; 3], [&Tensor; 2], f64, &Tensor);
-    drop(&Tensor, Dropout, &Draws);
-}
-
-pub(crate) fn adamw_step(_: [&Var; 3], _: &Tensor, _: &AdamWStep) -> Result<bool> {
-    Ok(false)
-}
-
-pub(crate) fn sum_of_squares(_: &[Tensor]) -> Result<Option<f64>> {
-    Ok(None)
-}
-
-pub(crate) fn write_tokens(_: [&Tensor; 2], _: [&Tensor; 2], _: &[usize]) -> Result<bool> {
-    Ok(false)
+    write_tokens([&Tensor; 2], [&Tensor; 2], &[usize]) -> bool;
+    dropout(&Tensor, Dropout, &Draws);
+    gelu(&Tensor);
+    gelu_backward(&Tensor, &Tensor);
+    wide_norm(&Tensor, &Tensor, &Tensor, f64);
+    wide_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> Option<[Tensor; 3]>;
+    heads_attention([&Tensor; 3], f64, &[usize], Option<Dropout>);
+    heads_attention_backward([&Tensor; 3], &Tensor, [&Tensor; 3], f64, &[usize], Option<Dropout>) -> bool;
+    head_loss([&Tensor; 2], &[u32], [bool; 2]) -> Option<LossOnGpu>;
+    add_rows(&Tensor, &[usize], usize);
+    adamw_step([&Var; 3], &Tensor, &AdamWStep) -> bool;
+    sum_of_squares(&[Tensor]) -> Option<f64>;
 }
 
 /// The work of a recording; there is none.

@@ -1,18 +1,27 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! One query, a step of decoding, is one kernel, whose blocks share the keys if they are many and heads few. Many are two matrix products, for which GPUs have units of their own, and a
-//! kernel for mask and softmax between them. Queries, keys and values are read where they lie, whatever their strides.
+//! One query, a step of decoding, is one kernel, whose blocks share the keys if they are many and heads few. Many are two matrix
+//! products, for which GPUs have units of their own, and a kernel for mask and softmax between them; training has their way back
+//! too. Queries, keys and values are read where they lie, whatever their strides.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
+
+use std::ops::Range;
 
 use candle_core::cuda_backend::CudaDevice;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 use candle_core::{D, DType, Result, Shape, Tensor};
+use candle_gpt2_arithmetic::Dropout;
 use half::{bf16, f16};
 
 use super::launch::{Element, Held, Read, Shared, Strides, applies, by_type, counted, tensor};
-use super::products::{Matrices, Product, Right, Sizes, is_one_piece, product, sums};
-use super::signatures::{ATTENTION_KEYS, Attend, PrefixSoftmax, SPLIT_BLOCKS, StepAttention, WriteTokens};
+use super::products::{Factor, Matrices, Product, Sizes, Write, is_one_piece, product, sums};
+use super::signatures::{
+    ATTENTION_KEYS, Attend, PrefixSoftmax, ROW_THREADS, SPLIT_BLOCKS, SoftmaxBackward, StepAttention,
+    WriteTokens,
+};
+use super::training::launch_drop;
+use crate::training::Draws;
 use crate::widths::WIDEST_SINGLE_QUERY;
 
 /// Widths of a head up to which a kernel for one query was compiled.
@@ -229,66 +238,306 @@ fn launch_step<T: Product>(
 }
 
 /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
-fn attend_many<T: Product>([q, k, v]: [&Tensor; 3], scale: f64, visible: &Numbers) -> Result<Tensor> {
-    let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
-    let device = q.device().as_cuda_device()?;
-    let (batch, heads, query_len, head_dim) = q.dims4()?;
-    let (_, _, key_len, value_dim) = v.dims4()?;
-    #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
-    let scale = scale as f32;
-    let score_shape = [batch, heads, query_len, key_len];
-    let score_strides =
-        Strides { batch: heads * query_len * key_len, head: query_len * key_len, token: key_len };
-    let context_strides =
-        Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
-    let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
-    let (q_values, k_values) = (held_q.values::<T>()?, held_k.values::<T>()?);
-    let v_values = held_v.values::<T>()?;
-    // SAFETY: the products write every element.
-    let scores = unsafe { device.alloc::<f32>(score_shape.iter().product())? };
-    for row in 0..batch {
-        let sizes = Sizes { count: heads, rows: query_len, inner: head_dim, columns: key_len };
-        let left = Strides::of(&q)?.heads(&q_values, row);
-        let right = Right::Transposed(Strides::of(&k)?.heads(&k_values, row));
-        product(device, sizes, scale, left, right, score_strides.heads(&scores.as_view(), row))?;
-    }
-    let weights = prefix_softmax::<T>(&scores, score_shape, visible, device)?;
-    let weight_values = weights.as_view();
-    // SAFETY: as above.
-    let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
-    for row in 0..batch {
-        let sizes = Sizes { count: heads, rows: query_len, inner: key_len, columns: value_dim };
-        let left = score_strides.heads(&weight_values, row);
-        let right = Right::AsItIs(Strides::of(&v)?.heads(&v_values, row));
-        product(device, sizes, 1.0, left, right, context_strides.heads(&context.as_view(), row))?;
-    }
-    let shape = Shape::from((batch, query_len, heads, value_dim));
-    tensor(context, device, &shape).transpose(1, 2)
+fn attend_many<T: Product>(qkv: [&Tensor; 3], scale: f64, visible: &Numbers) -> Result<Tensor> {
+    let many = Many { visible, scale, dropout: None };
+    many.forward::<T>(qkv)?.transpose(1, 2)
 }
 
-/// The softmax of scores `(B, H, T, S)`.
-fn prefix_softmax<T: Element>(
-    scores: &CudaSlice<f32>,
-    [batch, heads, query_len, key_len]: [usize; 4],
-    visible: &Numbers,
-    device: &CudaDevice,
-) -> Result<CudaSlice<T>> {
-    let rows = counted(batch * heads * query_len)?;
-    // SAFETY: the kernel writes every element.
-    let mut weights = unsafe { device.alloc::<T>(scores.len())? };
-    let parameters = PrefixSoftmax::<T> {
-        scores: scores.as_view(),
-        weights: weights.as_view_mut(),
-        list: visible.list(),
-        first: visible.first,
-        heads: counted(heads)?,
-        queries: counted(query_len)?,
-        keys: counted(key_len)?,
-    };
-    // SAFETY: scores and weights are `rows` rows of `keys` elements, and the list has a number for each query of each batch
-    // row, none above that of the keys.
-    unsafe { parameters.launch(device, "prefix_softmax", (rows, 1, 1))? };
-    Ok(weights)
+/// Rows of scores that a block works on, a warp each.
+const ROW_WARPS: u32 = ROW_THREADS / 32;
+/// Elements of the scores that are held at once: a quarter of a GiB in f32.
+const MOST_SCORES: usize = 1 << 26;
+
+/// Attention of many queries: two matrix products, which GPUs have units for, with a kernel for mask and softmax between them, for as
+/// many texts at once as there is room for.
+#[derive(Clone, Copy)]
+struct Many<'a> {
+    visible: &'a Numbers,
+    scale: f64,
+    dropout: Option<Dropout>,
+}
+
+/// Sizes of an attention of many queries.
+#[derive(Clone, Copy)]
+struct ManySizes {
+    batch: usize,
+    heads: usize,
+    queries: usize,
+    keys: usize,
+    head_dim: usize,
+    value_dim: usize,
+}
+
+impl ManySizes {
+    fn of([q, _, v]: [&Tensor; 3]) -> Result<Self> {
+        let (batch, heads, queries, head_dim) = q.dims4()?;
+        let (_, _, keys, value_dim) = v.dims4()?;
+        Ok(Self { batch, heads, queries, keys, head_dim, value_dim })
+    }
+
+    /// Scores of a text.
+    fn scores(self) -> usize {
+        self.heads * self.queries * self.keys
+    }
+
+    /// The texts in turns.
+    fn texts(self) -> impl Iterator<Item = Range<usize>> {
+        let at_once = (MOST_SCORES / self.scores()).max(1);
+        (0..self.batch).step_by(at_once).map(move |first| first..self.batch.min(first + at_once))
+    }
+
+    /// Of scores side by side.
+    fn score_strides(self) -> Strides {
+        Strides { batch: self.scores(), head: self.queries * self.keys, token: self.keys }
+    }
+
+    /// `(queries, inner)` by `(inner, columns)` for each head.
+    fn product(self, inner: usize, columns: usize) -> Sizes {
+        Sizes { count: self.heads, rows: self.queries, inner, columns }
+    }
+
+    /// `(keys, queries)` by `(queries, columns)` for each head.
+    fn transposed_product(self, columns: usize) -> Sizes {
+        Sizes { count: self.heads, rows: self.keys, inner: self.queries, columns }
+    }
+}
+
+/// A `(B, H, T, D)` tensor whose rows are in one piece.
+struct Rows<'a, T> {
+    values: CudaView<'a, T>,
+    strides: Strides,
+}
+
+impl<'a, T: Element> Rows<'a, T> {
+    fn of(held: &'a Held<'_>, x: &Tensor) -> Result<Self> {
+        Ok(Self { values: held.values()?, strides: Strides::of(x)? })
+    }
+
+    /// The matrices of all heads of a text.
+    fn text(&self, text: usize) -> Matrices<'_, T> {
+        self.strides.heads(&self.values, text)
+    }
+}
+
+impl Many<'_> {
+    /// Returns `(B, T, H, Dv)`.
+    fn forward<T: Product>(self, qkv: [&Tensor; 3]) -> Result<Tensor> {
+        let sizes = ManySizes::of(qkv)?;
+        let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
+        let device = q.device().as_cuda_device()?;
+        let [held_q, held_k, held_v] = [&q, &k, &v].map(Held::new);
+        let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
+        let values = Rows::<T>::of(&held_v, &v)?;
+        let ManySizes { batch, heads, queries: query_len, value_dim, .. } = sizes;
+        // SAFETY: the products write every element.
+        let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
+        let context_values = context.as_view();
+        let context_strides =
+            Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
+        for texts in sizes.texts() {
+            let weights = self.weights([&queries, &keys], sizes, texts.clone(), device)?;
+            let dropped = self.dropped(weights.as_view(), sizes, &texts, device)?;
+            let weights = dropped.as_ref().unwrap_or(&weights).as_view();
+            for (index, text) in texts.enumerate() {
+                let left = Factor::AsItIs(sizes.score_strides().heads(&weights, index));
+                let written = context_strides.heads(&context_values, text);
+                let product_sizes = sizes.product(sizes.keys, value_dim);
+                let right = Factor::AsItIs(values.text(text));
+                product(device, product_sizes, 1.0, left, right, (written, Write::Over))?;
+            }
+        }
+        Ok(tensor(context, device, &Shape::from((batch, query_len, heads, value_dim))))
+    }
+
+    /// The softmax of the scores of some texts, `(texts, H, T, S)`.
+    fn weights<T: Product>(
+        self,
+        [queries, keys]: [&Rows<'_, T>; 2],
+        sizes: ManySizes,
+        texts: Range<usize>,
+        device: &CudaDevice,
+    ) -> Result<CudaSlice<T>> {
+        #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
+        let scale = self.scale as f32;
+        // SAFETY: the products write every element.
+        let scores = unsafe { device.alloc::<f32>(texts.len() * sizes.scores())? };
+        let score_values = scores.as_view();
+        for (index, text) in texts.clone().enumerate() {
+            let (left, right) = (Factor::AsItIs(queries.text(text)), Factor::Transposed(keys.text(text)));
+            let written = sizes.score_strides().heads(&score_values, index);
+            let product_sizes = sizes.product(sizes.head_dim, sizes.keys);
+            product(device, product_sizes, scale, left, right, (written, Write::Over))?;
+        }
+        // SAFETY: the kernel writes every element.
+        let mut weights = unsafe { device.alloc::<T>(scores.len())? };
+        let rows = counted(texts.len() * sizes.heads * sizes.queries)?;
+        let parameters = PrefixSoftmax::<T> {
+            scores: scores.as_view(),
+            weights: weights.as_view_mut(),
+            list: self.list_of(&texts, sizes),
+            first: self.visible.first,
+            heads: counted(sizes.heads)?,
+            queries: counted(sizes.queries)?,
+            keys: counted(sizes.keys)?,
+            rows,
+        };
+        // SAFETY: scores and weights are `rows` rows of `keys` elements, and the list has a number for each query of each text,
+        // none above that of the keys.
+        unsafe { parameters.launch(device, "prefix_softmax", (rows.div_ceil(ROW_WARPS), 1, 1))? };
+        Ok(weights)
+    }
+
+    /// What the queries of some texts see.
+    fn list_of(&self, texts: &Range<usize>, sizes: ManySizes) -> Option<Read<'_, u32>> {
+        let list = self.visible.list.as_ref()?;
+        Some(list.slice(texts.start * sizes.queries..texts.end * sizes.queries))
+    }
+
+    /// What dropout leaves of weights, or of their gradients, of some texts.
+    fn dropped<T: Element>(
+        &self,
+        weights: CudaView<'_, T>,
+        sizes: ManySizes,
+        texts: &Range<usize>,
+        device: &CudaDevice,
+    ) -> Result<Option<CudaSlice<T>>> {
+        let Some(dropout) = self.dropout else { return Ok(None) };
+        let ManySizes { heads, queries, keys: width, .. } = sizes;
+        let (rows, first_query) = (texts.len() * heads * queries, texts.start * heads * queries);
+        let draws = Draws { rows, width, tokens: queries, queries, first_query, first: 0 };
+        launch_drop(weights, dropout, &draws, device).map(Some)
+    }
+
+    /// The gradients of queries, keys and values, written into `results`, from that of what `forward` returns, in the shape
+    /// `(B, H, T, Dv)`.
+    fn backward<T: Product>(self, qkv: [&Tensor; 3], gradient: &Tensor, results: [&Tensor; 3]) -> Result<()> {
+        let sizes = ManySizes::of(qkv)?;
+        let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
+        let gradient = with_whole_rows(gradient)?;
+        let device = q.device().as_cuda_device()?;
+        let [held_q, held_k, held_v, held_gradient] = [&q, &k, &v, &gradient].map(Held::new);
+        let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
+        let (values, gradients) = (Rows::<T>::of(&held_v, &v)?, Rows::<T>::of(&held_gradient, &gradient)?);
+        let held_results = results.map(Held::new);
+        let mut of_results = Vec::with_capacity(results.len());
+        for (held, result) in held_results.iter().zip(results) {
+            of_results.push(Rows::<T>::of(held, result)?);
+        }
+        let [of_queries, of_keys, of_values] = &of_results[..] else { return Ok(()) };
+        let ManySizes { head_dim, value_dim, .. } = sizes;
+        #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
+        let scale = self.scale as f32;
+        for texts in sizes.texts() {
+            let weights = self.weights([&queries, &keys], sizes, texts.clone(), device)?;
+            let dropped = self.dropped(weights.as_view(), sizes, &texts, device)?;
+            let kept = dropped.as_ref().unwrap_or(&weights).as_view();
+            // SAFETY: the products write every element.
+            let of_kept = unsafe { device.alloc::<f32>(weights.len())? };
+            let of_kept_values = of_kept.as_view();
+            for (index, text) in texts.clone().enumerate() {
+                let left = Factor::Transposed(sizes.score_strides().heads(&kept, index));
+                let written = (of_values.text(text), Write::Over);
+                let right = Factor::AsItIs(gradients.text(text));
+                product(device, sizes.transposed_product(value_dim), 1.0, left, right, written)?;
+                let (left, right) =
+                    (Factor::AsItIs(gradients.text(text)), Factor::Transposed(values.text(text)));
+                let written = (sizes.score_strides().heads(&of_kept_values, index), Write::Over);
+                product(device, sizes.product(value_dim, sizes.keys), 1.0, left, right, written)?;
+            }
+            let of_weights = self.dropped(of_kept.as_view(), sizes, &texts, device)?;
+            let of_weights = of_weights.as_ref().unwrap_or(&of_kept).as_view();
+            let of_scores = self.softmax_backward(&weights, of_weights, sizes, &texts, device)?;
+            let of_scores = of_scores.as_view();
+            for (index, text) in texts.enumerate() {
+                let of_text = || sizes.score_strides().heads(&of_scores, index);
+                let (left, right) = (Factor::AsItIs(of_text()), Factor::AsItIs(keys.text(text)));
+                let written = (of_queries.text(text), Write::Over);
+                product(device, sizes.product(sizes.keys, head_dim), scale, left, right, written)?;
+                let (left, right) = (Factor::Transposed(of_text()), Factor::AsItIs(queries.text(text)));
+                let written = (of_keys.text(text), Write::Over);
+                product(device, sizes.transposed_product(head_dim), scale, left, right, written)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradient of the scores of some texts from that of their softmax.
+    fn softmax_backward<T: Element>(
+        &self,
+        weights: &CudaSlice<T>,
+        gradient: CudaView<'_, f32>,
+        sizes: ManySizes,
+        texts: &Range<usize>,
+        device: &CudaDevice,
+    ) -> Result<CudaSlice<T>> {
+        // SAFETY: the kernel writes every element.
+        let mut result = unsafe { device.alloc::<T>(weights.len())? };
+        let rows = counted(texts.len() * sizes.heads * sizes.queries)?;
+        let parameters = SoftmaxBackward::<T> {
+            weights: weights.as_view(),
+            gradient,
+            result: result.as_view_mut(),
+            list: self.list_of(texts, sizes),
+            first: self.visible.first,
+            heads: counted(sizes.heads)?,
+            queries: counted(sizes.queries)?,
+            keys: counted(sizes.keys)?,
+            rows,
+        };
+        // SAFETY: as for the softmax.
+        unsafe { parameters.launch(device, "softmax_backward", (rows.div_ceil(ROW_WARPS), 1, 1))? };
+        Ok(result)
+    }
+}
+
+/// Attention in training: `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`, constants, of which each query sees the first
+/// `visible` keys; returns `(B, T, H · Dv)`.
+pub(crate) fn heads_attention(
+    qkv: [&Tensor; 3],
+    scale: f64,
+    visible: &[usize],
+    dropout: Option<Dropout>,
+) -> Result<Option<Tensor>> {
+    if !applies(&qkv) {
+        return Ok(None);
+    }
+    let queries = qkv[0].dim(TOKEN_DIM)?;
+    let visible = &Numbers::upload(visible, queries, qkv[0].device().as_cuda_device()?)?;
+    let many = Many { visible, scale, dropout };
+    by_type!(qkv[0].dtype(), trained_forward(many, qkv))?.flatten_from(TOKEN_DIM).map(Some)
+}
+
+fn trained_forward<T: Product>(many: Many<'_>, qkv: [&Tensor; 3]) -> Result<Tensor> {
+    many.forward::<T>(qkv)
+}
+
+/// The way back: writes the gradients of queries, keys and values into `results`, tensors in their shapes that nothing else reads.
+/// `gradient` `(B, H, T, Dv)`. Says whether the kernels could.
+pub(crate) fn heads_attention_backward(
+    qkv: [&Tensor; 3],
+    gradient: &Tensor,
+    results: [&Tensor; 3],
+    scale: f64,
+    visible: &[usize],
+    dropout: Option<Dropout>,
+) -> Result<bool> {
+    if !applies(&[qkv[0], qkv[1], qkv[2], gradient, results[0], results[1], results[2]]) {
+        return Ok(false);
+    }
+    let queries = qkv[0].dim(TOKEN_DIM)?;
+    let visible = &Numbers::upload(visible, queries, qkv[0].device().as_cuda_device()?)?;
+    let many = Many { visible, scale, dropout };
+    by_type!(gradient.dtype(), trained_backward(many, qkv, gradient, results))?;
+    Ok(true)
+}
+
+fn trained_backward<T: Product>(
+    many: Many<'_>,
+    qkv: [&Tensor; 3],
+    gradient: &Tensor,
+    results: [&Tensor; 3],
+) -> Result<()> {
+    many.backward::<T>(qkv, gradient, results)
 }
 
 /// `memories` `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, T, D)`.

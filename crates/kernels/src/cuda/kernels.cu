@@ -1,5 +1,5 @@
-// Inference on NVIDIA GPUs, and what training does to whole tensors: what would take several launches of candle's kernels, in
-// one. The files beside this one launch them.
+// Inference and training on NVIDIA GPUs: what would take several launches of candle's kernels, in one. The files beside this one
+// launch them.
 //
 // Values are f32, f16 or bf16 in memory and f32 in registers; each result is rounded once. Results of a matrix product that
 // are used further are f32. Letters in shapes: B batch, T queries, S keys, H heads, D width of a head.
@@ -20,6 +20,8 @@ constexpr unsigned ATTENTION_KEYS = 64, KEYS_AT_ONCE = ATTENTION_KEYS / ATTENTIO
 constexpr unsigned SPLIT_BLOCKS = 256, WIDEST_HEAD = 256;
 /// Threads of a block that works on a row, and of one that writes rows of one head.
 constexpr unsigned ROW_THREADS = 256, HEAD_THREADS = 64;
+/// Columns of a row that a thread has on the way back through a layer norm.
+constexpr unsigned NORM_COLUMNS = 8;
 /// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
 constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
 /// Dropout draws four words of a counter, and sixteen counters lie side by side: the first words of all, then the second ones.
@@ -55,19 +57,27 @@ template <float (*COMBINED)(float)> __device__ float over_block(float x, float n
   return COMBINED(lane < blockDim.x / WARP ? shared[lane] : neutral);
 }
 
+constexpr float SQRT_2_OVER_PI = 0.7978845608028654f, GELU_CUBE = 0.044715f;
+
 /// The tanh form, as GPT-2 has it.
-__device__ float gelu(float x) {
-  const float SQRT_2_OVER_PI = 0.7978845608028654f;
-  return 0.5f * x * (1.0f + tanhf(SQRT_2_OVER_PI * (x + 0.044715f * x * x * x)));
+__device__ float gelu(float x) { return 0.5f * x * (1.0f + tanhf(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x))); }
+
+/// Its slope.
+__device__ float gelu_slope(float x) {
+  const float bent = tanhf(SQRT_2_OVER_PI * (x + GELU_CUBE * x * x * x));
+  return 0.5f * (1.0f + bent) + 0.5f * x * (1.0f - bent * bent) * SQRT_2_OVER_PI * (1.0f + 3.0f * GELU_CUBE * x * x);
 }
 
 /// What follows the bias.
 enum Finish { NOTHING, GELU, ADD };
 
-/// The sum at `place` with bias and what follows it.
-template <typename T, Finish FINISH> __device__ T finished(float sum, T bias, const T *residual, size_t place) {
-  sum += value_of(bias);
-  if (FINISH == ADD) sum += value_of(residual[place]);
+/// What is added to the sum at `place`: the bias, and the residual where there is one.
+template <typename T, Finish FINISH> __device__ float added(T bias, const T *residual, size_t place) {
+  return value_of(bias) + (FINISH == ADD ? value_of(residual[place]) : 0.0f);
+}
+
+/// What becomes of it then.
+template <typename T, Finish FINISH> __device__ T finished(float sum) {
   return rounded<T>(FINISH == GELU ? gelu(sum) : sum);
 }
 
@@ -77,20 +87,25 @@ template <typename T, Finish FINISH>
 __device__ void add_bias(const float *sums, const T *bias, const T *residual, T *y, size_t count, unsigned width) {
   const size_t step = size_t(gridDim.x) * blockDim.x;
   for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
-    y[i] = finished<T, FINISH>(sums[i], bias[i % width], residual, i);
+    y[i] = finished<T, FINISH>(sums[i] + added<T, FINISH>(bias[i % width], residual, i));
 }
 
-/// The sums of the columns of a matrix, each row times an element of `x`, for `finish` of each column. `x` `(inner)`, `weight`
-/// `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
+/// The sums of the columns of a matrix, each row times an element of `x`, and what `start` has for each column, for `finish`. `x`
+/// `(inner)`, `weight` `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
 ///
 /// A thread loads 16 bytes of a row at once, and several rows before it waits for any; `lanes` threads side by side, a
 /// power of two up to `MAX_LANES`, have `16 * lanes` bytes of the row for their block, and all other threads further rows.
-template <typename T, typename F>
-__device__ void row_product(const T *x, const T *weight, unsigned inner, unsigned columns, unsigned lanes, F finish) {
+template <typename T, typename S, typename F>
+__device__ void row_product(const T *x, const T *weight, unsigned inner, unsigned columns, unsigned lanes, S start_of,
+                            F finish) {
   constexpr unsigned WIDTH = sizeof(uint4) / sizeof(T), ROWS_AT_ONCE = 8;
   __shared__ float partial[PRODUCT_THREADS / WARP][MAX_LANES * WIDTH];
   const unsigned lane = threadIdx.x % lanes, slice = threadIdx.x / lanes, slices = blockDim.x / lanes;
   const unsigned block_column = blockIdx.x * lanes * WIDTH, column = block_column + lane * WIDTH;
+  const unsigned own = block_column + threadIdx.x;
+  const bool has_own = threadIdx.x < lanes * WIDTH && own < columns;
+  // On its way while the weight is.
+  float sum = has_own ? start_of(own) : 0.0f;
   float sums[WIDTH] = {};
   for (unsigned start = slice; start < inner && column < columns; start += ROWS_AT_ONCE * slices) {
     uint4 loaded[ROWS_AT_ONCE] = {};
@@ -114,30 +129,46 @@ __device__ void row_product(const T *x, const T *weight, unsigned inner, unsigne
   if (threadIdx.x % WARP < lanes)
     for (unsigned j = 0; j < WIDTH; j++) partial[threadIdx.x / WARP][lane * WIDTH + j] = sums[j];
   __syncthreads();
-  const unsigned i = threadIdx.x;
-  if (i >= lanes * WIDTH || block_column + i >= columns) return;
-  float sum = 0.0f;
-  for (unsigned warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp][i];
-  finish(block_column + i, sum);
+  if (!has_own) return;
+  for (unsigned warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp][threadIdx.x];
+  finish(own, sum);
 }
 
-/// Layer norm. A block for each row of `width` values.
-template <typename T>
-__device__ void layer_norm(const T *x, const T *weight, const T *bias, T *y, unsigned width, float epsilon) {
+/// Layer norm with parameters of type `P`. A block for each row of `width` values.
+template <typename T, typename P>
+__device__ void layer_norm(const T *x, const P *weight, const P *bias, T *y, unsigned width, float epsilon) {
   __shared__ float shared[WARP];
   const size_t start = size_t(blockIdx.x) * width;
   x += start;
   y += start;
-  float total = 0.0f;
-  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) total += value_of(x[i]);
+  // The first columns of a thread, with their parameters, are in registers before anything waits for them.
+  float values[NORM_COLUMNS], weights[NORM_COLUMNS], biases[NORM_COLUMNS], total = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+    const unsigned i = j * ROW_THREADS + threadIdx.x;
+    if (i >= width) continue;
+    values[j] = value_of(x[i]);
+    weights[j] = value_of(weight[i]);
+    biases[j] = value_of(bias[i]);
+    total += values[j];
+  }
+  const unsigned rest = NORM_COLUMNS * ROW_THREADS + threadIdx.x;
+  for (unsigned i = rest; i < width; i += ROW_THREADS) total += value_of(x[i]);
   const float mean = over_block<warp_sum>(total, 0.0f, shared) / width;
-  float squares = 0.0f;
-  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+#pragma unroll
+  for (unsigned j = 0; j < NORM_COLUMNS; j++)
+    if (j * ROW_THREADS + threadIdx.x < width) squares += (values[j] - mean) * (values[j] - mean);
+  for (unsigned i = rest; i < width; i += ROW_THREADS) {
     const float centered = value_of(x[i]) - mean;
     squares += centered * centered;
   }
   const float deviation = sqrtf(over_block<warp_sum>(squares, 0.0f, shared) / width + epsilon);
-  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+#pragma unroll
+  for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+    const unsigned i = j * ROW_THREADS + threadIdx.x;
+    if (i < width) y[i] = rounded<T>((values[j] - mean) / deviation * weights[j] + biases[j]);
+  }
+  for (unsigned i = rest; i < width; i += ROW_THREADS) {
     const float normalized = (value_of(x[i]) - mean) / deviation;
     y[i] = rounded<T>(normalized * value_of(weight[i]) + value_of(bias[i]));
   }
@@ -148,23 +179,28 @@ __device__ unsigned visible_keys(const unsigned *list, unsigned first, unsigned 
   return list ? list[batch * queries + query] : first + query;
 }
 
-/// Softmax of `scores` over the visible keys, zero after them. `(B, H, T, S)`; a block for each row of S.
+/// The row of a warp, where each has one.
+__device__ unsigned row_of_warp() { return blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP; }
+
+/// Softmax of `scores` over the visible keys, zero after them. `(B, H, T, S)`, `rows` in all; a warp for each row of S.
 template <typename T>
 __device__ void prefix_softmax(const float *scores, T *weights, const unsigned *list, unsigned first, unsigned heads,
-                               unsigned queries, unsigned keys) {
-  __shared__ float shared[WARP];
-  const unsigned query = blockIdx.x % queries, batch = blockIdx.x / queries / heads;
-  const unsigned count = visible_keys(list, first, batch, queries, query);
-  scores += size_t(blockIdx.x) * keys;
-  weights += size_t(blockIdx.x) * keys;
-  float largest = -INFINITY;
-  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) largest = fmaxf(largest, scores[key]);
-  largest = over_block<warp_max>(largest, -INFINITY, shared);
-  float total = 0.0f;
-  for (unsigned key = threadIdx.x; key < count; key += blockDim.x) total += expf(scores[key] - largest);
-  total = over_block<warp_sum>(total, 0.0f, shared);
-  for (unsigned key = threadIdx.x; key < keys; key += blockDim.x)
-    weights[key] = rounded<T>(key < count ? expf(scores[key] - largest) / total : 0.0f);
+                               unsigned queries, unsigned keys, unsigned rows) {
+  const unsigned row = row_of_warp(), lane = threadIdx.x % WARP;
+  if (row >= rows) return;
+  const unsigned count = visible_keys(list, first, row / queries / heads, queries, row % queries);
+  scores += size_t(row) * keys;
+  weights += size_t(row) * keys;
+  float largest = -INFINITY, total = 0.0f;
+#pragma unroll 4
+  for (unsigned key = lane; key < count; key += WARP) largest = fmaxf(largest, scores[key]);
+  largest = warp_max(largest);
+#pragma unroll 4
+  for (unsigned key = lane; key < count; key += WARP) total += expf(scores[key] - largest);
+  const float factor = 1.0f / warp_sum(total);
+#pragma unroll 4
+  for (unsigned key = lane; key < count; key += WARP) weights[key] = rounded<T>(expf(scores[key] - largest) * factor);
+  for (unsigned key = count + lane; key < keys; key += WARP) weights[key] = rounded<T>(0.0f);
 }
 
 /// Where the rows of a `(B, H, T, D)` tensor are.
@@ -421,6 +457,131 @@ __device__ void adamw(T *parameter, T *mean, T *square, const T *gradient, size_
   }
 }
 
+/// GELU of each element. Any grid.
+template <typename T> __device__ void activate(const T *x, T *y, size_t count) {
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
+    y[i] = rounded<T>(gelu(value_of(x[i])));
+}
+
+/// The gradient of what was activated, from that of the result. Any grid.
+template <typename T> __device__ void activate_backward(const T *x, const T *gradient, T *result, size_t count) {
+  const size_t step = size_t(gridDim.x) * blockDim.x;
+  for (size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += step)
+    result[i] = rounded<T>(value_of(gradient[i]) * gelu_slope(value_of(x[i])));
+}
+
+/// The gradients of a layer norm: of its input, and in `sums` `(gridDim.x, 2, width)`, for what each block has of the rows, those of
+/// weight and bias. Rows of up to `NORM_COLUMNS * ROW_THREADS` values, which threads hold in registers; any grid.
+template <typename T>
+__device__ void norm_backward(const T *x, const float *weight, const T *gradient, T *result, float *sums, unsigned rows,
+                              unsigned width, float epsilon) {
+  __shared__ float shared[WARP];
+  float of_weight[NORM_COLUMNS] = {}, of_bias[NORM_COLUMNS] = {};
+  for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
+    const size_t start = size_t(row) * width;
+    float normalized[NORM_COLUMNS], given[NORM_COLUMNS], total = 0.0f, squares = 0.0f, sum = 0.0f, product = 0.0f;
+#pragma unroll
+    for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+      const unsigned i = j * ROW_THREADS + threadIdx.x;
+      normalized[j] = i < width ? value_of(x[start + i]) : 0.0f;
+      total += normalized[j];
+    }
+    const float mean = over_block<warp_sum>(total, 0.0f, shared) / width;
+#pragma unroll
+    for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+      normalized[j] = j * ROW_THREADS + threadIdx.x < width ? normalized[j] - mean : 0.0f;
+      squares += normalized[j] * normalized[j];
+    }
+    const float inverse = 1.0f / sqrtf(over_block<warp_sum>(squares, 0.0f, shared) / width + epsilon);
+#pragma unroll
+    for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+      const unsigned i = j * ROW_THREADS + threadIdx.x;
+      normalized[j] *= inverse;
+      given[j] = i < width ? value_of(gradient[start + i]) : 0.0f;
+      of_weight[j] += given[j] * normalized[j];
+      of_bias[j] += given[j];
+      given[j] *= i < width ? weight[i] : 0.0f;
+      sum += given[j];
+      product += given[j] * normalized[j];
+    }
+    sum = over_block<warp_sum>(sum, 0.0f, shared) / width;
+    product = over_block<warp_sum>(product, 0.0f, shared) / width;
+#pragma unroll
+    for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+      const unsigned i = j * ROW_THREADS + threadIdx.x;
+      if (i < width) result[start + i] = rounded<T>((given[j] - sum - normalized[j] * product) * inverse);
+    }
+  }
+  sums += size_t(blockIdx.x) * 2 * width;
+#pragma unroll
+  for (unsigned j = 0; j < NORM_COLUMNS; j++) {
+    const unsigned i = j * ROW_THREADS + threadIdx.x;
+    if (i >= width) continue;
+    sums[i] = of_weight[j];
+    sums[width + i] = of_bias[j];
+  }
+}
+
+/// The gradient of scores from that of their softmax over the visible keys; zero after them. Shapes and grid as of
+/// `prefix_softmax`.
+template <typename T>
+__device__ void softmax_backward(const T *weights, const float *gradient, T *result, const unsigned *list, unsigned first,
+                                 unsigned heads, unsigned queries, unsigned keys, unsigned rows) {
+  const unsigned row = row_of_warp(), lane = threadIdx.x % WARP;
+  if (row >= rows) return;
+  const unsigned count = visible_keys(list, first, row / queries / heads, queries, row % queries);
+  const size_t start = size_t(row) * keys;
+  weights += start;
+  gradient += start;
+  result += start;
+  float product = 0.0f;
+#pragma unroll 4
+  for (unsigned key = lane; key < count; key += WARP) product += value_of(weights[key]) * gradient[key];
+  product = warp_sum(product);
+#pragma unroll 4
+  for (unsigned key = lane; key < count; key += WARP)
+    result[key] = rounded<T>(value_of(weights[key]) * (gradient[key] - product));
+  for (unsigned key = count + lane; key < keys; key += WARP) result[key] = rounded<T>(0.0f);
+}
+
+/// The loss of each row of logits, in nats, and, unless it is null, its gradient: the softmax, less one at the target. `logits` and
+/// `gradient` `(rows, width)`, their rows `distance` apart; a block for each row.
+template <typename T>
+__device__ void losses(const float *logits, const unsigned *targets, float *loss, T *gradient, unsigned width,
+                       unsigned distance) {
+  __shared__ float shared[WARP];
+  const size_t start = size_t(blockIdx.x) * distance;
+  const unsigned target = targets[blockIdx.x];
+  logits += start;
+  // In one pass: the sum so far is relative to the largest one so far.
+  float own = -INFINITY, total = 0.0f;
+#pragma unroll 4
+  for (unsigned i = threadIdx.x; i < width; i += blockDim.x) {
+    const float larger = fmaxf(own, logits[i]);
+    total = total * expf(own - shift_of(larger)) + expf(logits[i] - shift_of(larger));
+    own = larger;
+  }
+  const float largest = over_block<warp_max>(own, -INFINITY, shared);
+  total = over_block<warp_sum>(total * expf(own - shift_of(largest)), 0.0f, shared);
+  if (threadIdx.x == 0) loss[blockIdx.x] = logf(total) + largest - logits[target];
+  if (gradient == nullptr) return;
+  for (unsigned i = threadIdx.x; i < width; i += blockDim.x)
+    gradient[start + i] = rounded<T>(expf(logits[i] - largest) / total - (i == target ? 1.0f : 0.0f));
+}
+
+/// Adds up rows: block `i` those of `order` from `starts[i]` to `starts[i + 1]`, in this order, in row `places[i]` of `sums`. Rows of
+/// `width` values; one block for each sum.
+template <typename T>
+__device__ void add_rows(const T *rows, const unsigned *places, const unsigned *starts, const unsigned *order, T *sums,
+                         unsigned width) {
+  for (unsigned column = threadIdx.x; column < width; column += blockDim.x) {
+    float sum = 0.0f;
+    for (unsigned i = starts[blockIdx.x]; i < starts[blockIdx.x + 1]; i++) sum += value_of(rows[size_t(order[i]) * width + column]);
+    sums[size_t(places[blockIdx.x]) * width + column] = rounded<T>(sum);
+  }
+}
+
 /// The sum of the squares of the elements that each block has of `x`, for which `sums` has a place.
 template <typename T> __device__ void squares(const T *x, float *sums, size_t count) {
   __shared__ float shared[WARP];
@@ -445,9 +606,10 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
   }                                                                                                                     \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, const T *bias, const T *residual, T *y,       \
                                              unsigned inner, unsigned columns, unsigned lanes) {                        \
-    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) {                                     \
-      y[column] = finished<T, FINISH>(sum, bias[column], residual, column);                                             \
-    });                                                                                                                 \
+    row_product(                                                                                                        \
+        x, weight, inner, columns, lanes,                                                                               \
+        [=](unsigned column) { return added<T, FINISH>(bias[column], residual, column); },                              \
+        [=](unsigned column, float sum) { y[column] = finished<T, FINISH>(sum); });                                     \
   }
 
 #define ATTENTION(NAME, T, WIDTH)                                                                                       \
@@ -469,15 +631,17 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
   FINISHED(bias_residual_##NAME, T, ADD)                                                                                \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned inner, unsigned columns,   \
                                              unsigned lanes) {                                                          \
-    row_product(x, weight, inner, columns, lanes, [=](unsigned column, float sum) { y[column] = sum; });                \
+    row_product(                                                                                                        \
+        x, weight, inner, columns, lanes, [](unsigned) { return 0.0f; },                                                \
+        [=](unsigned column, float sum) { y[column] = sum; });                                                          \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,               \
                                         float epsilon) {                                                                \
-    layer_norm<T>(x, weight, bias, y, width, epsilon);                                                                  \
+    layer_norm(x, weight, bias, y, width, epsilon);                                                                     \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) prefix_softmax_##NAME(const float *scores, T *weights, const unsigned *list, unsigned first,      \
-                                            unsigned heads, unsigned queries, unsigned keys) {                          \
-    prefix_softmax<T>(scores, weights, list, first, heads, queries, keys);                                              \
+                                            unsigned heads, unsigned queries, unsigned keys, unsigned rows) {           \
+    prefix_softmax<T>(scores, weights, list, first, heads, queries, keys, rows);                                        \
   }                                                                                                                     \
   KERNEL(HEAD_THREADS) write_tokens_##NAME(const T *keys, const T *values, T *key_memory, T *value_memory,              \
                                            Strides key_strides, Strides value_strides, const unsigned *list,            \
@@ -494,6 +658,31 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
                                    float rate, float root_factor, float epsilon) {                                      \
     adamw<T>(parameter, mean, square, gradient, count, factor, keep_mean, add_mean, keep_square, add_square, keep, rate,\
              root_factor, epsilon);                                                                                     \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) wide_norm_##NAME(const T *x, const float *weight, const float *bias, T *y, unsigned width,        \
+                                       float epsilon) {                                                                 \
+    layer_norm(x, weight, bias, y, width, epsilon);                                                                     \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) norm_backward_##NAME(const T *x, const float *weight, const T *gradient, T *result, float *sums,  \
+                                           unsigned rows, unsigned width, float epsilon) {                              \
+    norm_backward<T>(x, weight, gradient, result, sums, rows, width, epsilon);                                          \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) gelu_##NAME(const T *x, T *y, size_t count) { activate<T>(x, y, count); }                         \
+  KERNEL(ROW_THREADS) gelu_backward_##NAME(const T *x, const T *gradient, T *result, size_t count) {                    \
+    activate_backward<T>(x, gradient, result, count);                                                                   \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) softmax_backward_##NAME(const T *weights, const float *gradient, T *result, const unsigned *list, \
+                                              unsigned first, unsigned heads, unsigned queries, unsigned keys,          \
+                                              unsigned rows) {                                                          \
+    softmax_backward<T>(weights, gradient, result, list, first, heads, queries, keys, rows);                            \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) losses_##NAME(const float *logits, const unsigned *targets, float *loss, T *gradient,             \
+                                    unsigned width, unsigned distance) {                                                \
+    losses<T>(logits, targets, loss, gradient, width, distance);                                                        \
+  }                                                                                                                     \
+  KERNEL(ROW_THREADS) add_rows_##NAME(const T *rows, const unsigned *places, const unsigned *starts,                    \
+                                      const unsigned *order, T *sums, unsigned width) {                                 \
+    add_rows<T>(rows, places, starts, order, sums, width);                                                              \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) squares_##NAME(const T *x, float *sums, size_t count) { squares<T>(x, sums, count); }             \
   ATTENTION(NAME, T, 64)                                                                                                \

@@ -119,6 +119,9 @@ pub(super) struct Strides {
 // SAFETY: three integers in the layout of C.
 unsafe impl DeviceRepr for Strides {}
 
+/// What a kernel gets in place of memory that is not there.
+const NULL: u64 = 0;
+
 /// What a launch hands to a kernel.
 pub(super) trait Parameter {
     fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
@@ -132,7 +135,6 @@ impl<T> Parameter for Read<'_, T> {
 
 impl<T> Parameter for Option<Read<'_, T>> {
     fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
-        const NULL: u64 = 0;
         match self {
             Some(values) => launch.arg(&*values),
             None => launch.arg(&NULL),
@@ -143,6 +145,15 @@ impl<T> Parameter for Option<Read<'_, T>> {
 impl<T> Parameter for Written<'_, T> {
     fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         launch.arg(self);
+    }
+}
+
+impl<T> Parameter for Option<Written<'_, T>> {
+    fn hand<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        match self {
+            Some(values) => launch.arg(values),
+            None => launch.arg(&NULL),
+        };
     }
 }
 

@@ -1,5 +1,5 @@
 //! NVIDIA GPUs in few launches: the kernels of `kernels.cu`, and where they apply. [`attention`] has those of attention,
-//! [`products`] matrix products with what follows them, [`training`] what training does to whole tensors, [`recording`] starts
+//! [`products`] matrix products with what follows them, [`training`] the rest of training, [`recording`] starts
 //! all kernels of a step at once; [`signatures`] says what each kernel takes, and [`launch`] has what all of them share.
 //!
 //! A step of one token is so little work for a GPU that starting its kernels takes most of the time. candle has one for
@@ -22,10 +22,15 @@ mod recording;
 mod signatures;
 mod training;
 
-pub(crate) use attention::{prefix_attention, step_attention, write_tokens};
+pub(crate) use attention::{
+    heads_attention, heads_attention_backward, prefix_attention, step_attention, write_tokens,
+};
 pub(crate) use products::linear;
 pub(crate) use recording::{Graph, kept_uploads};
-pub(crate) use training::{adamw_step, drop, sum_of_squares};
+pub(crate) use training::{
+    adamw_step, add_rows, dropout, gelu, gelu_backward, head_loss, sum_of_squares, wide_norm,
+    wide_norm_backward,
+};
 
 use launch::{Element, Held, applies, by_type, counted, tensor};
 use signatures::LayerNorm;

@@ -184,16 +184,17 @@ fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner;
     let (held_x, held_weight) = (Held::new(x), Held::new(weight));
-    let left = Matrices { values: held_x.values::<T>()?, row: inner, each: 0 };
+    let left = Factor::AsItIs(Matrices { values: held_x.values::<T>()?, row: inner, each: 0 });
     let weight_values = held_weight.values::<T>()?;
     let right = match weight.is_contiguous() {
-        true => Right::Transposed(Matrices { values: weight_values, row: inner, each: 0 }),
-        false => Right::AsItIs(Matrices { values: weight_values, row: columns, each: 0 }),
+        true => Factor::Transposed(Matrices { values: weight_values, row: inner, each: 0 }),
+        false => Factor::AsItIs(Matrices { values: weight_values, row: columns, each: 0 }),
     };
     // SAFETY: the product writes every element.
     let result = unsafe { device.alloc::<R>(rows * columns)? };
     let sizes = Sizes { count: 1, rows, inner, columns };
-    product(device, sizes, 1.0, left, right, Matrices { values: result.as_view(), row: columns, each: 0 })?;
+    let written = Matrices { values: result.as_view(), row: columns, each: 0 };
+    product(device, sizes, 1.0, left, right, (written, Write::Over))?;
     Ok(result)
 }
 
@@ -264,12 +265,31 @@ pub(super) struct Matrices<'a, T> {
     pub(super) each: usize,
 }
 
-/// How the right matrices of a product lie in memory.
-pub(super) enum Right<'a, T> {
-    /// `(inner, columns)`.
+/// How the matrices of one side of a product lie in memory.
+pub(super) enum Factor<'a, T> {
+    /// `(rows, inner)` on the left, `(inner, columns)` on the right.
     AsItIs(Matrices<'a, T>),
-    /// `(columns, inner)`.
+    /// `(inner, rows)` on the left, `(columns, inner)` on the right.
     Transposed(Matrices<'a, T>),
+}
+
+impl<'a, T> Factor<'a, T> {
+    /// How cuBLAS names it, the matrices, and rows and width of each in memory, if it is to be `(rows, width)` in the product.
+    fn in_memory(self, rows: usize, width: usize) -> (cublasOperation_t, Matrices<'a, T>, [usize; 2]) {
+        match self {
+            Self::AsItIs(matrices) => (cublasOperation_t::CUBLAS_OP_N, matrices, [rows, width]),
+            Self::Transposed(matrices) => (cublasOperation_t::CUBLAS_OP_T, matrices, [width, rows]),
+        }
+    }
+}
+
+/// How a product writes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Write {
+    /// Over whatever was there.
+    Over,
+    /// Added to it.
+    Added,
 }
 
 /// `count` products of `(rows, inner)` and `(inner, columns)`.
@@ -283,45 +303,44 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// Elements between the first one of the first matrix and the last one of the last.
-    fn reach<T>(self, rows: usize, width: usize, Matrices { row, each, .. }: &Matrices<'_, T>) -> usize {
+    fn reach<T>(self, [rows, width]: [usize; 2], Matrices { row, each, .. }: &Matrices<'_, T>) -> usize {
         (self.count - 1) * each + (rows - 1) * row + width
     }
 }
 
-/// `result = factor * left * right`, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the end. candle's
+/// `result = factor * left * right`, or added to it, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the end. candle's
 /// switches for products in f16 and bf16 are not asked.
 pub(super) fn product<T: Product, R: Product>(
     device: &CudaDevice,
     sizes: Sizes,
     factor: f32,
-    left: Matrices<'_, T>,
-    right: Right<'_, T>,
-    result: Matrices<'_, R>,
+    left: Factor<'_, T>,
+    right: Factor<'_, T>,
+    (result, write): (Matrices<'_, R>, Write),
 ) -> Result<()> {
     let Sizes { count, rows, inner, columns } = sizes;
     if [count, rows, inner, columns].contains(&0) {
         candle_core::bail!("a product of {rows} by {inner} and {inner} by {columns} elements");
     }
     // cuBLAS counts along columns first, so it sees every matrix transposed: resultᵀ = rightᵀ leftᵀ.
-    let (order, right, (right_rows, right_width)) = match right {
-        Right::AsItIs(right) => (cublasOperation_t::CUBLAS_OP_N, right, (inner, columns)),
-        Right::Transposed(right) => (cublasOperation_t::CUBLAS_OP_T, right, (columns, inner)),
-    };
-    let is_inside = sizes.reach(rows, inner, &left) <= left.values.len()
-        && sizes.reach(right_rows, right_width, &right) <= right.values.len()
-        && sizes.reach(rows, columns, &result) <= result.values.len();
+    let (left_order, left, left_shape) = left.in_memory(rows, inner);
+    let (right_order, right, right_shape) = right.in_memory(inner, columns);
+    let result_shape = [rows, columns];
+    let is_inside = sizes.reach(left_shape, &left) <= left.values.len()
+        && sizes.reach(right_shape, &right) <= right.values.len()
+        && sizes.reach(result_shape, &result) <= result.values.len();
     if !is_inside {
         candle_core::bail!("the matrices of a product reach beyond their tensors");
     }
     // The distance of rows means nothing where there is one, and could be too small for cuBLAS.
     let distance_of_rows =
-        |rows: usize, width: usize, distance: usize| if rows == 1 { width } else { distance };
-    let left_row = distance_of_rows(rows, inner, left.row);
-    let right_row = distance_of_rows(right_rows, right_width, right.row);
-    let result_row = distance_of_rows(rows, columns, result.row);
+        |[rows, width]: [usize; 2], distance: usize| if rows == 1 { width } else { distance };
+    let left_row = distance_of_rows(left_shape, left.row);
+    let right_row = distance_of_rows(right_shape, right.row);
+    let result_row = distance_of_rows(result_shape, result.row);
     let size = |size: usize| i32::try_from(size).map_err(candle_core::Error::wrap);
     let distance = |distance: usize| i64::try_from(distance).map_err(candle_core::Error::wrap);
-    let zero = 0f32;
+    let kept = if write == Write::Added { 1f32 } else { 0f32 };
     let stream = device.cuda_stream();
     // The guards would order the streams of several tensors, and the device has one.
     let (left_address, _left_guard) = left.values.device_ptr(&stream);
@@ -333,8 +352,8 @@ pub(super) fn product<T: Product, R: Product>(
     unsafe {
         gemm_strided_batched_ex(
             *device.cublas_handle().handle(),
-            order,
-            cublasOperation_t::CUBLAS_OP_N,
+            right_order,
+            left_order,
             size(columns)?,
             size(rows)?,
             size(inner)?,
@@ -347,7 +366,7 @@ pub(super) fn product<T: Product, R: Product>(
             T::TYPE,
             size(left_row)?,
             distance(left.each)?,
-            (&raw const zero).cast(),
+            (&raw const kept).cast(),
             result_address as *mut c_void,
             R::TYPE,
             size(result_row)?,

@@ -27,6 +27,8 @@ pub(super) const MAX_LANES: u32 = 8;
 pub(super) const ATTENTION_THREADS: u32 = 512;
 /// Keys that such a block reads at once.
 pub(super) const ATTENTION_KEYS: u32 = 64;
+/// Columns of a row that a thread of such a block has on the way back through a layer norm.
+pub(super) const NORM_COLUMNS: u32 = 8;
 /// The most blocks of a launch that share the keys of its queries.
 pub(super) const SPLIT_BLOCKS: u32 = 256;
 
@@ -141,6 +143,7 @@ kernels! {
         heads: u32,
         queries: u32,
         keys: u32,
+        rows: u32,
     }
 
     /// Writes new keys and values into memory.
@@ -189,6 +192,76 @@ kernels! {
         rate: f32,
         root_factor: f32,
         epsilon: f32,
+    }
+
+    /// Layer norm with parameters in f32.
+    WideNorm ["wide_norm"] ROW_THREADS {
+        x: Read<'a, T>,
+        weight: Read<'a, f32>,
+        bias: Read<'a, f32>,
+        y: Written<'a, T>,
+        width: u32,
+        epsilon: f32,
+    }
+
+    /// The gradients of a layer norm.
+    NormBackward ["norm_backward"] ROW_THREADS {
+        x: Read<'a, T>,
+        weight: Read<'a, f32>,
+        gradient: Read<'a, T>,
+        result: Written<'a, T>,
+        sums: Written<'a, f32>,
+        rows: u32,
+        width: u32,
+        epsilon: f32,
+    }
+
+    /// GELU.
+    Gelu ["gelu"] ROW_THREADS {
+        x: Read<'a, T>,
+        y: Written<'a, T>,
+        count: usize,
+    }
+
+    /// Its gradient.
+    GeluBackward ["gelu_backward"] ROW_THREADS {
+        x: Read<'a, T>,
+        gradient: Read<'a, T>,
+        result: Written<'a, T>,
+        count: usize,
+    }
+
+    /// The gradient of a softmax over the visible keys.
+    SoftmaxBackward ["softmax_backward"] ROW_THREADS {
+        weights: Read<'a, T>,
+        gradient: Read<'a, f32>,
+        result: Written<'a, T>,
+        list: Option<Read<'a, u32>>,
+        first: u32,
+        heads: u32,
+        queries: u32,
+        keys: u32,
+        rows: u32,
+    }
+
+    /// Losses of rows of logits, and their gradients.
+    Losses ["losses"] ROW_THREADS {
+        logits: Read<'a, f32>,
+        targets: Read<'a, u32>,
+        loss: Written<'a, f32>,
+        gradient: Option<Written<'a, T>>,
+        width: u32,
+        distance: u32,
+    }
+
+    /// Sums of rows.
+    AddRows ["add_rows"] ROW_THREADS {
+        rows: Read<'a, T>,
+        places: Read<'a, u32>,
+        starts: Read<'a, u32>,
+        order: Read<'a, u32>,
+        sums: Shared<'a, T>,
+        width: u32,
     }
 
     /// Sums of squares.
@@ -352,6 +425,7 @@ mod tests {
         };
         let read = inner("Read<'a,", ">").or_else(|| inner("Option<Read<'a,", ">>"));
         let written = inner("Written<'a,", ">").or_else(|| inner("Shared<'a,", ">"));
+        let written = written.or_else(|| inner("Option<Written<'a,", ">>"));
         match (read, written, plain.as_str()) {
             (Some(name), ..) => format!("const {name} *"),
             (_, Some(name), _) => format!("{name} *"),
@@ -396,6 +470,7 @@ mod tests {
             ("MAX_LANES", MAX_LANES),
             ("ATTENTION_KEYS", ATTENTION_KEYS),
             ("SPLIT_BLOCKS", SPLIT_BLOCKS),
+            ("NORM_COLUMNS", NORM_COLUMNS),
             ("WIDEST_HEAD", widest),
         ];
         for (name, value) in DECLARED.iter().map(|kernel| kernel.threads).chain(others) {

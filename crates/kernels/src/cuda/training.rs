@@ -1,38 +1,53 @@
-//! What training does to whole tensors: dropout, steps of AdamW, and the norm of the gradients, each in one launch for a tensor.
+//! What training does on an NVIDIA GPU besides linear layers and attention: a launch or two for a tensor, and the loss in chunks of
+//! rows. All take constants, and the operations of `crate::training` record their way back.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
 use candle_core::cuda_backend::CudaDevice;
-use candle_core::cuda_backend::cudarc::driver::CudaViewMut;
-use candle_core::{Result, Tensor, Var};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use candle_core::{DType, Result, Tensor, Var};
 use candle_gpt2_arithmetic::{AdamWStep, Dropout};
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, Shared, applies, blocks_for, by_type, counted, tensor};
-use super::signatures::{AdamW, Drop, ROW_THREADS, Squares};
-use crate::training::Draws;
+use super::launch::{Element, Held, Read, Shared, applies, blocks_for, by_type, counted, tensor};
+use super::products::{Factor, Matrices, Product, Sizes, Write, product};
+use super::signatures::{
+    AdamW, AddRows, Drop, Gelu, GeluBackward, Losses, NORM_COLUMNS, NormBackward, ROW_THREADS, Squares,
+    WideNorm,
+};
+use crate::training::{Draws, LossOnGpu, column_sums};
 
 /// Blocks that add up the squares of one gradient at most: enough to keep a large GPU's memory busy.
 const MAX_SUMS: usize = 512;
 
 /// What dropout leaves of `x`, a constant: the draws are those of [`Dropout::draw`].
-pub(crate) fn drop(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Option<Tensor>> {
+pub(crate) fn dropout(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Option<Tensor>> {
     if !applies(&[x]) || x.elem_count() != draws.rows * draws.width {
         return Ok(None);
     }
-    by_type!(x.dtype(), launch_drop(&x.contiguous()?, dropout, draws)).map(Some)
+    by_type!(x.dtype(), dropped(&x.contiguous()?, dropout, draws)).map(Some)
 }
 
-fn launch_drop<T: Element>(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Tensor> {
+fn dropped<T: Element>(x: &Tensor, dropout: Dropout, draws: &Draws) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
     let held_x = Held::new(x);
-    let count = x.elem_count();
+    Ok(tensor(launch_drop::<T>(held_x.values()?, dropout, draws, device)?, device, x.shape()))
+}
+
+/// What dropout leaves of the first rows in `x`.
+pub(super) fn launch_drop<T: Element>(
+    x: Read<'_, T>,
+    dropout: Dropout,
+    draws: &Draws,
+    device: &CudaDevice,
+) -> Result<CudaSlice<T>> {
+    let count = draws.rows * draws.width;
     // SAFETY: the kernel writes every element.
     let mut y = unsafe { device.alloc::<T>(count)? };
     let as_size = |number: u64| usize::try_from(number).map_err(candle_core::Error::wrap);
     #[expect(clippy::cast_possible_truncation, reason = "the kernel multiplies in f32")]
     let parameters = Drop::<T> {
-        x: held_x.values()?,
+        x,
         y: y.as_view_mut(),
         rows: draws.rows,
         width: draws.width,
@@ -46,7 +61,271 @@ fn launch_drop<T: Element>(x: &Tensor, dropout: Dropout, draws: &Draws) -> Resul
     };
     // SAFETY: `x` and `y` hold `rows` rows of `width` elements.
     unsafe { parameters.launch(device, "drop", (blocks_for(count)?, 1, 1))? };
+    Ok(y)
+}
+
+/// GELU of each element.
+pub(crate) fn gelu(x: &Tensor) -> Result<Option<Tensor>> {
+    if !applies(&[x]) {
+        return Ok(None);
+    }
+    by_type!(x.dtype(), launch_gelu(&x.contiguous()?)).map(Some)
+}
+
+fn launch_gelu<T: Element>(x: &Tensor) -> Result<Tensor> {
+    let device = x.device().as_cuda_device()?;
+    let (held_x, count) = (Held::new(x), x.elem_count());
+    // SAFETY: the kernel writes every element.
+    let mut y = unsafe { device.alloc::<T>(count)? };
+    let parameters = Gelu::<T> { x: held_x.values()?, y: y.as_view_mut(), count };
+    // SAFETY: `x` and `y` hold `count` elements.
+    unsafe { parameters.launch(device, "gelu", (blocks_for(count)?, 1, 1))? };
     Ok(tensor(y, device, x.shape()))
+}
+
+/// The gradient of `x` from that of its GELU.
+pub(crate) fn gelu_backward(x: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    if !applies(&[x, gradient]) || x.shape() != gradient.shape() {
+        return Ok(None);
+    }
+    by_type!(x.dtype(), launch_gelu_backward(&x.contiguous()?, &gradient.contiguous()?)).map(Some)
+}
+
+fn launch_gelu_backward<T: Element>(x: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    let device = x.device().as_cuda_device()?;
+    let (held_x, held_gradient, count) = (Held::new(x), Held::new(gradient), x.elem_count());
+    // SAFETY: the kernel writes every element.
+    let mut result = unsafe { device.alloc::<T>(count)? };
+    let (x_values, gradient) = (held_x.values()?, held_gradient.values()?);
+    let parameters = GeluBackward::<T> { x: x_values, gradient, result: result.as_view_mut(), count };
+    // SAFETY: all three hold `count` elements.
+    unsafe { parameters.launch(device, "gelu_backward", (blocks_for(count)?, 1, 1))? };
+    Ok(tensor(result, device, x.shape()))
+}
+
+/// Blocks that share the rows of a layer norm on the way back: four for each multiprocessor of a large GPU.
+const NORM_BLOCKS: usize = 528;
+
+/// Whether the kernels for layer norms in training apply, whose parameters are f32.
+fn norm_applies(x: &Tensor, parameters: &[&Tensor]) -> bool {
+    let width = x.dims().last().copied().unwrap_or(0);
+    let fits = |parameter: &&Tensor| parameter.dims() == [width] && parameter.dtype() == DType::F32;
+    applies(&[x])
+        && applies(parameters)
+        && parameters.iter().all(fits)
+        && width <= (NORM_COLUMNS * ROW_THREADS) as usize
+}
+
+/// The layer norm of `x` `(…, width)` with `weight` and `bias` `(width)` in f32.
+pub(crate) fn wide_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f64) -> Result<Option<Tensor>> {
+    if !norm_applies(x, &[weight, bias]) {
+        return Ok(None);
+    }
+    let parameters = [&weight.contiguous()?, &bias.contiguous()?];
+    by_type!(x.dtype(), launch_wide_norm(&x.contiguous()?, parameters, epsilon)).map(Some)
+}
+
+fn launch_wide_norm<T: Element>(x: &Tensor, [weight, bias]: [&Tensor; 2], epsilon: f64) -> Result<Tensor> {
+    let device = x.device().as_cuda_device()?;
+    let [held_x, held_weight, held_bias] = [x, weight, bias].map(Held::new);
+    let (count, width) = (x.elem_count(), weight.elem_count());
+    // SAFETY: the kernel writes every element.
+    let mut y = unsafe { device.alloc::<T>(count)? };
+    #[expect(clippy::cast_possible_truncation, reason = "added to an f32 variance")]
+    let parameters = WideNorm::<T> {
+        x: held_x.values()?,
+        weight: held_weight.values()?,
+        bias: held_bias.values()?,
+        y: y.as_view_mut(),
+        width: counted(width)?,
+        epsilon: epsilon as f32,
+    };
+    // SAFETY: `x` and `y` are rows of `width` elements, weight and bias one.
+    unsafe { parameters.launch(device, "wide_norm", (counted(count / width)?, 1, 1))? };
+    Ok(tensor(y, device, x.shape()))
+}
+
+/// The gradients of `x`, weight and bias from that of what [`wide_norm`] makes of them.
+pub(crate) fn wide_norm_backward(
+    x: &Tensor,
+    weight: &Tensor,
+    gradient: &Tensor,
+    epsilon: f64,
+) -> Result<Option<[Tensor; 3]>> {
+    if !norm_applies(x, &[weight]) || !applies(&[x, gradient]) || x.shape() != gradient.shape() {
+        return Ok(None);
+    }
+    let tensors = [&x.contiguous()?, &weight.contiguous()?, &gradient.contiguous()?];
+    by_type!(x.dtype(), launch_norm_backward(tensors, epsilon)).map(Some)
+}
+
+fn launch_norm_backward<T: Element>(
+    [x, weight, gradient]: [&Tensor; 3],
+    epsilon: f64,
+) -> Result<[Tensor; 3]> {
+    let device = x.device().as_cuda_device()?;
+    let [held_x, held_weight, held_gradient] = [x, weight, gradient].map(Held::new);
+    let (count, width) = (x.elem_count(), weight.elem_count());
+    let (rows, blocks) = (count / width, NORM_BLOCKS.min(count / width));
+    // SAFETY: the kernel writes every element.
+    let mut result = unsafe { device.alloc::<T>(count)? };
+    // SAFETY: as above.
+    let mut sums = unsafe { device.alloc::<f32>(blocks * 2 * width)? };
+    #[expect(clippy::cast_possible_truncation, reason = "added to an f32 variance")]
+    let parameters = NormBackward::<T> {
+        x: held_x.values()?,
+        weight: held_weight.values()?,
+        gradient: held_gradient.values()?,
+        result: result.as_view_mut(),
+        sums: sums.as_view_mut(),
+        rows: counted(rows)?,
+        width: counted(width)?,
+        epsilon: epsilon as f32,
+    };
+    // SAFETY: `x`, gradient and result are `rows` rows of `width` elements, no wider than the kernel's, the weight is one, and
+    // there are sums of two rows for each block.
+    unsafe { parameters.launch(device, "norm_backward", (counted(blocks)?, 1, 1))? };
+    let sums = tensor(sums, device, &(blocks, 2 * width).into());
+    let total = column_sums(&sums)?;
+    let of_parameter = |first: usize| total.narrow(0, first, width)?.force_contiguous();
+    Ok([tensor(result, device, x.shape()), of_parameter(0)?, of_parameter(width)?])
+}
+
+/// The rows of logits begin at multiples of so many elements.
+const ROW_ALIGNMENT: usize = 8;
+/// Rows whose logits are held at once.
+const LOSS_ROWS: usize = 1024;
+
+/// The mean negative log-probability of `targets`, as [`crate::head_loss`] has it: `hidden` `(rows, C)`, `weight` `(V, C)`, and which
+/// of the two gradients are wanted.
+pub(crate) fn head_loss(
+    [hidden, weight]: [&Tensor; 2],
+    targets: &[u32],
+    wanted: [bool; 2],
+) -> Result<Option<LossOnGpu>> {
+    if !applies(&[hidden, weight]) {
+        return Ok(None);
+    }
+    let tensors = [&hidden.contiguous()?, &weight.contiguous()?];
+    by_type!(hidden.dtype(), losses_of_rows(tensors, targets, wanted)).map(Some)
+}
+
+/// One matrix.
+fn whole<T>(values: CudaView<'_, T>, row: usize) -> Matrices<'_, T> {
+    Matrices { values, row, each: 0 }
+}
+
+fn losses_of_rows<T: Product>(
+    [hidden, weight]: [&Tensor; 2],
+    targets: &[u32],
+    [wants_hidden, wants_weight]: [bool; 2],
+) -> Result<LossOnGpu> {
+    let device = hidden.device().as_cuda_device()?;
+    let ((rows, width), vocabulary) = (hidden.dims2()?, weight.dim(0)?);
+    let [held_hidden, held_weight] = [hidden, weight].map(Held::new);
+    let (hidden_values, weight_values) = (held_hidden.values::<T>()?, held_weight.values::<T>()?);
+    let targets = device.clone_htod(targets)?;
+    // With rows from multiples of 16 bytes on the products are several times as fast; a vocabulary may be an odd number.
+    let distance = vocabulary.next_multiple_of(ROW_ALIGNMENT);
+    // SAFETY: each row writes its element.
+    let mut losses = unsafe { device.alloc::<f32>(rows)? };
+    // SAFETY: the products write every element.
+    let of_hidden = wants_hidden.then(|| unsafe { device.alloc::<T>(rows * width) }).transpose()?;
+    // SAFETY: as above.
+    let of_weight = wants_weight.then(|| unsafe { device.alloc::<f32>(vocabulary * width) }).transpose()?;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "the products take an f32 factor"
+    )]
+    let share = (1.0 / rows as f64) as f32;
+    for first in (0..rows).step_by(LOSS_ROWS) {
+        let chunk = LOSS_ROWS.min(rows - first);
+        let chunk_hidden = || whole(hidden_values.slice(first * width..), width);
+        // SAFETY: the product writes every element.
+        let logits = unsafe { device.alloc::<f32>(chunk * distance)? };
+        let sizes = Sizes { count: 1, rows: chunk, inner: width, columns: vocabulary };
+        let right = Factor::Transposed(whole(weight_values.slice(..), width));
+        let written = whole(logits.as_view(), distance);
+        product(device, sizes, 1.0, Factor::AsItIs(chunk_hidden()), right, (written, Write::Over))?;
+        // SAFETY: the kernel writes every element.
+        let slopes = (wants_hidden || wants_weight).then(|| unsafe { device.alloc::<T>(chunk * distance) });
+        let mut slopes = slopes.transpose()?;
+        let parameters = Losses::<T> {
+            logits: logits.as_view(),
+            targets: targets.slice(first..first + chunk),
+            loss: losses.slice_mut(first..first + chunk),
+            gradient: slopes.as_mut().map(CudaSlice::as_view_mut),
+            width: counted(vocabulary)?,
+            distance: counted(distance)?,
+        };
+        // SAFETY: logits and gradient are `chunk` rows of `width` elements, so far apart, each with a target inside it and a loss.
+        unsafe { parameters.launch(device, "losses", (counted(chunk)?, 1, 1))? };
+        let Some(slopes) = &slopes else { continue };
+        if let Some(result) = &of_hidden {
+            let sizes = Sizes { count: 1, rows: chunk, inner: vocabulary, columns: width };
+            let left = Factor::AsItIs(whole(slopes.as_view(), distance));
+            let right = Factor::AsItIs(whole(weight_values.slice(..), width));
+            let written = whole(result.slice(first * width..), width);
+            product(device, sizes, share, left, right, (written, Write::Over))?;
+        }
+        if let Some(result) = &of_weight {
+            let sizes = Sizes { count: 1, rows: vocabulary, inner: chunk, columns: width };
+            let left = Factor::Transposed(whole(slopes.as_view(), distance));
+            let write = if first == 0 { Write::Over } else { Write::Added };
+            let written = whole(result.as_view(), width);
+            product(device, sizes, share, left, Factor::AsItIs(chunk_hidden()), (written, write))?;
+        }
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a mean over rows")]
+    let mean = (tensor(losses, device, &rows.into()).sum_all()? / rows as f64)?;
+    Ok(LossOnGpu {
+        mean,
+        of_hidden: of_hidden.map(|values| tensor(values, device, hidden.shape())),
+        of_weight: of_weight.map(|values| tensor(values, device, weight.shape())),
+    })
+}
+
+/// The gradient of a table with so many rows from those of the rows `places`, `(…, width)`: each in the order in which they come.
+pub(crate) fn add_rows(gradient: &Tensor, places: &[usize], rows: usize) -> Result<Option<Tensor>> {
+    if !applies(&[gradient]) {
+        return Ok(None);
+    }
+    by_type!(gradient.dtype(), launch_add_rows(&gradient.contiguous()?, places, rows)).map(Some)
+}
+
+fn launch_add_rows<T: Element>(gradient: &Tensor, places: &[usize], rows: usize) -> Result<Tensor> {
+    let device = gradient.device().as_cuda_device()?;
+    let width = gradient.elem_count() / places.len().max(1);
+    let mut order: Vec<usize> = (0..places.len()).collect();
+    order.sort_by_key(|index| places[*index]); // a stable sort
+    let (mut table_rows, mut starts) = (Vec::new(), Vec::new());
+    for (start, index) in order.iter().enumerate() {
+        if table_rows.last() != Some(&places[*index]) {
+            table_rows.push(places[*index]);
+            starts.push(start);
+        }
+    }
+    starts.push(order.len());
+    let upload = |numbers: &[usize]| -> Result<CudaSlice<u32>> {
+        device.clone_htod(&numbers.iter().map(|number| counted(*number)).collect::<Result<Vec<_>>>()?)
+    };
+    let (table_rows, starts, order) = (upload(&table_rows)?, upload(&starts)?, upload(&order)?);
+    let sums = Tensor::zeros((rows, width), gradient.dtype(), gradient.device())?;
+    let (held, held_sums) = (Held::new(gradient), Held::new(&sums));
+    let parameters = AddRows::<T> {
+        rows: held.values()?,
+        places: table_rows.as_view(),
+        starts: starts.as_view(),
+        order: order.as_view(),
+        sums: Shared(held_sums.values()?),
+        width: counted(width)?,
+    };
+    // SAFETY: `places` are rows of the table, each has a start and the next one's, or the end, after it, and `order` are rows of the
+    // gradient.
+    unsafe { parameters.launch(device, "add_rows", (counted(table_rows.len())?, 1, 1))? };
+    drop(held_sums);
+    Ok(sums)
 }
 
 /// Changes a parameter and its two running means in place; says whether the kernel could. All are of one shape and share no memory.

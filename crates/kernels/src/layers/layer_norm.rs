@@ -56,10 +56,15 @@ impl LayerNorm {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) if self.is_fused(x, bias) => training::layer_norm(x, &self.weight, bias, self.epsilon),
-            Some(bias) => match cuda::layer_norm(x, &self.weight, bias, self.epsilon)? {
-                Some(y) => Ok(y),
-                None => self.forward_composed(x),
-            },
+            Some(bias) => {
+                if let Some(y) = cuda::layer_norm(x, &self.weight, bias, self.epsilon)? {
+                    return Ok(y);
+                }
+                match training::layer_norm_on_gpu(x, &self.weight, bias, self.epsilon)? {
+                    Some(y) => Ok(y),
+                    None => self.forward_composed(x),
+                }
+            }
             None => self.forward_composed(x),
         }
     }

@@ -266,7 +266,13 @@ impl Linear {
         }
         // Everywhere: candle has rows of zeros for the largest number of a type.
         let places = training::places(ids, self.out_features())?;
-        let Matrix::Packed(weight) = &self.weight else { return self.embedding_on_device(ids) };
+        let weight = match &self.weight {
+            Matrix::Packed(weight) => weight,
+            Matrix::Dense(weight) if !ids.device().is_cpu() => {
+                return training::embedding_on_gpu(weight, ids, places);
+            }
+            Matrix::Dense(_) | Matrix::Adapted(_) => return self.embedding_on_device(ids),
+        };
         Tensor::from_vec(weight.rows(&places), self.embedding_shape(ids), &Device::Cpu)
     }
 

@@ -7,14 +7,17 @@ use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::Float;
 
 use super::composed::in_wide_type;
+use super::composed::on_its_gpu;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
-use super::operation::record;
+use super::operation::{record, record_tensor};
+use crate::cuda;
 use crate::error::KernelError;
-use crate::per_thread::{Sums, has_cpu_kernels};
+use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// The factors of `silu` and of `quick_gelu`, of which the second is from the GELU paper (arXiv:1606.08415, section 2).
 const SILU_FACTOR: f64 = 1.0;
 const QUICK_GELU_FACTOR: f64 = 1.702;
+
 /// An elementwise activation function.
 ///
 /// ```
@@ -66,7 +69,15 @@ impl Activation {
     /// # Errors
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
-        if has_cpu_kernels(x) { activated(x, self) } else { in_wide_type(x, move |x| self.composed(x)) }
+        if has_cpu_kernels(x) {
+            return activated(x, self);
+        }
+        if self == Self::GeluTanh
+            && let Some(y) = cuda::gelu(&x.detach())?
+        {
+            return record_tensor(&[x], y, GeluOnGpu);
+        }
+        in_wide_type(x, move |x| self.composed(x))
     }
 
     fn composed(self, x: &Tensor) -> Result<Tensor> {
@@ -96,6 +107,20 @@ impl FloatOperation for Activation {
         let x = &inputs[0];
         let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
         sums.add(x, Tensor::from_vec(values, x.shape(), x.device())?)
+    }
+}
+
+/// The tanh form of GELU on an NVIDIA GPU.
+struct GeluOnGpu;
+
+impl Operation for GeluOnGpu {
+    fn name(&self) -> &'static str {
+        "gelu"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let found = cuda::gelu_backward(&inputs[0].detach(), &gradient.detach())?;
+        sums.add(&inputs[0], on_its_gpu(found, self)?)
     }
 }
 

@@ -5,9 +5,10 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{AddedScores, Attention, Dropout};
 
-use super::composed::{Draws, composed_dropout, wide};
+use super::composed::{Draws, composed_dropout, on_its_gpu, wide};
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
-use super::operation::{recomputed, record};
+use super::operation::{recomputed, record, record_tensor};
+use crate::cuda;
 use crate::error::KernelError;
 use crate::kv_dtype::KvDType;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
@@ -70,6 +71,9 @@ pub fn heads_attention(projections: &[&Tensor], attention: HeadsAttention) -> Re
     let is_plain = |x: &&Tensor| has_cpu_kernels(x) && x.dtype() == dtype;
     let is_constant = attention.added.as_ref().is_none_or(|added| !added.track_op());
     if !projections.iter().all(is_plain) || !is_constant {
+        if let Some(context) = attention.on_gpu(projections)? {
+            return record_tensor(projections, context, AttentionOnGpu(attention));
+        }
         return match (projections, is_constant) {
             // The weights of all heads are what training would keep most of.
             ([side_by_side], true) => {
@@ -263,6 +267,61 @@ impl HeadsAttention {
         }
         let texts = seen.len() / block.queries.len();
         Tensor::from_vec(hidden, (texts, 1, block.queries.len(), keys), device).map(Some)
+    }
+}
+
+impl HeadsAttention {
+    /// How many of the first keys each query of each text sees, if it sees no others, and nothing is added.
+    fn prefixes(&self, batch: usize) -> Option<Vec<usize>> {
+        let is_prefix = |seen: &Range<usize>| seen.start == 0 && seen.end > 0;
+        let is_plain = self.added.is_none() && self.visible.iter().all(is_prefix);
+        is_plain.then(|| (0..batch).flat_map(|_| self.visible.iter().map(|seen| seen.end)).collect())
+    }
+
+    /// The attention on an NVIDIA GPU, if its kernels apply.
+    fn on_gpu(&self, projections: &[&Tensor]) -> Result<Option<Tensor>> {
+        if !projections[0].device().is_cuda() {
+            return Ok(None);
+        }
+        let Some(prefixes) = self.prefixes(projections[0].dim(0)?) else { return Ok(None) };
+        let [q, k, v] = self.constant_heads(projections)?;
+        cuda::heads_attention([&q, &k, &v], self.scale, &prefixes, self.dropout)
+    }
+
+    /// The heads in constants.
+    fn constant_heads(&self, projections: &[&Tensor]) -> Result<[Tensor; 3]> {
+        let constants = projections.iter().map(|x| x.detach().contiguous()).collect::<Result<Vec<_>>>()?;
+        heads_of(&constants.iter().collect::<Vec<_>>(), self.heads)
+    }
+}
+
+/// Attention on an NVIDIA GPU, whose weights are computed again on the way back: they are what training would keep most of.
+struct AttentionOnGpu(HeadsAttention);
+
+impl Operation for AttentionOnGpu {
+    fn name(&self) -> &'static str {
+        "heads-attention"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let Self(attention) = self;
+        let projections: Vec<&Tensor> = inputs.iter().collect();
+        let [q, k, v] = attention.constant_heads(&projections)?;
+        let (batch, tokens, _) = gradient.dims3()?;
+        let gradient = gradient.detach().contiguous()?.reshape((batch, tokens, attention.heads, ()))?;
+        let gradients = inputs.iter().map(|x| x.detach().zeros_like()).collect::<Result<Vec<_>>>()?;
+        let results = attention.constant_heads(&gradients.iter().collect::<Vec<_>>())?;
+        let prefixes = attention.prefixes(batch).unwrap_or_default();
+        let is_computed = cuda::heads_attention_backward(
+            [&q, &k, &v],
+            &gradient.transpose(1, 2)?,
+            results.each_ref(),
+            attention.scale,
+            &prefixes,
+            attention.dropout,
+        )?;
+        on_its_gpu(is_computed.then_some(()), self)?;
+        inputs.iter().zip(gradients).try_for_each(|(input, gradient)| sums.add(input, gradient))
     }
 }
 

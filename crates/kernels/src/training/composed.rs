@@ -1,11 +1,11 @@
-//! What is computed with candle's operations if no kernel is: on GPUs, and in bf16.
+//! What is computed with candle's operations if no kernel is: on Apple GPUs, on a CPU in bf16, and some of it on NVIDIA GPUs.
 //!
 //! A type of half precision holds what lies between the layers; what is summed over many rows, and functions that would lose
 //! their digits, are computed in f32 all the same. candle keeps whatever a composition makes until the backward pass, so
 //! compositions of many operations are computed again for their gradients.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use candle_gpt2_arithmetic::Dropout;
+use candle_gpt2_arithmetic::{Dropout, Finish};
 
 use super::operation::{recomputed, record_tensor};
 use crate::cuda;
@@ -64,7 +64,7 @@ impl Draws {
 
 /// What dropout leaves of `x` where no kernel of the CPU is. An NVIDIA GPU draws what the CPU draws.
 pub(crate) fn composed_dropout(x: &Tensor, dropout: Dropout, draws: Draws) -> Result<Tensor> {
-    if let Some(y) = cuda::drop(&x.detach(), dropout, &draws)? {
+    if let Some(y) = cuda::dropout(&x.detach(), dropout, &draws)? {
         return record_tensor(&[x], y, DropOnGpu(dropout, draws));
     }
     let kept = match x.device() {
@@ -87,10 +87,16 @@ impl Operation for DropOnGpu {
     }
 
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        match cuda::drop(&gradient.detach(), self.0, &self.1)? {
-            Some(gradient) => sums.add(&inputs[0], gradient),
-            None => candle_core::bail!("dropout: a gradient on the GPU of the input was expected"),
-        }
+        let found = cuda::dropout(&gradient.detach(), self.0, &self.1)?;
+        sums.add(&inputs[0], on_its_gpu(found, self)?)
+    }
+}
+
+/// What a kernel of an NVIDIA GPU computed on the way back of an operation whose result came from one.
+pub(super) fn on_its_gpu<T>(found: Option<T>, operation: &impl Operation) -> Result<T> {
+    match found {
+        Some(found) => Ok(found),
+        None => candle_core::bail!("{}: the gradient is not of the input's GPU and type", operation.name()),
     }
 }
 
@@ -100,10 +106,13 @@ impl Operation for DropOnGpu {
 /// `x` `(…, in)`, `weight` `(out, in)`, `bias` `(out)`; returns `(…, out)`. They fit.
 pub(crate) fn composed_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let product = Product::new(x, weight)?;
-    let y = product.x.matmul(&product.weight.t()?)?;
-    let y = match bias {
-        Some(bias) => y.broadcast_add(&bias.detach().to_dtype(x.dtype())?)?,
-        None => y,
+    let bias_values = bias.map(|bias| bias.detach().to_dtype(x.dtype())).transpose()?;
+    let y = match cuda::linear(&product.x, &product.weight, bias_values.as_ref(), Finish::Nothing)? {
+        Some(y) => y,
+        None => {
+            let y = product.x.matmul(&product.weight.t()?)?;
+            bias_values.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias))?
+        }
     };
     let y = y.reshape(with_width(x, weight.dim(0)?))?;
     match bias {
@@ -139,6 +148,11 @@ impl Product {
     }
 }
 
+/// The sums of the columns of `(rows, width)`, of any type: a product adds in f32, where a sum over half-precision rows would not.
+pub(crate) fn column_sums(x: &Tensor) -> Result<Tensor> {
+    Tensor::ones((1, x.dim(0)?), x.dtype(), x.device())?.matmul(x)?.squeeze(0)
+}
+
 struct ComposedLinear;
 
 impl Operation for ComposedLinear {
@@ -157,11 +171,7 @@ impl Operation for ComposedLinear {
             sums.add(weight, gradient.t()?.matmul(&product.x)?.to_dtype(weight.dtype())?)?;
         }
         match inputs.get(2) {
-            Some(bias) if sums.wants(bias) => {
-                // A product adds in f32, whatever the type; a sum over half-precision rows would not.
-                let ones = Tensor::ones((1, gradient.dim(0)?), gradient.dtype(), gradient.device())?;
-                sums.add(bias, ones.matmul(&gradient)?.squeeze(0)?.to_dtype(bias.dtype())?)
-            }
+            Some(bias) if sums.wants(bias) => sums.add(bias, column_sums(&gradient)?.to_dtype(bias.dtype())?),
             _ => Ok(()),
         }
     }

@@ -5,7 +5,7 @@ use candle_gpt2_arithmetic::Dropout;
 
 use super::composed::{Draws, composed_dropout};
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
-use super::operation::record;
+use super::operation::{record, record_tensor};
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// `x + y`, as a residual stream adds what a layer gives.
@@ -27,6 +27,9 @@ pub fn add(x: &Tensor, y: &Tensor) -> Result<Tensor> {
     }
     if has_cpu_kernels(x) && has_cpu_kernels(y) && x.shape() == y.shape() && x.dtype() == y.dtype() {
         return for_float!(x.dtype(), forward(x, y));
+    }
+    if x.shape() == y.shape() && x.dtype() == y.dtype() {
+        return record_tensor(&[x, y], (x.detach() + y.detach())?, Add);
     }
     x + y
 }

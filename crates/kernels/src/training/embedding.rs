@@ -2,10 +2,12 @@
 
 use candle_core::{DType, Result, Tensor};
 
+use super::composed::column_sums;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
-use super::operation::record;
+use super::operation::{record, record_tensor};
+use crate::cuda;
 use crate::error::KernelError;
-use crate::per_thread::{Sums, has_cpu_kernels};
+use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// Refuses ids that a table with so many rows does not have, as [`Linear::embedding`](crate::Linear::embedding) does. They are read
 /// back from a GPU for it.
@@ -59,6 +61,41 @@ pub(crate) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     for_float!(table.dtype(), forward(table, ids))
 }
 
+/// The rows `ids` of a table on a GPU, of which `places` are the numbers.
+///
+/// # Shapes
+/// As [`embedding`].
+pub(crate) fn embedding_on_gpu(table: &Tensor, ids: &Tensor, places: Vec<usize>) -> Result<Tensor> {
+    let values = table.detach().embedding(&ids.flatten_all()?)?;
+    let values = values.reshape([ids.dims(), &[table.dim(1)?]].concat())?;
+    record_tensor(&[table], values, RowsOnGpu { places })
+}
+
+struct RowsOnGpu {
+    places: Vec<usize>,
+}
+
+impl Operation for RowsOnGpu {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (table, gradient) = (&inputs[0], gradient.detach());
+        let (rows, width) = table.dims2()?;
+        match cuda::add_rows(&gradient, &self.places, rows)? {
+            Some(found) => sums.add(table, found),
+            None => {
+                let ids =
+                    self.places.iter().map(|place| u32::try_from(*place).map_err(candle_core::Error::wrap));
+                let ids = Tensor::new(ids.collect::<Result<Vec<_>>>()?, table.device())?;
+                let gradient = gradient.reshape((self.places.len(), width))?;
+                sums.add(table, table.detach().zeros_like()?.index_add(&ids, &gradient, 0)?)
+            }
+        }
+    }
+}
+
 struct Rows {
     places: Vec<usize>,
 }
@@ -108,7 +145,33 @@ pub fn add_positions(x: &Tensor, table: &Tensor, first: usize) -> Result<Tensor>
     if has_cpu_kernels(x) && x.dtype() == table.dtype() && table.dim(1)? == width {
         return for_float!(x.dtype(), forward(x, table, first));
     }
+    if x.dtype() == table.dtype() && table.dim(1)? == width {
+        let y = x.detach().broadcast_add(&table.detach().narrow(0, first, tokens)?)?;
+        return record_tensor(&[x, table], y, ComposedPositions { first });
+    }
     x.broadcast_add(&table.narrow(0, first, tokens)?)
+}
+
+/// Positions from candle's operations.
+struct ComposedPositions {
+    first: usize,
+}
+
+impl Operation for ComposedPositions {
+    fn name(&self) -> &'static str {
+        "positions"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (x, table, first) = (&inputs[0], &inputs[1], self.first);
+        let (texts, tokens, width) = x.dims3()?;
+        if sums.wants(table) {
+            let of_texts = gradient.detach().contiguous()?.reshape((texts, tokens * width))?;
+            let of_rows = column_sums(&of_texts)?.reshape((tokens, width))?;
+            sums.add(table, of_rows.pad_with_zeros(0, first, table.dim(0)? - first - tokens)?)?;
+        }
+        sums.share(x, gradient)
+    }
 }
 
 struct Positions {

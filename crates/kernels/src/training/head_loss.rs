@@ -13,9 +13,10 @@ use candle_gpt2_arithmetic::MatrixView;
 
 use super::composed::{composed_linear, wide};
 use super::float::{CpuFloat, for_float, on_cpu, with_elements};
-use super::operation::{in_place, memory_for, recomputed, record};
+use super::operation::{in_place, memory_for, recomputed, record, record_tensor};
+use crate::cuda;
 use crate::error::KernelError;
-use crate::per_thread::{Operation, Sums, has_cpu_kernels};
+use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_paused};
 
 /// Rows of a chunk of the composition.
 const CHUNK_ROWS: usize = 1024;
@@ -42,7 +43,10 @@ const CHUNK_ROWS: usize = 1024;
 pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let sizes = check(hidden, weight, targets)?;
     if !has_cpu_kernels(hidden) || hidden.dtype() != weight.dtype() {
-        return in_chunks(hidden, weight, targets, sizes);
+        return match on_gpu(hidden, weight, targets, sizes)? {
+            Some(loss) => Ok(loss),
+            None => in_chunks(hidden, weight, targets, sizes),
+        };
     }
     for_float!(hidden.dtype(), fused(hidden, weight, targets, sizes))
 }
@@ -54,8 +58,8 @@ fn fused<T: CpuFloat>(
     (rows, vocabulary): (usize, usize),
 ) -> Result<Tensor> {
     let width = weight.dim(D::Minus1)?;
-    let wants_gradients = hidden.track_op() || weight.track_op();
-    let weight_gradient = weight.track_op().then(|| memory_for(weight)).transpose()?;
+    let wants_gradients = !is_paused() && (hidden.track_op() || weight.track_op());
+    let weight_gradient = (wants_gradients && weight.track_op()).then(|| memory_for(weight)).transpose()?;
     let (loss, hidden_gradient) = with_elements::<T, 2, _>([hidden, weight], |[hidden, weight]| {
         let hidden = MatrixView::new(hidden, rows, width);
         let weight = MatrixView::new(weight, vocabulary, width);
@@ -74,7 +78,7 @@ fn fused<T: CpuFloat>(
         return Tensor::new(loss, hidden.device());
     }
     let hidden_gradient = Tensor::from_vec(hidden_gradient, hidden.shape(), hidden.device())?;
-    let gradients = Mutex::new(Some((hidden_gradient, weight_gradient)));
+    let gradients = Mutex::new(Some([Some(hidden_gradient), weight_gradient]));
     record(&[hidden, weight], on_cpu(vec![loss]), (), HeadLoss { gradients })
 }
 
@@ -85,6 +89,37 @@ fn fused<T: CpuFloat>(
 pub fn head_loss_reference(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let (rows, _) = check(hidden, weight, targets)?;
     summed(&hidden.reshape((rows, ()))?, weight, targets)? / rows as f64
+}
+
+/// What the kernels of NVIDIA GPUs make of rows: their mean loss and, where they are wanted, its gradients.
+pub(crate) struct LossOnGpu {
+    /// A scalar in f32.
+    pub(crate) mean: Tensor,
+    /// Of the hidden states, in their type.
+    pub(crate) of_hidden: Option<Tensor>,
+    /// Of the head, in f32.
+    pub(crate) of_weight: Option<Tensor>,
+}
+
+/// On an NVIDIA GPU, products in the type of `hidden`; `None` where its kernels do not apply.
+fn on_gpu(
+    hidden: &Tensor,
+    weight: &Tensor,
+    targets: &[u32],
+    (rows, _): (usize, usize),
+) -> Result<Option<Tensor>> {
+    if !hidden.device().is_cuda() {
+        return Ok(None);
+    }
+    let wanted = [hidden, weight].map(|x| x.track_op() && !is_paused());
+    let tensors = [&hidden.detach().reshape((rows, ()))?, &weight.detach().to_dtype(hidden.dtype())?];
+    let Some(LossOnGpu { mean, of_hidden, of_weight }) = cuda::head_loss(tensors, targets, wanted)? else {
+        return Ok(None);
+    };
+    let of_hidden = of_hidden.map(|gradient| gradient.reshape(hidden.shape())).transpose()?;
+    let of_weight = of_weight.map(|gradient| gradient.to_dtype(weight.dtype())).transpose()?;
+    let gradients = Mutex::new(Some([of_hidden, of_weight]));
+    record_tensor(&[hidden, weight], mean, HeadLoss { gradients }).map(Some)
 }
 
 fn in_chunks(hidden: &Tensor, weight: &Tensor, targets: &[u32], (rows, _): (usize, usize)) -> Result<Tensor> {
@@ -126,8 +161,8 @@ fn check(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<(usize, us
 
 /// The gradients, which are known when the loss is.
 struct HeadLoss {
-    /// Of the hidden states and, unless the head is fixed, of the head; until they have been handed on.
-    gradients: Mutex<Option<(Tensor, Option<Tensor>)>>,
+    /// Of hidden states and head, unless one of them is fixed; until they have been handed on.
+    gradients: Mutex<Option<[Option<Tensor>; 2]>>,
 }
 
 impl Operation for HeadLoss {
@@ -141,16 +176,19 @@ impl Operation for HeadLoss {
         }
         let factor = gradient.to_dtype(DType::F64)?.to_device(&Device::Cpu)?.to_scalar::<f64>()?;
         let gradients = self.gradients.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some((of_hidden, of_weight)) = gradients else {
+        let Some(gradients) = gradients else {
             candle_core::bail!("the gradients of a head loss can be taken once; compute the loss again");
         };
-        for (input, gradient) in inputs.iter().zip([Some(of_hidden), of_weight]) {
-            if let Some(gradient) = gradient {
-                if factor != 1.0 {
-                    for_float!(gradient.dtype(), scale(&gradient, factor))?;
-                }
-                sums.add(input, gradient)?;
+        for (input, gradient) in inputs.iter().zip(gradients) {
+            let Some(gradient) = gradient else { continue };
+            if factor != 1.0 && !has_cpu_kernels(&gradient) {
+                sums.add(input, (gradient * factor)?)?;
+                continue;
             }
+            if factor != 1.0 {
+                for_float!(gradient.dtype(), scale(&gradient, factor))?;
+            }
+            sums.add(input, gradient)?;
         }
         Ok(())
     }

@@ -3,9 +3,11 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::LayerNormGradients;
 
+use super::composed::on_its_gpu;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
-use super::operation::record;
-use crate::per_thread::Sums;
+use super::operation::{record, record_tensor};
+use crate::cuda;
+use crate::per_thread::{Operation, Sums};
 
 /// The norm of every row, scaled and shifted, on the CPU in f32 or f64.
 ///
@@ -19,6 +21,36 @@ pub(crate) fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, epsilon: f6
         record(&[x, weight, bias], on_cpu(y), x.shape(), Norm { epsilon })
     }
     for_float!(x.dtype(), forward(x, weight, bias, epsilon))
+}
+
+/// The same on an NVIDIA GPU with parameters in f32; `None` where its kernels do not apply.
+pub(crate) fn layer_norm_on_gpu(
+    x: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    epsilon: f64,
+) -> Result<Option<Tensor>> {
+    match cuda::wide_norm(&x.detach(), &weight.detach(), &bias.detach(), epsilon)? {
+        Some(y) => record_tensor(&[x, weight, bias], y, NormOnGpu { epsilon }).map(Some),
+        None => Ok(None),
+    }
+}
+
+struct NormOnGpu {
+    epsilon: f64,
+}
+
+impl Operation for NormOnGpu {
+    fn name(&self) -> &'static str {
+        "layer-norm"
+    }
+
+    fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
+        let (x, weight) = (inputs[0].detach(), inputs[1].detach());
+        let found = cuda::wide_norm_backward(&x, &weight, &gradient.detach(), self.epsilon)?;
+        let gradients = on_its_gpu(found, self)?;
+        inputs.iter().zip(gradients).try_for_each(|(input, gradient)| sums.add(input, gradient))
+    }
 }
 
 struct Norm {

@@ -1,4 +1,4 @@
-//! Operations with a backward pass of their own, for training on a CPU in f32 and f64.
+//! Operations with a backward pass of their own, for training on a CPU in f32 and f64, and most of them on NVIDIA GPUs too.
 //!
 //! Each has a composition of candle operations beside it, which every other device and type takes, see `composed`, and which
 //! the tests compare it with. What is gained: one pass over memory in place of five to ten, no temporaries kept until the
@@ -27,14 +27,17 @@ pub use adamw::{adamw_step, gradient_norm, squared_norm};
 pub use attention::{
     AttentionStage, HeadsAttention, attention_reference, heads_attention, heads_attention_reference, heads_of,
 };
+#[cfg(feature = "cuda")]
+pub(crate) use composed::column_sums;
 pub(crate) use composed::{Draws, composed_linear};
 pub use elementwise::add;
 pub(crate) use elementwise::apply_dropout;
 pub use embedding::{add_positions, expect_ids};
-pub(crate) use embedding::{embedding, places};
+pub(crate) use embedding::{embedding, embedding_on_gpu, places};
 pub(crate) use float::elements;
+pub(crate) use head_loss::LossOnGpu;
 pub use head_loss::{head_loss, head_loss_reference};
-pub(crate) use layer_norm::layer_norm;
+pub(crate) use layer_norm::{layer_norm, layer_norm_on_gpu};
 pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};
 pub use operation::{Before, gradients, recomputed};
 

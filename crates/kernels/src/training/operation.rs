@@ -58,7 +58,7 @@ pub(crate) fn record(
     }
 }
 
-/// The same for a result that a composition of candle's operations made without a way back.
+/// The same for a result that a composition of candle's operations, or a kernel of a GPU, made without a way back.
 pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Operation) -> Result<Tensor> {
     if is_paused() || !inputs.iter().any(|input| input.track_op()) {
         check_interrupted()?;

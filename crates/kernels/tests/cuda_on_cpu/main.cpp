@@ -58,6 +58,13 @@ template <typename T> struct Kernels;
     static constexpr auto drop = drop_##NAME;                                                                           \
     static constexpr auto adamw = adamw_##NAME;                                                                         \
     static constexpr auto squares = squares_##NAME;                                                                     \
+    static constexpr auto wide_norm = wide_norm_##NAME;                                                                 \
+    static constexpr auto norm_backward = norm_backward_##NAME;                                                         \
+    static constexpr auto gelu = gelu_##NAME;                                                                           \
+    static constexpr auto gelu_backward = gelu_backward_##NAME;                                                         \
+    static constexpr auto softmax_backward = softmax_backward_##NAME;                                                   \
+    static constexpr auto losses = losses_##NAME;                                                                       \
+    static constexpr auto add_rows = add_rows_##NAME;                                                                   \
     static constexpr auto attend(unsigned width) {                                                                      \
       return width <= 64 ? attend_64_##NAME : width <= 128 ? attend_128_##NAME : attend_256_##NAME;                     \
     }                                                                                                                   \
@@ -151,7 +158,7 @@ template <typename T> Doubles normed(const std::vector<T> &x, const std::vector<
 
 template <typename T> void layer_norms(double tolerance) {
   for (auto [rows, width] : {std::pair(1u, 1u), std::pair(1u, 20u), std::pair(3u, 256u), std::pair(4u, 768u),
-                             std::pair(2u, 1601u)}) {
+                             std::pair(2u, 1601u), std::pair(2u, 2500u)}) {
     // Far from zero: a variance by E[x²] - E[x]² would lose its digits.
     const auto x = random_values<T>(rows * width, 2, 8);
     const auto weight = random_values<T>(width, 1), bias = random_values<T>(width, 1);
@@ -217,8 +224,9 @@ template <typename T> void attention(double tolerance) {
       for (unsigned key = 0; key < seen; key++)
         expected[row * keys + key] = std::exp(double(scores[row * keys + key])) / total;
     }
-    launch({BATCH * HEADS * queries, 1, 1}, 256, [&] {
-      Kernels<T>::softmax(scores.data(), weights.data(), list, visible[0], HEADS, queries, keys);
+    const unsigned rows = BATCH * HEADS * queries, warps = ROW_THREADS / WARP;
+    launch({(rows + warps - 1) / warps, 1, 1}, ROW_THREADS, [&] {
+      Kernels<T>::softmax(scores.data(), weights.data(), list, visible[0], HEADS, queries, keys, rows);
     });
     compare("softmax " + what, weights, expected, tolerance);
     if (queries > 1) continue;
@@ -459,6 +467,138 @@ template <typename T> void norms() {
   }
 }
 
+/// GELU and its slope.
+template <typename T> void activations(double tolerance) {
+  constexpr size_t COUNT = 700;
+  const auto x = random_values<T>(COUNT, 4), gradient = random_values<T>(COUNT, 1);
+  Doubles activated, slopes;
+  for (size_t i = 0; i < COUNT; i++) {
+    const double z = value_of(x[i]), step = 1e-5;
+    activated.push_back(gelu_of(z));
+    slopes.push_back(value_of(gradient[i]) * (gelu_of(z + step) - gelu_of(z - step)) / (2 * step));
+  }
+  std::vector<T> y(COUNT), result(COUNT);
+  launch({2, 1, 1}, ROW_THREADS, [&] { Kernels<T>::gelu(x.data(), y.data(), COUNT); });
+  compare("gelu", y, activated, tolerance);
+  launch({2, 1, 1}, ROW_THREADS, [&] { Kernels<T>::gelu_backward(x.data(), gradient.data(), result.data(), COUNT); });
+  compare("gelu, gradient", result, slopes, tolerance);
+}
+
+/// A layer norm with parameters in f32, and its gradients by their formula, in more blocks than rows and in fewer.
+template <typename T> void norms_of_training(double tolerance) {
+  for (auto [rows, width] : {std::pair(1u, 1u), std::pair(5u, 20u), std::pair(7u, 768u), std::pair(3u, 2048u)}) {
+    const auto x = random_values<T>(rows * width, 2, 8), gradient = random_values<T>(rows * width, 1);
+    const auto weight = random_values<float>(width, 1), bias = random_values<float>(width, 1);
+    Doubles y, result, of_weight(width), of_bias(width);
+    for (size_t start = 0; start < x.size(); start += width) {
+      double mean = 0, variance = 0, sum = 0, product = 0;
+      for (size_t i = 0; i < width; i++) mean += double(value_of(x[start + i])) / width;
+      for (size_t i = 0; i < width; i++) variance += std::pow(value_of(x[start + i]) - mean, 2) / width;
+      const auto normalized = [&](size_t i) { return (value_of(x[start + i]) - mean) / std::sqrt(variance + 1e-5); };
+      for (size_t i = 0; i < width; i++) {
+        const double given = double(value_of(gradient[start + i]));
+        y.push_back(normalized(i) * weight[i] + bias[i]);
+        of_weight[i] += given * normalized(i);
+        of_bias[i] += given;
+        sum += given * weight[i] / width;
+        product += given * weight[i] * normalized(i) / width;
+      }
+      for (size_t i = 0; i < width; i++)
+        result.push_back((double(value_of(gradient[start + i])) * weight[i] - sum - normalized(i) * product) /
+                         std::sqrt(variance + 1e-5));
+    }
+    const std::string what = std::to_string(rows) + " x " + std::to_string(width);
+    std::vector<T> found(x.size());
+    launch({rows, 1, 1}, ROW_THREADS,
+           [&] { Kernels<T>::wide_norm(x.data(), weight.data(), bias.data(), found.data(), width, 1e-5f); });
+    compare("wide norm " + what, found, y, tolerance);
+    for (unsigned blocks : {1u, 2u, 6u}) {
+      std::vector<float> sums(blocks * 2 * width, NAN), total(2 * width);
+      launch({blocks, 1, 1}, ROW_THREADS, [&] {
+        Kernels<T>::norm_backward(x.data(), weight.data(), gradient.data(), found.data(), sums.data(), rows, width, 1e-5f);
+      });
+      for (size_t i = 0; i < sums.size(); i++) total[i % (2 * width)] += sums[i];
+      Doubles parameters = of_weight;
+      append(parameters, of_bias);
+      compare("norm " + what + ", gradient", found, result, tolerance);
+      compare("norm " + what + ", parameters", total, parameters, 2e-6);
+    }
+  }
+}
+
+/// The gradient of scores, by the derivative of the softmax.
+template <typename T> void softmax_gradients(double tolerance) {
+  constexpr unsigned BATCH = 2, HEADS = 2, QUERIES = 3, KEYS = 300;
+  for (const auto &visible : {std::vector<unsigned>{298, 299, 300, 298, 299, 300}, {1, 7, 300, 64, 2, 65}}) {
+    const bool is_regular = visible[1] == visible[0] + 1;
+    const auto gradient = random_values<float>(BATCH * HEADS * QUERIES * KEYS, 1);
+    std::vector<T> weights = random_values<T>(gradient.size(), 0.005f, 0.005f), result(gradient.size());
+    Doubles expected(gradient.size());
+    for (unsigned row = 0; row < BATCH * HEADS * QUERIES; row++) {
+      const unsigned seen = visible[row / (HEADS * QUERIES) * QUERIES + row % QUERIES];
+      double product = 0;
+      for (unsigned key = 0; key < seen; key++) product += double(value_of(weights[row * KEYS + key])) * gradient[row * KEYS + key];
+      for (unsigned key = 0; key < seen; key++)
+        expected[row * KEYS + key] = value_of(weights[row * KEYS + key]) * (gradient[row * KEYS + key] - product);
+    }
+    constexpr unsigned ROWS = BATCH * HEADS * QUERIES, WARPS = ROW_THREADS / WARP;
+    launch({(ROWS + WARPS - 1) / WARPS, 1, 1}, ROW_THREADS, [&] {
+      Kernels<T>::softmax_backward(weights.data(), gradient.data(), result.data(), is_regular ? nullptr : visible.data(),
+                                   visible[0], HEADS, QUERIES, KEYS, ROWS);
+    });
+    compare("softmax, gradient", result, expected, tolerance);
+  }
+}
+
+/// Losses with and without gradients; logits far from zero, in rows side by side and apart.
+template <typename T> void head_losses(double tolerance) {
+  constexpr unsigned ROWS = 3;
+  for (auto [width, distance] : {std::pair(1u, 1u), std::pair(5u, 8u), std::pair(700u, 700u), std::pair(701u, 704u)}) {
+    auto logits = random_values<float>(ROWS * distance, 5, 40);
+    const std::vector<unsigned> targets = {0, width - 1, width / 2};
+    const T untouched = rounded<T>(7);
+    std::vector<T> gradient(logits.size(), untouched);
+    Doubles expected, slopes(logits.size(), 7);
+    for (unsigned row = 0; row < ROWS; row++) {
+      float *own = &logits[row * distance];
+      for (unsigned i = width; i < distance; i++) own[i] = NAN;
+      if (row == 1 && width > 2) own[0] = own[1] = -INFINITY;
+      double total = 0;
+      for (unsigned i = 0; i < width; i++) total += std::exp(double(own[i]));
+      expected.push_back(std::log(total) - own[targets[row]]);
+      for (unsigned i = 0; i < width; i++)
+        slopes[row * distance + i] = std::exp(double(own[i])) / total - (i == targets[row]);
+    }
+    std::vector<float> loss(ROWS, NAN);
+    launch({ROWS, 1, 1}, ROW_THREADS,
+           [&] { Kernels<T>::losses(logits.data(), targets.data(), loss.data(), gradient.data(), width, distance); });
+    // Logits up to 45 in f32 are 2e-6 off.
+    compare("losses of " + std::to_string(width), loss, expected, 4e-6);
+    compare("losses, gradient", gradient, slopes, std::max(tolerance, 4e-6));
+    loss.assign(ROWS, NAN);
+    launch({ROWS, 1, 1}, ROW_THREADS, [&] {
+      Kernels<T>::losses(logits.data(), targets.data(), loss.data(), static_cast<T *>(nullptr), width, distance);
+    });
+    compare("losses alone", loss, expected, 4e-6);
+  }
+}
+
+/// Rows of a table that several rows go to, one, or none.
+template <typename T> void sums_of_rows(double tolerance) {
+  constexpr unsigned WIDTH = 300;
+  const std::vector<unsigned> places = {4, 0, 2}, starts = {0, 3, 4, 6}, order = {5, 0, 3, 1, 2, 4};
+  const auto rows = random_values<T>(order.size() * WIDTH, 1);
+  std::vector<T> sums(5 * WIDTH);
+  Doubles expected(sums.size());
+  for (size_t block = 0; block < places.size(); block++)
+    for (unsigned i = starts[block]; i < starts[block + 1]; i++)
+      for (unsigned column = 0; column < WIDTH; column++)
+        expected[places[block] * WIDTH + column] += value_of(rows[order[i] * WIDTH + column]);
+  launch({3, 1, 1}, ROW_THREADS,
+         [&] { Kernels<T>::add_rows(rows.data(), places.data(), starts.data(), order.data(), sums.data(), WIDTH); });
+  compare("sums of rows", sums, expected, tolerance);
+}
+
 /// `tolerance`: a few roundings of the type, of values up to 1.
 template <typename T> void all(const char *name, double tolerance) {
   std::printf("== %s\n", name);
@@ -473,6 +613,11 @@ template <typename T> void all(const char *name, double tolerance) {
   dropouts<T>(tolerance);
   optimizer_steps<T>(tolerance);
   norms<T>();
+  activations<T>(tolerance);
+  norms_of_training<T>(tolerance);
+  softmax_gradients<T>(tolerance);
+  head_losses<T>(tolerance);
+  sums_of_rows<T>(tolerance);
 }
 
 } // namespace

@@ -1,6 +1,8 @@
 //! Operations of training where the CPU's kernels are not: on the device that `GPT2_TEST_DEVICE` names, and on the CPU without
 //! them, in f32, and in bf16 with parameters in f32; values and gradients against those of the kernels.
 
+use std::ops::Range;
+
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2_kernels::{
     Activation, AdamWStep, AdaptedMatrix, Before, Dropout, HeadsAttention, LayerNorm, Linear, Matrix,
@@ -229,17 +231,30 @@ fn attention_with_and_without_dropout() -> Result<()> {
         if dropout.is_some() && !draws_as_the_cpu() {
             continue;
         }
+        let seen_in_four = |query: usize| query / 4 * 4..query + 1;
         let attention = |added: Option<Tensor>| HeadsAttention {
             heads,
             scale: 0.4,
-            visible: (0..tokens).map(|query| query / 4 * 4..query + 1).collect(),
+            visible: (0..tokens).map(seen_in_four).collect(),
             added,
             dropout,
         };
-        let given = Given { inputs: vec![pattern(&[2, tokens, 3 * heads * 5], 3.0, 1)], parameters: vec![] };
-        assert_as_kernels("attention side by side", &given, &|inputs, _| {
-            heads_attention(&[&inputs[0]], attention(None))
-        })?;
+        // What is before a query, everything, some of it: those that start at the first key have kernels on NVIDIA GPUs.
+        let seen: [fn(usize) -> Range<usize>; 3] =
+            [|query| 0..query + 1, |_| 0..10, |query| 0..1 + query / 2];
+        for seen in seen.into_iter().chain([seen_in_four as fn(usize) -> Range<usize>]) {
+            let attention = || HeadsAttention { visible: (0..tokens).map(seen).collect(), ..attention(None) };
+            for widths in [vec![3], vec![1, 2], vec![1, 1, 1]] {
+                let input = |(index, parts): (usize, usize)| {
+                    pattern(&[2, tokens, parts * heads * 5], 3.0, index as u64 + 1)
+                };
+                let inputs = widths.into_iter().enumerate().map(input).collect();
+                let given = Given { inputs, parameters: vec![] };
+                assert_as_kernels("attention", &given, &|inputs, _| {
+                    heads_attention(&inputs.iter().collect::<Vec<_>>(), attention())
+                })?;
+            }
+        }
         let width = heads * 5;
         let inputs = vec![pattern(&[2, tokens, width], 3.0, 1), pattern(&[2, tokens, 2 * width], 3.0, 2)];
         assert_as_kernels("attention over a memory", &Given { inputs, parameters: vec![] }, &|inputs, _| {
