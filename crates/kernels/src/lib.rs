@@ -17,6 +17,7 @@ mod kv_dtype;
 mod layers;
 #[cfg(test)]
 mod noise;
+mod on_gpu;
 mod per_thread;
 mod recording;
 mod system_pages;

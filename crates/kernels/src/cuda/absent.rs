@@ -6,7 +6,7 @@ use candle_core::{Device, Result, Tensor, Var};
 
 use candle_gpt2_arithmetic::{AdamWStep, Dropout, Finish};
 
-use crate::training::{Draws, LossOnGpu};
+use crate::on_gpu::{Draws, LossOnGpu};
 
 // The tests of the declarations need no GPU.
 #[cfg(test)]
@@ -33,7 +33,7 @@ absent! {
     gelu(&Tensor);
     gelu_backward(&Tensor, &Tensor);
     wide_norm(&Tensor, &Tensor, &Tensor, f64);
-    wide_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> Option<[Tensor; 3]>;
+    wide_norm_backward(&Tensor, &Tensor, &Tensor, f64) -> Option<[Tensor; 2]>;
     heads_attention([&Tensor; 3], f64, &[usize], Option<Dropout>);
     heads_attention_backward([&Tensor; 3], &Tensor, [&Tensor; 3], f64, &[usize], Option<Dropout>) -> bool;
     head_loss([&Tensor; 2], &[u32], [bool; 2]) -> Option<LossOnGpu>;

@@ -21,7 +21,7 @@ use super::signatures::{
     WriteTokens,
 };
 use super::training::launch_drop;
-use crate::training::Draws;
+use crate::on_gpu::Draws;
 use crate::widths::WIDEST_SINGLE_QUERY;
 
 /// Widths of a head up to which a kernel for one query was compiled.

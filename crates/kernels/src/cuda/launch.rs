@@ -10,14 +10,10 @@ use candle_core::op::BackpropOp;
 use candle_core::{DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
 
-use super::signatures::ROW_THREADS;
-
 /// The compiled kernels.
 pub(super) const KERNELS: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 /// Under this name candle keeps them on the device.
 pub(super) const MODULE: &str = "gpt2";
-/// Most blocks of an elementwise kernel, whose threads loop over the rest.
-const MAX_BLOCKS: usize = 1 << 15;
 
 /// The element types of the kernels.
 pub(super) trait Element: CudaDType + DeviceRepr {
@@ -86,11 +82,6 @@ impl<'a> Held<'a> {
 /// A size as the kernels count.
 pub(super) fn counted(size: usize) -> Result<u32> {
     u32::try_from(size).map_err(candle_core::Error::wrap)
-}
-
-/// Blocks of an elementwise kernel.
-pub(super) fn blocks_for(count: usize) -> Result<u32> {
-    counted(count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS))
 }
 
 pub(super) fn tensor<T: Element>(values: CudaSlice<T>, device: &CudaDevice, shape: &Shape) -> Tensor {

@@ -16,8 +16,8 @@ use candle_core::{DType, Result, Shape, Tensor};
 use candle_gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, applies, blocks_for, by_type, counted, tensor};
-use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, RowProduct};
+use super::launch::{Element, Held, applies, by_type, counted, tensor};
+use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, ROW_THREADS, RowProduct};
 
 /// What a thread loads at once in a product of one row.
 const LOAD_BYTES: usize = 16;
@@ -26,6 +26,8 @@ const LANES: [u32; 3] = [MAX_LANES, MAX_LANES / 2, MAX_LANES / 4];
 /// Blocks that keep a large GPU's memory busy.
 const ENOUGH_BLOCKS: usize = 128;
 
+/// Most blocks of an elementwise kernel, whose threads loop over the rest.
+const MAX_BLOCKS: usize = 1 << 15;
 /// What cuBLAS may use besides the matrices; on Hopper it asks for this much.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
@@ -196,6 +198,11 @@ fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result
     let written = Matrices { values: result.as_view(), row: columns, each: 0 };
     product(device, sizes, 1.0, left, right, (written, Write::Over))?;
     Ok(result)
+}
+
+/// Blocks of an elementwise kernel.
+pub(super) fn blocks_for(count: usize) -> Result<u32> {
+    counted(count.div_ceil(ROW_THREADS as usize).min(MAX_BLOCKS))
 }
 
 /// The sums of a product with bias and what follows it, rounded once.

@@ -9,13 +9,13 @@ use candle_core::{DType, Result, Tensor, Var};
 use candle_gpt2_arithmetic::{AdamWStep, Dropout};
 use half::{bf16, f16};
 
-use super::launch::{Element, Held, Read, Shared, applies, blocks_for, by_type, counted, tensor};
-use super::products::{Factor, Matrices, Product, Sizes, Write, product};
+use super::launch::{Element, Held, Read, Shared, applies, by_type, counted, tensor};
+use super::products::{Factor, Matrices, Product, Sizes, Write, blocks_for, product};
 use super::signatures::{
     AdamW, AddRows, Drop, Gelu, GeluBackward, Losses, NORM_COLUMNS, NormBackward, ROW_THREADS, Squares,
     WideNorm,
 };
-use crate::training::{Draws, LossOnGpu, column_sums};
+use crate::on_gpu::{Draws, LossOnGpu};
 
 /// Blocks that add up the squares of one gradient at most: enough to keep a large GPU's memory busy.
 const MAX_SUMS: usize = 512;
@@ -145,13 +145,13 @@ fn launch_wide_norm<T: Element>(x: &Tensor, [weight, bias]: [&Tensor; 2], epsilo
     Ok(tensor(y, device, x.shape()))
 }
 
-/// The gradients of `x`, weight and bias from that of what [`wide_norm`] makes of them.
+/// The gradient of `x` from that of what [`wide_norm`] makes of it, and rows whose sum is those of weight and bias, side by side.
 pub(crate) fn wide_norm_backward(
     x: &Tensor,
     weight: &Tensor,
     gradient: &Tensor,
     epsilon: f64,
-) -> Result<Option<[Tensor; 3]>> {
+) -> Result<Option<[Tensor; 2]>> {
     if !norm_applies(x, &[weight]) || !applies(&[x, gradient]) || x.shape() != gradient.shape() {
         return Ok(None);
     }
@@ -162,7 +162,7 @@ pub(crate) fn wide_norm_backward(
 fn launch_norm_backward<T: Element>(
     [x, weight, gradient]: [&Tensor; 3],
     epsilon: f64,
-) -> Result<[Tensor; 3]> {
+) -> Result<[Tensor; 2]> {
     let device = x.device().as_cuda_device()?;
     let [held_x, held_weight, held_gradient] = [x, weight, gradient].map(Held::new);
     let (count, width) = (x.elem_count(), weight.elem_count());
@@ -185,10 +185,7 @@ fn launch_norm_backward<T: Element>(
     // SAFETY: `x`, gradient and result are `rows` rows of `width` elements, no wider than the kernel's, the weight is one, and
     // there are sums of two rows for each block.
     unsafe { parameters.launch(device, "norm_backward", (counted(blocks)?, 1, 1))? };
-    let sums = tensor(sums, device, &(blocks, 2 * width).into());
-    let total = column_sums(&sums)?;
-    let of_parameter = |first: usize| total.narrow(0, first, width)?.force_contiguous();
-    Ok([tensor(result, device, x.shape()), of_parameter(0)?, of_parameter(width)?])
+    Ok([tensor(result, device, x.shape()), tensor(sums, device, &(blocks, 2 * width).into())])
 }
 
 /// The rows of logits begin at multiples of so many elements.

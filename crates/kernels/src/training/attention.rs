@@ -5,12 +5,13 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2_arithmetic::{AddedScores, Attention, Dropout};
 
-use super::composed::{Draws, composed_dropout, on_its_gpu, wide};
+use super::composed::{composed_dropout, on_its_gpu, wide};
 use super::float::{CpuFloat, for_float, on_cpu, on_the_cpu, with_slices};
 use super::operation::{recomputed, record, record_tensor};
 use crate::cuda;
 use crate::error::KernelError;
 use crate::kv_dtype::KvDType;
+use crate::on_gpu::Draws;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// Axis of the tokens in a `(B, H, T, D)` tensor.

@@ -9,6 +9,7 @@ use candle_gpt2_arithmetic::{Dropout, Finish};
 
 use super::operation::{recomputed, record_tensor};
 use crate::cuda;
+use crate::on_gpu::Draws;
 use crate::per_thread::{Operation, Sums, has_tape};
 
 /// The type in which sums over what is held in `dtype` are computed: f32 at least.
@@ -30,36 +31,6 @@ pub(crate) fn in_wide_type(
         return function(x);
     }
     recomputed(x, move |x| function(&x.to_dtype(wide)?)?.to_dtype(dtype))
-}
-
-/// Which draws of dropout are those of a tensor, seen as rows: row `r` has the ones from place `first` on of stream
-/// `r / tokens * queries + first_query + r % tokens`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Draws {
-    pub(crate) rows: usize,
-    pub(crate) width: usize,
-    /// Rows of a head, and how far its streams are from those of the next.
-    pub(crate) tokens: usize,
-    pub(crate) queries: usize,
-    pub(crate) first_query: usize,
-    pub(crate) first: usize,
-}
-
-impl Draws {
-    /// Those of a tensor of so many elements: of stream 0.
-    pub(crate) fn in_order(width: usize) -> Self {
-        Self { rows: 1, width, tokens: 1, queries: 1, first_query: 0, first: 0 }
-    }
-
-    /// Whether each element is kept, 1 or 0.
-    fn kept(&self, dropout: Dropout) -> Vec<u8> {
-        let mut kept = vec![false; self.rows * self.width];
-        for (row, kept) in kept.chunks_mut(self.width.max(1)).enumerate() {
-            let stream = row / self.tokens * self.queries + self.first_query + row % self.tokens;
-            dropout.draw(stream as u64, self.first as u64, kept);
-        }
-        kept.into_iter().map(u8::from).collect()
-    }
 }
 
 /// What dropout leaves of `x` where no kernel of the CPU is. An NVIDIA GPU draws what the CPU draws.

@@ -3,9 +3,10 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::Dropout;
 
-use super::composed::{Draws, composed_dropout};
+use super::composed::composed_dropout;
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::{record, record_tensor};
+use crate::on_gpu::Draws;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
 
 /// `x + y`, as a residual stream adds what a layer gives.

@@ -16,6 +16,7 @@ use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{in_place, memory_for, recomputed, record, record_tensor};
 use crate::cuda;
 use crate::error::KernelError;
+use crate::on_gpu::LossOnGpu;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_paused};
 
 /// Rows of a chunk of the composition.
@@ -89,16 +90,6 @@ fn fused<T: CpuFloat>(
 pub fn head_loss_reference(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let (rows, _) = check(hidden, weight, targets)?;
     summed(&hidden.reshape((rows, ()))?, weight, targets)? / rows as f64
-}
-
-/// What the kernels of NVIDIA GPUs make of rows: their mean loss and, where they are wanted, its gradients.
-pub(crate) struct LossOnGpu {
-    /// A scalar in f32.
-    pub(crate) mean: Tensor,
-    /// Of the hidden states, in their type.
-    pub(crate) of_hidden: Option<Tensor>,
-    /// Of the head, in f32.
-    pub(crate) of_weight: Option<Tensor>,
 }
 
 /// On an NVIDIA GPU, products in the type of `hidden`; `None` where its kernels do not apply.

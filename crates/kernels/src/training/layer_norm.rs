@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::LayerNormGradients;
 
-use super::composed::on_its_gpu;
+use super::composed::{column_sums, on_its_gpu};
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::{record, record_tensor};
 use crate::cuda;
@@ -48,8 +48,15 @@ impl Operation for NormOnGpu {
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         let (x, weight) = (inputs[0].detach(), inputs[1].detach());
         let found = cuda::wide_norm_backward(&x, &weight, &gradient.detach(), self.epsilon)?;
-        let gradients = on_its_gpu(found, self)?;
-        inputs.iter().zip(gradients).try_for_each(|(input, gradient)| sums.add(input, gradient))
+        let [of_x, rows] = on_its_gpu(found, self)?;
+        sums.add(&inputs[0], of_x)?;
+        let of_parameters = column_sums(&rows)?;
+        let width = weight.elem_count();
+        for (input, first) in inputs[1..].iter().zip([0, width]) {
+            // Each in memory of its own.
+            sums.add(input, of_parameters.narrow(0, first, width)?.force_contiguous()?)?;
+        }
+        Ok(())
     }
 }
 

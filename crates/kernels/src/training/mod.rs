@@ -27,15 +27,12 @@ pub use adamw::{adamw_step, gradient_norm, squared_norm};
 pub use attention::{
     AttentionStage, HeadsAttention, attention_reference, heads_attention, heads_attention_reference, heads_of,
 };
-#[cfg(feature = "cuda")]
-pub(crate) use composed::column_sums;
-pub(crate) use composed::{Draws, composed_linear};
+pub(crate) use composed::composed_linear;
 pub use elementwise::add;
 pub(crate) use elementwise::apply_dropout;
 pub use embedding::{add_positions, expect_ids};
 pub(crate) use embedding::{embedding, embedding_on_gpu, places};
 pub(crate) use float::elements;
-pub(crate) use head_loss::LossOnGpu;
 pub use head_loss::{head_loss, head_loss_reference};
 pub(crate) use layer_norm::{layer_norm, layer_norm_on_gpu};
 pub(crate) use linear::{Adapter, FixedWeight, adapted_linear, linear, packed_linear};
