@@ -33,6 +33,9 @@ impl Draws {
     }
 }
 
+/// Rows whose logits are held at once, by those kernels and by the composition.
+pub(crate) const LOSS_ROWS: usize = 1024;
+
 /// What the kernels of NVIDIA GPUs make of rows: their mean loss and, where they are wanted, its gradients.
 pub(crate) struct LossOnGpu {
     /// A scalar in f32.

@@ -52,10 +52,13 @@ pub(crate) fn prefix_attention(
     if !fits {
         return Ok(None);
     }
-    let visible = Numbers::upload(visible, query_len, q.device().as_cuda_device()?)?;
+    let visible = &Numbers::upload(visible, query_len, q.device().as_cuda_device()?)?;
     match compiled_width(head_dim, value_dim).filter(|_| query_len == 1) {
-        Some(width) => by_type!(q.dtype(), attend(width, [q, k, v], scale, &visible)),
-        None => by_type!(q.dtype(), attend_many([q, k, v], scale, &visible)),
+        Some(width) => by_type!(q.dtype(), attend(width, [q, k, v], scale, visible)),
+        None => {
+            let many = Many { visible, scale, dropout: None };
+            by_type!(q.dtype(), attend_many(many, [q, k, v]))?.transpose(1, 2)
+        }
     }
     .map(Some)
 }
@@ -237,12 +240,6 @@ fn launch_step<T: Product>(
     Ok(tensor(context, device, &Shape::from((batch, 1, heads * head_dim))))
 }
 
-/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
-fn attend_many<T: Product>(qkv: [&Tensor; 3], scale: f64, visible: &Numbers) -> Result<Tensor> {
-    let many = Many { visible, scale, dropout: None };
-    many.forward::<T>(qkv)?.transpose(1, 2)
-}
-
 /// Rows of scores that a block works on, a warp each.
 const ROW_WARPS: u32 = ROW_THREADS / 32;
 /// Elements of the scores that are held at once: a quarter of a GiB in f32.
@@ -320,35 +317,6 @@ impl<'a, T: Element> Rows<'a, T> {
 }
 
 impl Many<'_> {
-    /// Returns `(B, T, H, Dv)`.
-    fn forward<T: Product>(self, qkv: [&Tensor; 3]) -> Result<Tensor> {
-        let sizes = ManySizes::of(qkv)?;
-        let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
-        let device = q.device().as_cuda_device()?;
-        let [held_q, held_k, held_v] = [&q, &k, &v].map(Held::new);
-        let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
-        let values = Rows::<T>::of(&held_v, &v)?;
-        let ManySizes { batch, heads, queries: query_len, value_dim, .. } = sizes;
-        // SAFETY: the products write every element.
-        let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
-        let context_values = context.as_view();
-        let context_strides =
-            Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
-        for texts in sizes.texts() {
-            let weights = self.weights([&queries, &keys], sizes, texts.clone(), device)?;
-            let dropped = self.dropped(weights.as_view(), sizes, &texts, device)?;
-            let weights = dropped.as_ref().unwrap_or(&weights).as_view();
-            for (index, text) in texts.enumerate() {
-                let left = Factor::AsItIs(sizes.score_strides().heads(&weights, index));
-                let written = context_strides.heads(&context_values, text);
-                let product_sizes = sizes.product(sizes.keys, value_dim);
-                let right = Factor::AsItIs(values.text(text));
-                product(device, product_sizes, 1.0, left, right, (written, Write::Over))?;
-            }
-        }
-        Ok(tensor(context, device, &Shape::from((batch, query_len, heads, value_dim))))
-    }
-
     /// The softmax of the scores of some texts, `(texts, H, T, S)`.
     fn weights<T: Product>(
         self,
@@ -408,59 +376,6 @@ impl Many<'_> {
         launch_drop(weights, dropout, &draws, device).map(Some)
     }
 
-    /// The gradients of queries, keys and values, written into `results`, from that of what `forward` returns, in the shape
-    /// `(B, H, T, Dv)`.
-    fn backward<T: Product>(self, qkv: [&Tensor; 3], gradient: &Tensor, results: [&Tensor; 3]) -> Result<()> {
-        let sizes = ManySizes::of(qkv)?;
-        let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
-        let gradient = with_whole_rows(gradient)?;
-        let device = q.device().as_cuda_device()?;
-        let [held_q, held_k, held_v, held_gradient] = [&q, &k, &v, &gradient].map(Held::new);
-        let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
-        let (values, gradients) = (Rows::<T>::of(&held_v, &v)?, Rows::<T>::of(&held_gradient, &gradient)?);
-        let held_results = results.map(Held::new);
-        let mut of_results = Vec::with_capacity(results.len());
-        for (held, result) in held_results.iter().zip(results) {
-            of_results.push(Rows::<T>::of(held, result)?);
-        }
-        let [of_queries, of_keys, of_values] = &of_results[..] else { return Ok(()) };
-        let ManySizes { head_dim, value_dim, .. } = sizes;
-        #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
-        let scale = self.scale as f32;
-        for texts in sizes.texts() {
-            let weights = self.weights([&queries, &keys], sizes, texts.clone(), device)?;
-            let dropped = self.dropped(weights.as_view(), sizes, &texts, device)?;
-            let kept = dropped.as_ref().unwrap_or(&weights).as_view();
-            // SAFETY: the products write every element.
-            let of_kept = unsafe { device.alloc::<f32>(weights.len())? };
-            let of_kept_values = of_kept.as_view();
-            for (index, text) in texts.clone().enumerate() {
-                let left = Factor::Transposed(sizes.score_strides().heads(&kept, index));
-                let written = (of_values.text(text), Write::Over);
-                let right = Factor::AsItIs(gradients.text(text));
-                product(device, sizes.transposed_product(value_dim), 1.0, left, right, written)?;
-                let (left, right) =
-                    (Factor::AsItIs(gradients.text(text)), Factor::Transposed(values.text(text)));
-                let written = (sizes.score_strides().heads(&of_kept_values, index), Write::Over);
-                product(device, sizes.product(value_dim, sizes.keys), 1.0, left, right, written)?;
-            }
-            let of_weights = self.dropped(of_kept.as_view(), sizes, &texts, device)?;
-            let of_weights = of_weights.as_ref().unwrap_or(&of_kept).as_view();
-            let of_scores = self.softmax_backward(&weights, of_weights, sizes, &texts, device)?;
-            let of_scores = of_scores.as_view();
-            for (index, text) in texts.enumerate() {
-                let of_text = || sizes.score_strides().heads(&of_scores, index);
-                let (left, right) = (Factor::AsItIs(of_text()), Factor::AsItIs(keys.text(text)));
-                let written = (of_queries.text(text), Write::Over);
-                product(device, sizes.product(sizes.keys, head_dim), scale, left, right, written)?;
-                let (left, right) = (Factor::Transposed(of_text()), Factor::AsItIs(queries.text(text)));
-                let written = (of_keys.text(text), Write::Over);
-                product(device, sizes.transposed_product(head_dim), scale, left, right, written)?;
-            }
-        }
-        Ok(())
-    }
-
     /// The gradient of the scores of some texts from that of their softmax.
     fn softmax_backward<T: Element>(
         &self,
@@ -490,6 +405,92 @@ impl Many<'_> {
     }
 }
 
+/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, T, H, Dv)`.
+fn attend_many<T: Product>(many: Many<'_>, qkv: [&Tensor; 3]) -> Result<Tensor> {
+    let sizes = ManySizes::of(qkv)?;
+    let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
+    let device = q.device().as_cuda_device()?;
+    let [held_q, held_k, held_v] = [&q, &k, &v].map(Held::new);
+    let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
+    let values = Rows::<T>::of(&held_v, &v)?;
+    let ManySizes { batch, heads, queries: query_len, value_dim, .. } = sizes;
+    // SAFETY: the products write every element.
+    let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
+    let context_values = context.as_view();
+    let context_strides =
+        Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
+    for texts in sizes.texts() {
+        let weights = many.weights([&queries, &keys], sizes, texts.clone(), device)?;
+        let dropped = many.dropped(weights.as_view(), sizes, &texts, device)?;
+        let weights = dropped.as_ref().unwrap_or(&weights).as_view();
+        for (index, text) in texts.enumerate() {
+            let left = Factor::AsItIs(sizes.score_strides().heads(&weights, index));
+            let written = context_strides.heads(&context_values, text);
+            let product_sizes = sizes.product(sizes.keys, value_dim);
+            let right = Factor::AsItIs(values.text(text));
+            product(device, product_sizes, 1.0, left, right, (written, Write::Over))?;
+        }
+    }
+    Ok(tensor(context, device, &Shape::from((batch, query_len, heads, value_dim))))
+}
+
+/// The gradients of queries, keys and values, written into `results`, from that of what [`attend_many`] returns, in the shape
+/// `(B, H, T, Dv)`.
+fn attend_many_backward<T: Product>(
+    many: Many<'_>,
+    qkv: [&Tensor; 3],
+    gradient: &Tensor,
+    results: [&Tensor; 3],
+) -> Result<()> {
+    let sizes = ManySizes::of(qkv)?;
+    let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
+    let gradient = with_whole_rows(gradient)?;
+    let device = q.device().as_cuda_device()?;
+    let [held_q, held_k, held_v, held_gradient] = [&q, &k, &v, &gradient].map(Held::new);
+    let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
+    let (values, gradients) = (Rows::<T>::of(&held_v, &v)?, Rows::<T>::of(&held_gradient, &gradient)?);
+    let held_results = results.map(Held::new);
+    let mut of_results = Vec::with_capacity(results.len());
+    for (held, result) in held_results.iter().zip(results) {
+        of_results.push(Rows::<T>::of(held, result)?);
+    }
+    let [of_queries, of_keys, of_values] = &of_results[..] else { return Ok(()) };
+    let ManySizes { head_dim, value_dim, .. } = sizes;
+    #[expect(clippy::cast_possible_truncation, reason = "the products take an f32 factor")]
+    let scale = many.scale as f32;
+    for texts in sizes.texts() {
+        let weights = many.weights([&queries, &keys], sizes, texts.clone(), device)?;
+        let dropped = many.dropped(weights.as_view(), sizes, &texts, device)?;
+        let kept = dropped.as_ref().unwrap_or(&weights).as_view();
+        // SAFETY: the products write every element.
+        let of_kept = unsafe { device.alloc::<f32>(weights.len())? };
+        let of_kept_values = of_kept.as_view();
+        for (index, text) in texts.clone().enumerate() {
+            let left = Factor::Transposed(sizes.score_strides().heads(&kept, index));
+            let written = (of_values.text(text), Write::Over);
+            let right = Factor::AsItIs(gradients.text(text));
+            product(device, sizes.transposed_product(value_dim), 1.0, left, right, written)?;
+            let (left, right) = (Factor::AsItIs(gradients.text(text)), Factor::Transposed(values.text(text)));
+            let written = (sizes.score_strides().heads(&of_kept_values, index), Write::Over);
+            product(device, sizes.product(value_dim, sizes.keys), 1.0, left, right, written)?;
+        }
+        let of_weights = many.dropped(of_kept.as_view(), sizes, &texts, device)?;
+        let of_weights = of_weights.as_ref().unwrap_or(&of_kept).as_view();
+        let of_scores = many.softmax_backward(&weights, of_weights, sizes, &texts, device)?;
+        let of_scores = of_scores.as_view();
+        for (index, text) in texts.enumerate() {
+            let of_text = || sizes.score_strides().heads(&of_scores, index);
+            let (left, right) = (Factor::AsItIs(of_text()), Factor::AsItIs(keys.text(text)));
+            let written = (of_queries.text(text), Write::Over);
+            product(device, sizes.product(sizes.keys, head_dim), scale, left, right, written)?;
+            let (left, right) = (Factor::Transposed(of_text()), Factor::AsItIs(queries.text(text)));
+            let written = (of_keys.text(text), Write::Over);
+            product(device, sizes.transposed_product(head_dim), scale, left, right, written)?;
+        }
+    }
+    Ok(())
+}
+
 /// Attention in training: `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`, constants, of which each query sees the first
 /// `visible` keys; returns `(B, T, H · Dv)`.
 pub(crate) fn heads_attention(
@@ -504,11 +505,7 @@ pub(crate) fn heads_attention(
     let queries = qkv[0].dim(TOKEN_DIM)?;
     let visible = &Numbers::upload(visible, queries, qkv[0].device().as_cuda_device()?)?;
     let many = Many { visible, scale, dropout };
-    by_type!(qkv[0].dtype(), trained_forward(many, qkv))?.flatten_from(TOKEN_DIM).map(Some)
-}
-
-fn trained_forward<T: Product>(many: Many<'_>, qkv: [&Tensor; 3]) -> Result<Tensor> {
-    many.forward::<T>(qkv)
+    by_type!(qkv[0].dtype(), attend_many(many, qkv))?.flatten_from(TOKEN_DIM).map(Some)
 }
 
 /// The way back: writes the gradients of queries, keys and values into `results`, tensors in their shapes that nothing else reads.
@@ -527,17 +524,8 @@ pub(crate) fn heads_attention_backward(
     let queries = qkv[0].dim(TOKEN_DIM)?;
     let visible = &Numbers::upload(visible, queries, qkv[0].device().as_cuda_device()?)?;
     let many = Many { visible, scale, dropout };
-    by_type!(gradient.dtype(), trained_backward(many, qkv, gradient, results))?;
+    by_type!(gradient.dtype(), attend_many_backward(many, qkv, gradient, results))?;
     Ok(true)
-}
-
-fn trained_backward<T: Product>(
-    many: Many<'_>,
-    qkv: [&Tensor; 3],
-    gradient: &Tensor,
-    results: [&Tensor; 3],
-) -> Result<()> {
-    many.backward::<T>(qkv, gradient, results)
 }
 
 /// `memories` `(B, H, S, D)`, contiguous; `keys` and `values` `(B, H, T, D)`.

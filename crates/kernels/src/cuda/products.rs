@@ -28,6 +28,7 @@ const ENOUGH_BLOCKS: usize = 128;
 
 /// Most blocks of an elementwise kernel, whose threads loop over the rest.
 const MAX_BLOCKS: usize = 1 << 15;
+
 /// What cuBLAS may use besides the matrices; on Hopper it asks for this much.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
@@ -186,16 +187,16 @@ fn linear_product<T: Product, R: Product>(x: &Tensor, weight: &Tensor) -> Result
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner;
     let (held_x, held_weight) = (Held::new(x), Held::new(weight));
-    let left = Factor::AsItIs(Matrices { values: held_x.values::<T>()?, row: inner, each: 0 });
+    let left = Factor::AsItIs(Matrices::one(held_x.values::<T>()?, inner));
     let weight_values = held_weight.values::<T>()?;
     let right = match weight.is_contiguous() {
-        true => Factor::Transposed(Matrices { values: weight_values, row: inner, each: 0 }),
-        false => Factor::AsItIs(Matrices { values: weight_values, row: columns, each: 0 }),
+        true => Factor::Transposed(Matrices::one(weight_values, inner)),
+        false => Factor::AsItIs(Matrices::one(weight_values, columns)),
     };
     // SAFETY: the product writes every element.
     let result = unsafe { device.alloc::<R>(rows * columns)? };
     let sizes = Sizes { count: 1, rows, inner, columns };
-    let written = Matrices { values: result.as_view(), row: columns, each: 0 };
+    let written = Matrices::one(result.as_view(), columns);
     product(device, sizes, 1.0, left, right, (written, Write::Over))?;
     Ok(result)
 }
@@ -272,6 +273,13 @@ pub(super) struct Matrices<'a, T> {
     pub(super) each: usize,
 }
 
+impl<'a, T> Matrices<'a, T> {
+    /// A single one.
+    pub(super) fn one(values: CudaView<'a, T>, row: usize) -> Self {
+        Self { values, row, each: 0 }
+    }
+}
+
 /// How the matrices of one side of a product lie in memory.
 pub(super) enum Factor<'a, T> {
     /// `(rows, inner)` on the left, `(inner, columns)` on the right.
@@ -315,8 +323,8 @@ impl Sizes {
     }
 }
 
-/// `result = factor * left * right`, or added to it, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the end. candle's
-/// switches for products in f16 and bf16 are not asked.
+/// `result = factor * left * right`, or added to it, in f32 (or TF32, see [`crate::use_tf32`]), rounded to the result's type at the
+/// end. candle's switches for products in f16 and bf16 are not asked.
 pub(super) fn product<T: Product, R: Product>(
     device: &CudaDevice,
     sizes: Sizes,

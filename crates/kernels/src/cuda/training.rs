@@ -4,7 +4,7 @@
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
 
 use candle_core::cuda_backend::CudaDevice;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaViewMut};
 use candle_core::{DType, Result, Tensor, Var};
 use candle_gpt2_arithmetic::{AdamWStep, Dropout};
 use half::{bf16, f16};
@@ -15,7 +15,7 @@ use super::signatures::{
     AdamW, AddRows, Drop, Gelu, GeluBackward, Losses, NORM_COLUMNS, NormBackward, ROW_THREADS, Squares,
     WideNorm,
 };
-use crate::on_gpu::{Draws, LossOnGpu};
+use crate::on_gpu::{Draws, LOSS_ROWS, LossOnGpu};
 
 /// Blocks that add up the squares of one gradient at most: enough to keep a large GPU's memory busy.
 const MAX_SUMS: usize = 512;
@@ -190,8 +190,6 @@ fn launch_norm_backward<T: Element>(
 
 /// The rows of logits begin at multiples of so many elements.
 const ROW_ALIGNMENT: usize = 8;
-/// Rows whose logits are held at once.
-const LOSS_ROWS: usize = 1024;
 
 /// The mean negative log-probability of `targets`, as [`crate::head_loss`] has it: `hidden` `(rows, C)`, `weight` `(V, C)`, and which
 /// of the two gradients are wanted.
@@ -205,11 +203,6 @@ pub(crate) fn head_loss(
     }
     let tensors = [&hidden.contiguous()?, &weight.contiguous()?];
     by_type!(hidden.dtype(), losses_of_rows(tensors, targets, wanted)).map(Some)
-}
-
-/// One matrix.
-fn whole<T>(values: CudaView<'_, T>, row: usize) -> Matrices<'_, T> {
-    Matrices { values, row, each: 0 }
 }
 
 fn losses_of_rows<T: Product>(
@@ -238,12 +231,12 @@ fn losses_of_rows<T: Product>(
     let share = (1.0 / rows as f64) as f32;
     for first in (0..rows).step_by(LOSS_ROWS) {
         let chunk = LOSS_ROWS.min(rows - first);
-        let chunk_hidden = || whole(hidden_values.slice(first * width..), width);
+        let chunk_hidden = || Matrices::one(hidden_values.slice(first * width..), width);
         // SAFETY: the product writes every element.
         let logits = unsafe { device.alloc::<f32>(chunk * distance)? };
         let sizes = Sizes { count: 1, rows: chunk, inner: width, columns: vocabulary };
-        let right = Factor::Transposed(whole(weight_values.slice(..), width));
-        let written = whole(logits.as_view(), distance);
+        let right = Factor::Transposed(Matrices::one(weight_values.slice(..), width));
+        let written = Matrices::one(logits.as_view(), distance);
         product(device, sizes, 1.0, Factor::AsItIs(chunk_hidden()), right, (written, Write::Over))?;
         // SAFETY: the kernel writes every element.
         let slopes = (wants_hidden || wants_weight).then(|| unsafe { device.alloc::<T>(chunk * distance) });
@@ -261,16 +254,16 @@ fn losses_of_rows<T: Product>(
         let Some(slopes) = &slopes else { continue };
         if let Some(result) = &of_hidden {
             let sizes = Sizes { count: 1, rows: chunk, inner: vocabulary, columns: width };
-            let left = Factor::AsItIs(whole(slopes.as_view(), distance));
-            let right = Factor::AsItIs(whole(weight_values.slice(..), width));
-            let written = whole(result.slice(first * width..), width);
+            let left = Factor::AsItIs(Matrices::one(slopes.as_view(), distance));
+            let right = Factor::AsItIs(Matrices::one(weight_values.slice(..), width));
+            let written = Matrices::one(result.slice(first * width..), width);
             product(device, sizes, share, left, right, (written, Write::Over))?;
         }
         if let Some(result) = &of_weight {
             let sizes = Sizes { count: 1, rows: vocabulary, inner: chunk, columns: width };
-            let left = Factor::Transposed(whole(slopes.as_view(), distance));
+            let left = Factor::Transposed(Matrices::one(slopes.as_view(), distance));
             let write = if first == 0 { Write::Over } else { Write::Added };
-            let written = whole(result.as_view(), width);
+            let written = Matrices::one(result.as_view(), width);
             product(device, sizes, share, left, Factor::AsItIs(chunk_hidden()), (written, write))?;
         }
     }

@@ -6,8 +6,7 @@
 use candle_core::{Result, Tensor};
 use candle_gpt2_arithmetic::Float;
 
-use super::composed::in_wide_type;
-use super::composed::on_its_gpu;
+use super::composed::{in_wide_type, on_its_gpu};
 use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
 use super::operation::{record, record_tensor};
 use crate::cuda;

@@ -82,7 +82,7 @@ pub(crate) fn composed_linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>
         Some(y) => y,
         None => {
             let y = product.x.matmul(&product.weight.t()?)?;
-            bias_values.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias))?
+            if let Some(bias) = bias_values { y.broadcast_add(&bias)? } else { y }
         }
     };
     let y = y.reshape(with_width(x, weight.dim(0)?))?;

@@ -16,11 +16,8 @@ use super::float::{CpuFloat, for_float, on_cpu, with_elements};
 use super::operation::{in_place, memory_for, recomputed, record, record_tensor};
 use crate::cuda;
 use crate::error::KernelError;
-use crate::on_gpu::LossOnGpu;
+use crate::on_gpu::{LOSS_ROWS, LossOnGpu};
 use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_paused};
-
-/// Rows of a chunk of the composition.
-const CHUNK_ROWS: usize = 1024;
 
 /// The mean negative log-probability of `targets` under `softmax(hidden · weightᵀ)`, in nats.
 ///
@@ -115,10 +112,10 @@ fn on_gpu(
 
 fn in_chunks(hidden: &Tensor, weight: &Tensor, targets: &[u32], (rows, _): (usize, usize)) -> Result<Tensor> {
     let hidden = hidden.reshape((rows, ()))?;
-    let mut losses = Vec::with_capacity(rows.div_ceil(CHUNK_ROWS));
-    for (chunk, targets) in targets.chunks(CHUNK_ROWS).enumerate() {
+    let mut losses = Vec::with_capacity(rows.div_ceil(LOSS_ROWS));
+    for (chunk, targets) in targets.chunks(LOSS_ROWS).enumerate() {
         let (weight, targets) = (weight.clone(), targets.to_vec());
-        let part = hidden.narrow(0, chunk * CHUNK_ROWS, targets.len())?;
+        let part = hidden.narrow(0, chunk * LOSS_ROWS, targets.len())?;
         losses.push(recomputed(&part, move |hidden| summed(hidden, &weight, &targets))?);
     }
     Tensor::stack(&losses, 0)?.sum_all()? / rows as f64
