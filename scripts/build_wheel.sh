@@ -59,7 +59,9 @@ plan() {
 build_wheel() {
   local target=$1 fresh wheels
   fresh=$(mktemp -d)
-  (set_flags "$target" && maturin build --profile dist --strip --locked --target "$target" "${options[@]}" --out "$fresh")
+  local flags=()
+  [[ $target != *-linux-musl ]] || flags+=(-C target-feature=-crt-static) # the interpreter loads the library
+  (set_flags "$target" "${flags[@]}" && maturin build --profile dist --strip --locked --target "$target" "${options[@]}" --out "$fresh")
   wheels=("$fresh"/candle_gpt2-*.whl)
   # shellcheck disable=SC2053 # the tag is a pattern
   [[ ${#wheels[@]} -eq 1 && ${wheels[0]} = *-cp311-abi3-$tag.whl ]] || {

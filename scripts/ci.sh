@@ -367,6 +367,31 @@ job-python() {
 # The program as it is handed out, for the targets that this machine can link, installed from its archive and run.
 job-release() { step scripts/release.sh --rehearse; }
 
+# Wheels for all systems that can be linked here. This machine's is installed in a fresh environment and used, with no compiler in reach.
+job-wheels() {
+  local target targets=()
+  for target in {x86_64,aarch64}-unknown-linux-{gnu,musl} x86_64-pc-windows-gnu aarch64-apple-darwin; do
+    targets+=(--target "$target")
+  done
+  step scripts/build_wheel.sh "${targets[@]}" dist/wheels
+  step try_wheel
+}
+try_wheel() {
+  local place wheel
+  place=$(mktemp -d)
+  python3 -m venv "$place"
+  for wheel in dist/wheels/*"$(uname -m)".whl; do
+    if "$place/bin/python" -m pip install --quiet --disable-pip-version-check "$wheel"; then break; fi
+  done
+  (cd "$place" && env -i HOME="$place" PATH=/nowhere bin/python -c '
+import candle_gpt2
+
+model = candle_gpt2.Model.from_pretrained()
+print(model.generate("One day", max_new_tokens=8, seed=1))
+print(model.logits([1, 2, 3]).shape)')
+  rm -r "$place"
+}
+
 list() { declare -F | sed -n 's/^declare -f job-//p' | sort; }
 
 if [ "${1:-}" = --list ]; then

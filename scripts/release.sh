@@ -78,7 +78,11 @@ build_program() {
   fi
   command+=("${builder[@]}" --package candle-gpt2-cli --profile dist --locked --target "$target")
   cargo fetch --locked --target "$target"
-  (set_flags "$target" && "${command[@]}")
+  local flags=()
+  [[ $target != *-linux-musl ]] || flags+=(-C target-feature=+crt-static)
+  # A program that can be loaded anywhere holds a list of its own addresses: here eight bytes stand for many of them.
+  [[ $target != x86_64-unknown-linux-musl || ${builder[0]} != build ]] || flags+=(-C 'link-arg=-Wl,-z,pack-relative-relocs')
+  (set_flags "$target" "${flags[@]}" && "${command[@]}")
   local program bytes
   program=$(program_of "$target")
   bytes=$(wc -c <"$program")
@@ -312,7 +316,9 @@ publish() {
   [ "$tag" = "v$version" ] || { echo "the tag is $tag, and the manifest has version $version" >&2; return 1; }
   mkdir -p "$build"
   awk -v heading="## [$version]" 'index($0, heading) == 1 { inside = 1; next } /^## |^\[/ { inside = 0 } inside' CHANGELOG.md >"$build/notes.md"
-  gh release create "$tag" --title "$tag" --notes-file "$build/notes.md" dist/gpt2-* dist/SHA256SUMS scripts/install.sh scripts/install.ps1
+  shopt -s nullglob
+  gh release create "$tag" --title "$tag" --notes-file "$build/notes.md" dist/gpt2-* dist/wheels/*.whl dist/SHA256SUMS \
+    scripts/install.sh scripts/install.ps1
 }
 
 if [ -n "$describe" ]; then

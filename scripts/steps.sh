@@ -35,7 +35,8 @@ checksum() { if has sha256sum; then sha256sum "$@"; else shasum -a 256 "$@"; fi;
 # Where cargo builds.
 build=${CARGO_TARGET_DIR:-$PWD/target}
 
-# set_flags TARGET: no folder of this machine goes into what is built: sources, dependencies and the standard library have names of their own.
+# set_flags TARGET FLAG…: no folder of this machine goes into what is built: sources, dependencies and the standard library have names of
+# their own.
 set_flags() {
   local target=$1 sysroot registry maps=("$build=/target" "$PWD=/gpt2")
   sysroot=$(rustc --print sysroot)
@@ -43,9 +44,8 @@ set_flags() {
   for registry in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*; do
     maps+=("$registry=/registry")
   done
-  local flags=("${maps[@]/#/--remap-path-prefix=}")
+  local flags=("${maps[@]/#/--remap-path-prefix=}" "${@:2}")
   case $target in
-    *-linux-musl) flags+=(-C target-feature=+crt-static) ;;
     *-windows-gnu) flags+=(-C "link-arg=-Wl,--no-insert-timestamp") ;; # a date in the program's head
   esac
   CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f'; echo "${flags[*]}")

@@ -5,7 +5,7 @@
 //! ```
 //! use candle_gpt2_arithmetic::limits;
 //!
-//! let sets = limits::instruction_sets(); // slowest first, such as ["portable-soft", "portable", "avx2"]
+//! let sets = limits::instruction_sets(); // slowest first, such as ["portable", "avx2", "avx512"]
 //! assert_eq!(sets.last(), Some(&limits::instruction_set()));
 //! assert!(!limits::choose_instruction_set("one that is not there"));
 //! assert!(limits::multiply_adds(1_000_000) > 0);

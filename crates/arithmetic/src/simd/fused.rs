@@ -25,9 +25,9 @@ fn is_doubtful(sum: f64) -> bool {
     (low << SHIFT < LEAST[0]) | (high << SHIFT < LEAST[1])
 }
 
-/// `a · b + c` of each lane.
+/// `a · b + c` of each lane. Inlined, it would be most of the kernels' machine code and of the time to compile them.
 #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-#[inline(always)]
+#[inline(never)]
 pub(super) fn multiply_add(a: &[f32; LANES], b: &[f32; LANES], c: &[f32; LANES]) -> [f32; LANES] {
     let mut sums = [0.0; LANES];
     for lane in 0..LANES {

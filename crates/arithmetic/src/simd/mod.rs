@@ -95,9 +95,7 @@ macro_rules! instruction_sets {
 
 instruction_sets! {
     #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    PortableSoft(portable::Portable<false>), "portable-soft", "Plain Rust, on every processor.";
-    #[cfg(any(test, not(all(target_arch = "wasm32", target_feature = "simd128"))))]
-    Portable(portable::Portable<true>), "portable", "Plain Rust, on processors with fused multiply-adds.";
+    Portable(portable::Portable), "portable", "Plain Rust, on every processor.";
     #[cfg(target_arch = "x86_64")]
     Avx2(avx2::Avx2<false>), "avx2", "AVX2 with FMA and F16C.";
     #[cfg(target_arch = "x86_64")]
@@ -119,7 +117,7 @@ static CHOSEN: OnceLock<InstructionSet> = OnceLock::new();
 impl InstructionSet {
     /// The one that needs no more than the program itself does.
     #[cfg(not(all(target_arch = "wasm32", target_feature = "simd128")))]
-    const COMPILED_FOR: Self = Self::PortableSoft(portable::Portable::EVERYWHERE);
+    const COMPILED_FOR: Self = Self::Portable(portable::Portable);
     #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
     const COMPILED_FOR: Self = Self::Wasm128(wasm128::Wasm128::<true>(()));
 

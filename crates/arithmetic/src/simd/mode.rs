@@ -11,20 +11,16 @@
 /// ```
 #[inline]
 pub fn rounded_to_nearest<R>(compute: impl FnOnce() -> R) -> R {
-    let found = control();
-    if found & CHANGED == 0 { compute() } else { otherwise_rounded(compute, found) }
-}
-
-/// A function of its own in a function of its own: the compiler knows no modes, and would compute before the mode is set.
-#[cold]
-#[inline(never)]
-fn otherwise_rounded<R>(compute: impl FnOnce() -> R, found: Control) -> R {
+    /// A function of its own: the compiler knows no modes, and would compute before the mode is set.
     #[inline(never)]
     fn apart<R>(compute: impl FnOnce() -> R) -> R {
         compute()
     }
-    set_control(found & !CHANGED);
-    let _found = Found(found);
+    let found = control();
+    let _found = (found & CHANGED != 0).then(|| {
+        set_control(found & !CHANGED);
+        Found(found)
+    });
     apart(compute)
 }
 

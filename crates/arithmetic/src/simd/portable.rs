@@ -8,8 +8,9 @@ use super::job::{Job, Simd};
 use super::math;
 use super::vectors::{BYTE_LINES, ByteGroup, ByteLines, Four, LANES, TileJob, Vectors, Work, each_of};
 
-/// Whether everything is compiled for processors with an instruction for `a · b + c`. Without one the `mul_add` of f32 is a library call.
-const COMPILED_FUSED: bool = cfg!(any(
+/// Whether all processors that this is compiled for have an instruction for `a · b + c`. Without one the `mul_add` of f32 is a library
+/// call, and [`fused::multiply_add`] is faster.
+const HAS_FUSED: bool = cfg!(any(
     target_feature = "fma",
     target_arch = "aarch64",
     target_arch = "loongarch64",
@@ -18,22 +19,14 @@ const COMPILED_FUSED: bool = cfg!(any(
     target_arch = "s390x"
 ));
 
-/// Plain Rust; with `FUSED` for processors with an instruction for `a · b + c`: only [`Portable::detect`] makes one.
+/// Plain Rust.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Portable<const FUSED: bool>(());
+pub(crate) struct Portable;
 
-impl Portable<false> {
-    /// That of any processor.
-    pub(super) const EVERYWHERE: Self = Self(());
-}
-
-impl<const FUSED: bool> Portable<FUSED> {
+impl Portable {
+    #[expect(clippy::unnecessary_wraps, reason = "the other sets are not everywhere")]
     pub(super) fn detect() -> Option<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let is_found = std::arch::is_x86_feature_detected!("fma");
-        #[cfg(not(target_arch = "x86_64"))]
-        let is_found = false;
-        (!FUSED || COMPILED_FUSED || is_found).then_some(Self(()))
+        Some(Self)
     }
 }
 
@@ -54,14 +47,14 @@ fn add_products(weights: &[u8; 4 * LANES], quants: Four, sums: &mut Integers) {
     }
 }
 
-impl<const FUSED: bool> Vectors for Portable<FUSED> {
+impl Vectors for Portable {
     type Real = f32;
     type Vector = Floats;
     arrays!(f32);
 
     #[inline(always)]
     fn mul_add(self, a: Floats, b: Floats, c: Floats) -> Floats {
-        if !FUSED {
+        if !HAS_FUSED {
             return fused::multiply_add(&a, &b, &c);
         }
         let mut sums = c;
@@ -87,21 +80,11 @@ impl<const FUSED: bool> Vectors for Portable<FUSED> {
     }
 }
 
-impl<const FUSED: bool> Simd for Portable<FUSED> {
+impl Simd for Portable {
     type Integers = Integers;
     const INTEGER_TILE_ROWS: usize = INTEGER_TILE_ROWS;
 
     fn run<J: Job>(self, job: J) -> J::Output {
-        #[cfg(target_arch = "x86_64")]
-        if FUSED {
-            #[target_feature(enable = "fma")]
-            fn compiled<J: Job>(job: J, simd: Portable<true>) -> J::Output {
-                job.run(simd)
-            }
-            #[expect(unsafe_code, reason = "instructions that not every processor has are unsafe to call")]
-            // SAFETY: `self` exists, so the processor has the instructions that the function is compiled for.
-            return unsafe { compiled(job, Portable(())) };
-        }
         job.run(self)
     }
 

@@ -7,7 +7,7 @@ use super::vectors::*;
 use super::*;
 use crate::RandomStream;
 
-const PORTABLE: InstructionSet = InstructionSet::PortableSoft(Portable::EVERYWHERE);
+const PORTABLE: InstructionSet = InstructionSet::Portable(Portable);
 
 /// What floats can be: ordinary, ties of rounding, not finite, denormal, at the edges of f32 and of f16.
 const SPECIAL: [f32; 2 * LANES] = [

@@ -4,7 +4,8 @@
 //! and one long walk through it is faster than many short ones. Who is done with its own share takes from the others'. The
 //! caller works too, and at the end waits only for threads that took part: one that the system has not let run yet is told
 //! that it comes too late. So a region on a busy machine costs no more than the caller's own time, where a barrier (candle's
-//! pool) waits for every thread each time, a thousand times a second.
+//! pool) waits for every thread each time, a thousand times a second. A thread joins by adding itself to a number: with a lock,
+//! sixteen would queue up for it in every region.
 //! Regions of several callers run at the same time: each has its own shares, and a thread that finds nothing more to do in one looks
 //! into the others. A region inside another one runs on its caller alone, so that nothing waits in a circle.
 //!
@@ -14,7 +15,7 @@
 #![expect(unsafe_code, reason = "threads that live on borrow the work of a region that does not")]
 
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
@@ -112,22 +113,18 @@ fn notice_forks() {
 }
 
 struct Pool {
-    slot: Mutex<Slot>,
     places: [Place; PLACES],
-    /// Signalled when a task is published.
-    published: Condvar,
     /// Number of tasks published so far. Idle threads look at it all the time, so it has a cache line of its own.
     generation: Share,
+    /// Threads that wait for `published`: who counts itself looks at the generation then, and who publishes looks here after it has
+    /// changed that, so one of them sees the other.
+    sleeping: AtomicUsize,
+    /// Held between counting oneself and waiting, and to signal.
+    falling_asleep: Mutex<()>,
+    /// Signalled when a task is published.
+    published: Condvar,
     /// The value of [`FORKS`] in the process that has the threads.
     forks: usize,
-}
-
-#[derive(Default)]
-struct Slot {
-    /// The tasks that threads may join, each at its place.
-    tasks: [Option<Task>; PLACES],
-    /// Threads that wait for `published`.
-    sleeping: usize,
 }
 
 /// What the threads of one task share.
@@ -135,11 +132,23 @@ struct Slot {
 struct Place {
     /// How many indices of each thread's share are taken, the caller's first.
     shares: Box<[Share]>,
-    /// Indices of the task that is published here; 0 when there is none. Threads look at it before they take the lock.
+    /// Indices of the task that is published here; 0 when there is none.
     count: AtomicUsize,
-    /// Threads that take part in the task and may still use it.
-    active: AtomicUsize,
+    /// What is published here, while [`OPEN`] is set.
+    task: UnsafeCell<Option<Task>>,
+    /// [`CLAIMED`] and [`OPEN`], and the number of threads that may use the task, or are about to see that they come too late.
+    state: AtomicUsize,
 }
+
+/// A caller has the place.
+const CLAIMED: usize = 1 << (usize::BITS - 1);
+/// Threads may join the task.
+const OPEN: usize = CLAIMED >> 1;
+/// The rest of a state: the number of threads.
+const JOINED: usize = OPEN - 1;
+
+// SAFETY: the caller that has claimed a place writes its task before it opens it, and while it is open all only read it.
+unsafe impl Sync for Place {}
 
 /// A number on a cache line of its own, such as how many indices of a share are taken.
 #[derive(Default)]
@@ -191,10 +200,11 @@ impl Pool {
 
     fn new(threads: usize) -> Self {
         Self {
-            slot: Mutex::default(),
             places: std::array::from_fn(|_| Place::new(threads)),
-            published: Condvar::new(),
             generation: Share::default(),
+            sleeping: AtomicUsize::new(0),
+            falling_asleep: Mutex::default(),
+            published: Condvar::new(),
             forks: FORKS.load(Ordering::Acquire),
         }
     }
@@ -212,35 +222,21 @@ impl Pool {
     }
 
     fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
-        // SAFETY: only the lifetime changes. Threads get the task from the slot alone, which `Region` empties, and it waits for
-        // those that got it, before this function returns or unwinds.
-        let borrowed = unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
-        };
-        let mut slot = self.lock();
-        // A region that is closed already may still have threads that take from its shares.
-        let is_free = |(task, place): (&Option<Task>, &Place)| {
-            task.is_none() && place.active.load(Ordering::Acquire) == 0
-        };
-        let Some(index) = slot.tasks.iter().zip(&self.places).position(is_free) else {
-            drop(slot);
+        let Some(place) = self.places.iter().find(|place| place.claim()) else {
             let _inside = Inside::enter();
             (0..count).for_each(work);
             return;
         };
-        let place = &self.places[index];
+        // SAFETY: only the lifetime changes. Threads get the task from the place alone, which `Region` closes, and it waits for
+        // those that got it, before this function returns or unwinds.
+        let borrowed = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
+        };
         let panic = Panic::default();
         let task = Task { work: borrowed, count, panic: &raw const panic };
-        place.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
-        place.count.store(count, Ordering::Relaxed);
-        slot.tasks[index] = Some(task);
-        self.generation.0.fetch_add(1, Ordering::Release);
-        // No more than there is work for, besides the caller.
-        for _ in 0..slot.sleeping.min(count.saturating_sub(1)) {
-            self.published.notify_one();
-        }
-        drop(slot);
-        let region = Region { pool: self, index };
+        place.open(task);
+        let region = Region { pool: self, place };
+        self.wake(count.saturating_sub(1));
         let inside = Inside::enter();
         // SAFETY: this function has not returned.
         unsafe { place.work(task, 0) };
@@ -248,6 +244,18 @@ impl Pool {
         drop(region);
         if let Some(panic) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
+        }
+    }
+
+    /// Lets idle threads look for work, and wakes no more of those that sleep than there is work for.
+    fn wake(&self, most: usize) {
+        self.generation.0.fetch_add(1, Ordering::SeqCst);
+        if self.sleeping.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let _falling_asleep = self.lock();
+        for _ in 0..self.sleeping.load(Ordering::Relaxed).min(most) {
+            self.published.notify_one();
         }
     }
 
@@ -267,7 +275,7 @@ impl Pool {
                     let first = unsafe { &*task.panic };
                     first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
                 }
-                place.active.fetch_sub(1, Ordering::Release);
+                place.state.fetch_sub(1, Ordering::Release);
                 if !self.is_of_this_process() {
                     // The work forked, and this is the only thread of the new process: no more work will ever come.
                     return;
@@ -276,19 +284,10 @@ impl Pool {
         }
     }
 
-    /// A task with work left, of which this thread is counted as active; `None` if there is none.
+    /// A task with work left, as one of whose threads this one is counted; `None` if there is none.
     fn joined(&self) -> Option<(&Place, Task)> {
-        for (index, place) in self.places.iter().enumerate() {
-            if place.has_work() {
-                let slot = self.lock();
-                if let Some(task) = slot.tasks[index] {
-                    // Counted under the lock, so the caller cannot miss it when it has emptied the slot.
-                    place.active.fetch_add(1, Ordering::Relaxed);
-                    return Some((place, task));
-                }
-            }
-        }
-        None
+        let joined = |place: &'_ Place| place.has_work().then(|| place.join()).flatten();
+        self.places.iter().find_map(|place| Some((place, joined(place)?)))
     }
 
     fn wait_for_task_after(&self, seen: usize) {
@@ -301,16 +300,16 @@ impl Pool {
                 std::hint::spin_loop();
             }
         }
-        let mut slot = self.lock();
-        slot.sleeping += 1;
-        while self.generation.0.load(Ordering::Acquire) == seen {
-            slot = self.published.wait(slot).unwrap_or_else(PoisonError::into_inner);
+        let mut falling_asleep = self.lock();
+        self.sleeping.fetch_add(1, Ordering::SeqCst);
+        while self.generation.0.load(Ordering::SeqCst) == seen {
+            falling_asleep = self.published.wait(falling_asleep).unwrap_or_else(PoisonError::into_inner);
         }
-        slot.sleeping -= 1;
+        self.sleeping.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.falling_asleep.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -319,8 +318,38 @@ impl Place {
         Self {
             shares: (0..=threads).map(|_| Share::default()).collect(),
             count: AtomicUsize::new(0),
-            active: AtomicUsize::new(0),
+            task: UnsafeCell::new(None),
+            state: AtomicUsize::new(0),
         }
+    }
+
+    /// Whether the place was free and is the caller's now. A thread that comes too late for the last task may still be leaving.
+    fn claim(&self) -> bool {
+        self.state.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Lets threads join a task at this place, which is claimed.
+    fn open(&self, task: Task) {
+        self.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
+        self.count.store(task.count, Ordering::Relaxed);
+        // SAFETY: the place is the caller's and closed, so no other thread reads or writes the task.
+        unsafe { *self.task.get() = Some(task) };
+        self.state.fetch_add(OPEN, Ordering::Release);
+    }
+
+    /// The task, if it is open and has fewer threads than indices: the caller then waits until this thread is no longer counted.
+    fn join(&self) -> Option<Task> {
+        // Looking first leaves the number to those who change it.
+        let state = self.state.load(Ordering::Relaxed);
+        if state & OPEN == 0 || (state & JOINED) + 1 >= self.count.load(Ordering::Relaxed) {
+            return None;
+        }
+        if self.state.fetch_add(1, Ordering::Acquire) & OPEN == 0 {
+            self.state.fetch_sub(1, Ordering::Release);
+            return None;
+        }
+        // SAFETY: it was written before the place was opened, and is not written again before all that joined have left.
+        unsafe { *self.task.get() }
     }
 
     /// The indices below `count` that belong to a share.
@@ -374,25 +403,25 @@ impl Drop for Inside {
 /// A published task; dropping it, in a panic too, closes it to further threads and waits for those that joined.
 struct Region<'a> {
     pool: &'a Pool,
-    index: usize,
+    place: &'a Place,
 }
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        let Self { pool, index } = *self;
+        let Self { pool, place } = *self;
         if !pool.is_of_this_process() {
             // The work forked: what other threads had begun will never be done here.
             assert!(panicking(), "a process was forked inside of a computation, which cannot end in it");
             return;
         }
-        let place = &pool.places[index];
         place.count.store(0, Ordering::Relaxed);
-        pool.lock().tasks[index] = None;
+        place.state.fetch_sub(OPEN, Ordering::Relaxed);
         let mut spins = 0;
-        while place.active.load(Ordering::Acquire) > 0 {
+        while place.state.load(Ordering::Acquire) & JOINED > 0 {
             spins += 1;
             if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { yield_now() }
         }
+        place.state.fetch_sub(CLAIMED, Ordering::Release);
     }
 }
 
