@@ -7,6 +7,7 @@ Steps, each with a time limit of its own; one that fails or hangs costs the othe
   parity       the tests of layers, models, caches and greedy text on the device, in f32, f16 and bf16
   texts        greedy text and log-probabilities beside transformers, on random weights of every preset up to XL, which
                transformers makes here under seed 0, and on the trained model of the repository
+  commands     sampling, beams, grammars, drafts, scoring, looking inside and a server of the built-in model, in f32 beside the CPU
   training     losses of whole trainings beside the CPU's and PyTorch's; the speed of a step beside PyTorch's, in f32, and in bf16 with
                weights in f32 (bench/training.py)
   speed        tokens per second beside PyTorch, eager and compiled (bench/cuda.py), and of the largest preset if time is left
@@ -18,9 +19,11 @@ the whole output of what failed. Exit code 1 if a step failed.
 """
 
 import argparse
+import concurrent.futures
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -28,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 # Of `bench`, beside this file.
@@ -46,6 +50,29 @@ TRAINING_TESTS = {("training", "devices"): ("f32",), ("training", "pytorch"): ("
 TOLERANCES = {"f32": 1e-3, "f16": 2e-2, "bf16": 4e-2}
 # Width, blocks, heads.
 PRESETS = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16), "gpt2-large": (1280, 36, 20), "gpt2-xl": (1600, 48, 25)}
+# What the built-in model is told to do on both devices; PAIRS is a file with prompts of two kinds, GRAMMAR one with a rule.
+TWO_TEXTS = "--clean 'Mia and Tom went to the park, Tom gave a ball to' --corrupt 'Mia and Tom went to the park, Mia gave a ball to' " \
+    "--answer ' Mia' --against ' Tom' --json"
+COMMANDS = (
+    "generate 'One day' --seed 7 --top-p 0.9 --temperature 0.8",
+    "generate 'One day' --seed 3 --num-return-sequences 3",
+    "generate 'One day' --num-beams 4",
+    "generate 'One day' --penalty-alpha 0.6 --top-k 4",
+    "generate 'One day' --greedy --slide --max-new-tokens 300",
+    "generate 'One day' --greedy --assistant-model built-in",
+    "generate 'One day' --seed 1 --grammar GRAMMAR",
+    "score 'One day, Mia had a red ball.' --json",
+    *(f"look {what} 'One day, Mia had a red ball.' --json" for what in ("attention", "lens", "attribute", "ablate", "saliency", "graph")),
+    "look heads --json",
+    f"look patch {TWO_TEXTS}",
+    f"look estimate {TWO_TEXTS}",
+    f"look path --to final {TWO_TEXTS}",
+    "look circuit --data PAIRS --json",
+)
+# Of numbers that these print, times the number where that is above 1; ids and words are equal.
+PRINTED_TOLERANCE = 1e-4
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+REQUESTS, PORT = 16, 18077
 TRAINED = "stories"
 SCORED_TOKENS = 200
 
@@ -369,6 +396,51 @@ def compared(ours, theirs, tolerance):
     return "equal" if ours else "no ids"
 
 
+def commands(run):
+    program = HERE / "bin" / "gpt2"
+    files = {"GRAMMAR": run.folder / "grammar.lark", "PAIRS": run.folder / "pairs.jsonl"}
+    files["GRAMMAR"].write_text("start: /[a-z ]+/\n")
+    run.call([program, "look", "data", "ioi", "--count", "20", "--out", files["PAIRS"]])
+    differing, largest = [], 0.0
+    for line in COMMANDS:
+        command = [program, *(str(files.get(word, word)) for word in shlex.split(line)), "--dtype", "f32", "--device"]
+        on_cpu, on_device = (run.call([*command, device]) for device in ("cpu", run.device))
+        if NUMBER.split(on_cpu) != NUMBER.split(on_device):
+            differing.append(f"{line}: other words")
+            continue
+        numbers = (map(float, NUMBER.findall(output)) for output in (on_cpu, on_device))
+        distance = max((abs(a - b) / max(1.0, abs(a)) for a, b in zip(*numbers)), default=0.0)
+        largest = max(largest, distance)
+        if distance > PRINTED_TOLERANCE:
+            differing.append(f"{line}: numbers differ by {distance:.1e}")
+    if served(run, program, "cpu") != served(run, program, run.device):
+        differing.append("serve: other texts")
+    if differing:
+        raise Failed("; ".join(differing))
+    summary = f"{len(COMMANDS)} commands and {REQUESTS} requests at once are equal, numbers within {largest:.0e}"
+    return {"largest_difference": largest, "summary": summary}
+
+
+def served(run, program, device):
+    """The texts that a server gives to requests that come at the same time, each with a seed of its own."""
+
+    def ask(seed):
+        body = {"prompt": ("One day", "Tom saw")[seed % 2], "max_tokens": 48, "seed": seed, "temperature": 0.8}
+        request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        return json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["text"]
+
+    server = run.start([program, "serve", "--device", device, "--dtype", "f32", "--port", PORT], run.folder / f"serve-{device}.txt")
+    try:
+        while run.left() > 0 and run.outcome([program, "serve", "--check", "--port", PORT])[0]:
+            time.sleep(0.2)
+        with concurrent.futures.ThreadPoolExecutor(REQUESTS) as threads:
+            return list(threads.map(ask, range(REQUESTS)))
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
 def speed(run, name, options):
     if not run.has_torch:
         raise Skipped("there is no PyTorch")
@@ -415,7 +487,7 @@ def main():
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("report"))
     parser.add_argument("--limit", type=float, default=530, help="seconds for everything")
-    parser.add_argument("--only", type=lambda names: names.split(","), help="environment, parity, texts, training, speed")
+    parser.add_argument("--only", type=lambda names: names.split(","), help="environment, parity, commands, texts, training, speed")
     parser.add_argument("--references", type=pathlib.Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.references:
@@ -448,6 +520,7 @@ def steps(run):
         warm_compiler(run)
     for dtype in DTYPES if run.device.startswith("cuda") else ("f32",):
         run.step(f"parity {dtype}", 75, parity, run, dtype, TESTS, 45)
+    run.step("commands", 90, commands, run)
     run.step("training losses", 90, parity, run, "f32", TRAINING_TESTS, 75)
     # The trained model comes last from transformers, and costs nothing.
     for name in [*run.scale.presets, TRAINED]:
