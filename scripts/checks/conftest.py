@@ -34,6 +34,7 @@ def pytest_addoption(parser):
     for name, (kind, default, told) in OPTIONS.items():
         parser.addoption(f"--{name}", type=kind, default=default, help=f"{told} [default: {default}]")
     parser.addoption("--checkpoint", type=pathlib.Path, action="append", help="convert this one, in place of the repository's")
+    parser.addoption("--other", action="append", help="command of a program for another system, such as 'scripts/wine.sh gpt2.exe'")
     parser.addoption("--all-ways", action="store_true", help="ask the server in all sixteen ways, not in eight of them")
 
 

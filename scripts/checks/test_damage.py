@@ -1,0 +1,96 @@
+"""Broken checkpoints: the program refuses each with an exit code and a message, and programs for other systems say the same.
+
+usage: pytest scripts/checks -k damage --program FILE --other 'scripts/wine.sh gpt2.exe' --other 'qemu-aarch64 gpt2'
+"""
+
+import json
+import re
+import shlex
+import struct
+import subprocess
+
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+SECONDS = 60
+# What Wine says about itself.
+OF_WINE = re.compile(r"^([0-9a-f]{4}:|wine)")
+
+
+def safetensors(header, body):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def damages(folder):
+    """Names of damages, each with the files that it changes; `None` removes one."""
+    data, config = (folder / WEIGHTS).read_bytes(), json.loads((folder / CONFIG).read_text())
+    length = struct.unpack("<Q", data[:8])[0]
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    names = sorted(set(header) - {"__metadata__"})
+    first, last = names[0], names[-1]
+
+    def changed(**fields):
+        return safetensors({name: {**tensor, **fields} if name == first else tensor for name, tensor in header.items()}, body)
+
+    def without(name):
+        return safetensors({other: tensor for other, tensor in header.items() if other != name}, body)
+
+    weights = {
+        "empty": b"",
+        "five bytes": data[:5],
+        "cut in the header": data[:100],
+        "cut in the tensors": data[:-1000],
+        "half": data[: len(data) // 2],
+        "header of 2^60 bytes": struct.pack("<Q", 1 << 60) + data[8:],
+        "header of braces": data[:8] + b"{" * length + body,
+        "zeros": bytes(64),
+        "without a tensor": without(first),
+        "without another": without(last),
+        "other shape": changed(shape=[3, 3]),
+        "unknown type": changed(dtype="F99"),
+        "beyond the end": changed(data_offsets=[0, 1 << 50]),
+        "end before start": changed(data_offsets=[10, 5]),
+        "text": b"hello world",
+        "half a pickle": b"\x80\x04.",
+        "half an archive": b"PK\x03\x04" + bytes(100),
+        "GGUF of ones": b"GGUF\x03\0\0\0" + b"\xff" * 64,
+        "none": None,
+    }
+    configs = {"empty": b"", "half": b"{", "a list": b"[]", "none": None}
+    for key in ("n_embd", "n_head", "n_layer", "vocab_size", "n_positions"):
+        configs |= {f"{key} {value}": json.dumps({**config, key: value}).encode() for value in (0, -1, "x", 1 << 40)}
+    for key, value in (("activation_function", "nope"), ("model_type", "llama"), ("layer_norm_epsilon", -1)):
+        configs[f"{key} {value}"] = json.dumps({**config, key: value}).encode()
+    tokenizers = {"empty": b"", "no tokenizer": b"{}", "half": b"[1", "no text": b"\xff\xfe\0"}
+    for file, kinds in ((WEIGHTS, weights), (CONFIG, configs), (TOKENIZER, tokenizers)):
+        for name, content in kinds.items():
+            yield f"{file}, {name}", {file: content}
+    yield "all files", dict.fromkeys((WEIGHTS, CONFIG, TOKENIZER))
+
+
+def refusal(command, folder):
+    done = subprocess.run([*command, "generate", "One day", "--max-new-tokens", "2", "--offline", "--model", folder.name],
+                          capture_output=True, cwd=folder.parent, timeout=SECONDS)
+    lines = done.stderr.decode(errors="replace").replace("\r", "").replace("\\", "/").splitlines()
+    return done.returncode, [line for line in lines if not OF_WINE.match(line)]
+
+
+def test_damage_is_refused_everywhere_alike(program, request, tmp_path):
+    whole = tmp_path / "whole"
+    program("convert", "built-in", whole)
+    others = [shlex.split(command) for command in request.config.getoption("other") or []]
+    if not others:
+        print("no program of another system is compared: see --other")
+    count = 0
+    for name, files in damages(whole):
+        broken = tmp_path / f"broken-{count}"
+        broken.mkdir()
+        for file in whole.iterdir():
+            content = files.get(file.name, file.read_bytes())
+            if content is not None:
+                (broken / file.name).write_bytes(content)
+        code, lines = refusal([program.path], broken)
+        assert code in (1, 2) and lines and "panicked" not in str(lines), f"{name}: exit code {code}, {lines}"
+        for command in others:
+            assert refusal(command, broken) == (code, lines), f"{name}: {command[0]}"
+        count += 1
+    print(f"{count} damages")
