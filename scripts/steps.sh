@@ -35,8 +35,8 @@ checksum() { if has sha256sum; then sha256sum "$@"; else shasum -a 256 "$@"; fi;
 # Where cargo builds.
 build=${CARGO_TARGET_DIR:-$PWD/target}
 
-# set_flags TARGET FLAG…: no folder of this machine goes into what is built: sources, dependencies and the standard library have names of
-# their own.
+# set_flags TARGET FLAG…: rustc gets these flags, and no folder of this machine goes into what is built: sources, dependencies and the
+# standard library have names of their own.
 set_flags() {
   local target=$1 sysroot registry maps=("$build=/target" "$PWD=/gpt2")
   sysroot=$(rustc --print sysroot)
