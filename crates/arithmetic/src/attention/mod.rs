@@ -27,7 +27,7 @@ use on_part::{OnPart, PART_KEYS, PartScores, Results, finish, merge, result_len,
 pub use texts::text_attention;
 
 use crate::simd::{InstructionSet, Job, Simd};
-use crate::threads::{Part, Parts, computed_in_parts, thread_count};
+use crate::threads::{Part, Parts, computed_in_parts, of_size, thread_count};
 
 /// Queries of a piece of work: few enough that there is work for many threads, many enough to use the keys while they are near.
 const PIECE_QUERIES: usize = 48;
@@ -91,7 +91,12 @@ fn slot_attention_with(
     if visible.len() * q.heads * sizes.value_dim == 0 {
         return Vec::new();
     }
-    memory.with(Attend { q, sizes, slots, scale, visible, instructions, shares_keys: None })
+    let keys: usize = visible.iter().map(ExactSizeIterator::len).sum();
+    let products = keys * sizes.heads * (sizes.key_dim + sizes.value_dim);
+    // Keys and values of two bytes, as the caches have them mostly.
+    of_size(2 * products, products, || {
+        memory.with(Attend { q, sizes, slots, scale, visible, instructions, shares_keys: None })
+    })
 }
 
 /// Attention over a memory of any format.

@@ -14,7 +14,7 @@ use crate::epilogue::Epilogue;
 use crate::fetch::Ahead;
 use crate::simd::Sums;
 use crate::simd::{InstructionSet, Job, LANES, Simd, TileJob};
-use crate::threads::{Part, Parts, computed_in_parts};
+use crate::threads::{Part, Parts, computed_in_parts, of_size};
 use crate::tile::TileOutput;
 
 /// Panels of a part.
@@ -59,7 +59,9 @@ impl PackedMatrix {
             return Vec::new();
         }
         let sizes = Sizes { out_features, in_features, rows };
-        self.panels.with(Product { sizes, x, epilogue, instructions })
+        of_size(self.bytes(), rows * out_features * in_features, || {
+            self.panels.with(Product { sizes, x, epilogue, instructions })
+        })
     }
 }
 

@@ -5,7 +5,7 @@
 //! caller works too, and at the end waits only for threads that took part: one that the system has not let run yet is told
 //! that it comes too late. So a region on a busy machine costs no more than the caller's own time, where a barrier (candle's
 //! pool) waits for every thread each time, a thousand times a second. A thread joins by adding itself to a number: with a lock,
-//! sixteen would queue up for it in every region.
+//! sixteen would queue up for it in every region. Idle threads fall asleep, and only a region with much to do wakes them.
 //! Regions of several callers run at the same time: each has its own shares, and a thread that finds nothing more to do in one looks
 //! into the others. A region inside another one runs on its caller alone, so that nothing waits in a circle.
 //!
@@ -21,7 +21,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, available_parallelism, panicking, yield_now};
+use std::thread::{Builder, LocalKey, available_parallelism, panicking, yield_now};
 use std::time::{Duration, Instant};
 
 /// How long an idle thread looks for work before it sleeps: longer than the time between two regions.
@@ -31,12 +31,18 @@ const SPINS_BETWEEN_TIMES: usize = 64;
 /// How often the caller looks whether the others are done before it gives its processor away.
 const SPINS_BEFORE_YIELD: usize = 200;
 
+/// Bytes that a region reads, or products that it adds up, from which on sleeping threads are woken for it: less is done before they
+/// are there, since a system call and the way back to a processor take some ten microseconds.
+const WORTH_WAKING: [usize; 2] = [512 << 10, 1 << 20];
+
 /// Regions that threads can work at at the same time. Those of further callers run on their caller alone.
 const PLACES: usize = 8;
 
 thread_local! {
     /// Whether this thread is inside of a region.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// Whether what this thread computes now is over before a sleeping thread would be awake.
+    static IS_SHORT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Regions of this process so far.
@@ -97,6 +103,14 @@ pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
         return;
     }
     Pool::of_this_process(&POOL, thread_count() - 1).run(count, &work);
+}
+
+/// What `work` returns, which reads so many bytes and adds up so many products: if these are few, its regions are for threads that are
+/// awake. So a model of some megabytes runs on one thread, and a large one's small products are shared.
+pub(crate) fn of_size<R>(bytes: usize, products: usize, work: impl FnOnce() -> R) -> R {
+    let is_short = bytes < WORTH_WAKING[0] && products < WORTH_WAKING[1];
+    let _short = Within::enter(&IS_SHORT, is_short);
+    work()
 }
 
 /// Makes forks of this process known to [`FORKS`] in them.
@@ -223,7 +237,7 @@ impl Pool {
 
     fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let Some(place) = self.places.iter().find(|place| place.claim()) else {
-            let _inside = Inside::enter();
+            let _inside = Within::enter(&IS_INSIDE, true);
             (0..count).for_each(work);
             return;
         };
@@ -236,8 +250,8 @@ impl Pool {
         let task = Task { work: borrowed, count, panic: &raw const panic };
         place.open(task);
         let region = Region { pool: self, place };
-        self.wake(count.saturating_sub(1));
-        let inside = Inside::enter();
+        self.wake(if IS_SHORT.get() { 0 } else { count.saturating_sub(1) });
+        let inside = Within::enter(&IS_INSIDE, true);
         // SAFETY: this function has not returned.
         unsafe { place.work(task, 0) };
         drop(inside);
@@ -250,7 +264,7 @@ impl Pool {
     /// Lets idle threads look for work, and wakes no more of those that sleep than there is work for.
     fn wake(&self, most: usize) {
         self.generation.0.fetch_add(1, Ordering::SeqCst);
-        if self.sleeping.load(Ordering::SeqCst) == 0 {
+        if most == 0 || self.sleeping.load(Ordering::SeqCst) == 0 {
             return;
         }
         let _falling_asleep = self.lock();
@@ -261,7 +275,7 @@ impl Pool {
 
     /// What a thread does all its life; it begins with its own share.
     fn serve(&self, share: usize) {
-        let _inside = Inside::enter();
+        let _inside = Within::enter(&IS_INSIDE, true);
         let mut seen = 0;
         loop {
             self.wait_for_task_after(seen);
@@ -385,18 +399,18 @@ impl Place {
     }
 }
 
-/// A thread inside of a region, as long as this is there.
-struct Inside(bool);
+/// What a thread is within, as long as this is there.
+struct Within(&'static LocalKey<Cell<bool>>, bool);
 
-impl Inside {
-    fn enter() -> Self {
-        Self(IS_INSIDE.replace(true))
+impl Within {
+    fn enter(place: &'static LocalKey<Cell<bool>>, is_within: bool) -> Self {
+        Self(place, place.replace(is_within))
     }
 }
 
-impl Drop for Inside {
+impl Drop for Within {
     fn drop(&mut self) {
-        IS_INSIDE.set(self.0);
+        self.0.set(self.1);
     }
 }
 
@@ -427,7 +441,12 @@ impl Drop for Region<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+
+    /// How long a thread that was woken may take to arrive.
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     impl Pool {
         fn start(threads: usize) -> &'static Self {
@@ -451,6 +470,29 @@ mod tests {
             for region in 0..200 {
                 assert_eq!(calls(pool, region % 37), vec![1; region % 37]);
             }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
+    fn only_regions_with_much_to_do_wake_threads() {
+        let pool = Pool::start(2);
+        for (bytes, products, expected) in [(1000, 1000, 1), (1 << 20, 0, 2), (0, 1 << 20, 2)] {
+            while pool.sleeping.load(Ordering::SeqCst) < 2 {
+                yield_now();
+            }
+            let threads = Mutex::new(HashSet::new());
+            let start = Instant::now();
+            let all_are_there = || threads.lock().unwrap().len() == expected || start.elapsed() > PATIENCE;
+            of_size(bytes, products, || {
+                pool.run(2, &|_| {
+                    threads.lock().unwrap().insert(std::thread::current().id());
+                    while !all_are_there() {
+                        yield_now();
+                    }
+                });
+            });
+            assert_eq!(threads.into_inner().unwrap().len(), expected, "{bytes} bytes, {products} products");
         }
     }
 
