@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/steps.sh
-most_megabytes=15
+most_megabytes=20
 
 targets=() folder=target/wheels
 host=$(rustc -vV | sed -n 's/^host: //p')
@@ -32,8 +32,8 @@ plan() {
     return
   fi
   case $target in
-    # Of 2014: older than which no system has an interpreter from 3.11 on.
-    *-linux-gnu) tag=manylinux_2_17_$processor.manylinux2014_$processor options=(--zig --compatibility manylinux2014) ;;
+    # Of 2014: older than which no system has an interpreter from 3.11 on. Maturin also names it manylinux2014, before or after this.
+    *-linux-gnu) tag="*manylinux_2_17_$processor*" options=(--zig --compatibility manylinux2014) ;;
     *-linux-musl) tag=musllinux_1_2_$processor options=(--zig --compatibility musllinux_1_2) ;;
     *-windows-*) tag=win_amd64 module=_native.pyd options=(--compatibility pypi) ;;
     *-apple-darwin) tag='macosx_*' options=(--compatibility pypi) ;;
