@@ -135,13 +135,13 @@ impl KvCache {
         self.slots.iter().map(TakenSlot::place).collect()
     }
 
-    /// Counts the token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
+    /// Counts the tokens of each row that a pass at positions in memory has written ([`Pass::at`](crate::Pass::at)).
     ///
     /// # Errors
     /// When a row would pass its room; the cache is then unchanged.
-    pub fn advance(&mut self) -> Result<()> {
-        self.expect_room(1)?;
-        self.lengths.iter_mut().for_each(|length| *length += 1);
+    pub fn advance(&mut self, tokens: usize) -> Result<()> {
+        self.expect_room(tokens)?;
+        self.lengths.iter_mut().for_each(|length| *length += tokens);
         Ok(())
     }
 

@@ -94,10 +94,10 @@ pub enum AttentionError {
         /// Keys that were given.
         keys: usize,
     },
-    /// A pass after lengths in memory ([`Pass::after`](crate::Pass::after)) is something else than causal inference with a
+    /// A pass at positions in memory ([`Pass::at`](crate::Pass::at)) is something else than causal inference with a
     /// cache.
     #[error(
-        "attention: a step after lengths in memory needs a fused projection, a cache with adjacent rows, the causal mask, no dropout and no observer"
+        "attention: a step at positions in memory needs a fused projection, a cache with adjacent rows, the causal mask, no dropout and no observer"
     )]
     NotAStep,
     /// A row to be copied does not exist.

@@ -261,7 +261,7 @@ impl MultiHeadAttention {
     }
 
     /// Outputs of the heads side by side: the input of the output projection, `(B, T, H · D)`. A recorded step of a GPU
-    /// reads the lengths of the cache there ([`Placement::OnDevice`]).
+    /// reads the positions of its tokens there ([`Placement::OnDevice`]).
     fn attend(
         &self,
         x: &Tensor,
@@ -274,14 +274,14 @@ impl MultiHeadAttention {
             return Err(AttentionError::CacheWithMemory.into());
         }
         let placement = pass.placement().clone();
-        if let Placement::OnDevice(lengths) = &placement {
+        if let Placement::OnDevice(positions) = &placement {
             let (QkvProjection::Fused(layer), Some(cache), AttentionMask::Causal, true) =
                 (&self.projection, cache, mask, pass.is_inference())
             else {
                 return Err(AttentionError::NotAStep.into());
             };
             cache.expect(x.dim(BATCH_DIM)?, self.num_heads, self.head_dim)?;
-            return step_attention(layer, x, cache.memory(), &cache.slots(), self.attention.scale, lengths);
+            return step_attention(layer, x, cache.memory(), &cache.slots(), self.attention.scale, positions);
         }
         let mut projections = match memory {
             Some(AttentionMemory(memory)) => self.projection.over(x, memory)?,

@@ -123,7 +123,7 @@ pub enum Placement {
     AfterCache,
     /// Rows of these lengths one after the other in one text, see [`Pass::of_rows`].
     Rows(Arc<[usize]>),
-    /// One token for each row, at the position that this tensor of the device holds, see [`Pass::after`].
+    /// At the positions that this tensor of the device holds, see [`Pass::at`].
     OnDevice(Tensor),
 }
 
@@ -150,13 +150,13 @@ impl<'a> Pass<'a> {
         self
     }
 
-    /// The same pass as a step of one new token for each row, whose caches hold `lengths` `(B)` tokens of u32. Their numbers
-    /// are read from the device's memory wherever they count, so that a recording of the step serves all steps; each must be
-    /// below the capacity of the cache and the model's number of positions, and the ids of the step, which are not read back from
-    /// a GPU either, below the size of the vocabulary. The lengths of the caches themselves stay
-    /// as they are: [`KvCache::advance`](crate::KvCache::advance).
-    pub fn after(mut self, lengths: Tensor) -> Self {
-        self.call.placement = Placement::OnDevice(lengths);
+    /// The same pass as a step of a few new tokens of each row at `positions` `(B, T)` of u32: those of a row follow each other and
+    /// what its cache holds. They are read from the device's memory wherever they count, so that a recording of the step serves all
+    /// steps; each must be below the capacity of the cache and the model's number of positions, and the ids of the step, which are
+    /// not read back from a GPU either, below the size of the vocabulary. The lengths of the caches themselves stay as they are:
+    /// [`KvCache::advance`](crate::KvCache::advance).
+    pub fn at(mut self, positions: Tensor) -> Self {
+        self.call.placement = Placement::OnDevice(positions);
         self
     }
 

@@ -334,12 +334,12 @@ impl Gpt2Cache {
         self.slots().iter().map(|slot| slot.capacity).min().unwrap_or(0)
     }
 
-    /// Counts a token of each row that a pass after lengths in memory has written ([`Pass::after`](crate::Pass::after)).
+    /// Counts the tokens of each row that a pass at positions in memory has written ([`Pass::at`](crate::Pass::at)).
     ///
     /// # Errors
     /// When a row would pass the capacity; the cache is then unchanged.
-    pub fn advance(&mut self) -> Result<()> {
-        self.in_each_layer(KvCache::advance)
+    pub fn advance(&mut self, tokens: usize) -> Result<()> {
+        self.in_each_layer(|layer| layer.advance(tokens))
     }
 
     /// Computes with a cache, which after an error holds what it held before.
@@ -454,7 +454,7 @@ mod tests {
             ("take", rows.take(0).map(drop)),
             ("swap_remove", rows.swap_remove(0)),
             ("reorder", rows.reorder(&[0], |_, _| 0)),
-            ("advance", rows.advance()),
+            ("advance", rows.advance(1)),
             ("be inserted", pool.empty_cache().insert(0, rows)),
         ] {
             let refusal = refused.unwrap_err().to_string();

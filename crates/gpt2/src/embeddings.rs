@@ -1,7 +1,7 @@
 //! What enters the first block: `x = wte[ids] + wpe[positions]`.
 //!
-//! The positions follow from the placement of the tokens: after what the cache holds, in rows of one text, or after lengths that
-//! only the device knows.
+//! The positions follow from the placement of the tokens: after what the cache holds, in rows of one text, or where only the device
+//! knows.
 
 use std::iter::repeat;
 
@@ -32,7 +32,7 @@ enum Positions {
     FromEach(Vec<usize>),
     /// These, `(1, T)`.
     Listed(Tensor),
-    /// One for each row of the batch, `(B)`, in the device's memory.
+    /// `(B, T)`, in the device's memory.
     OnDevice(Tensor),
 }
 
@@ -76,7 +76,9 @@ impl Embeddings {
             Positions::Listed(positions) => {
                 add(x, &Linear::new(self.wpe.clone(), None)?.embedding_on_device(&positions)?)
             }
-            Positions::OnDevice(positions) => x + self.wpe.embedding(&positions)?.unsqueeze(TOKEN_DIM)?,
+            Positions::OnDevice(positions) => {
+                x + self.wpe.embedding(&positions.flatten_all()?)?.reshape(x.shape())?
+            }
         }
     }
 
@@ -103,7 +105,7 @@ impl Embeddings {
         }
         expect_room(past.saturating_add(offset), tokens, n_positions)?;
         Ok(match placement {
-            Placement::OnDevice(lengths) => Positions::OnDevice(lengths.clone()),
+            Placement::OnDevice(positions) => Positions::OnDevice(positions.clone()),
             _ if past_lengths.iter().all(|length| *length == past) => Positions::From(past + offset),
             _ => Positions::FromEach(past_lengths.iter().map(|past| past + offset).collect()),
         })

@@ -1,19 +1,19 @@
-//! Steps of one token on NVIDIA GPUs, recorded once for each cache and then replayed.
+//! Steps of one or a few tokens on NVIDIA GPUs, recorded once for each cache and number of tokens, and then replayed.
 //!
 //! A step starts about a hundred kernels, most of which do less than it takes to start them. A recording starts them all
 //! in one call, each with the arguments of the step that was recorded. So what changes from step to step lies in the GPU's
-//! memory, at the same place for all of them: the ids, the lengths of the rows, the logits.
+//! memory, at the same place for all of them: the ids, their positions, the logits.
 
 #![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
 
 use std::mem;
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2_attention::Placement;
 use candle_gpt2_kernels::{Recording, expect_ids, prepared, using};
 
-use crate::steps::{StepMemory, StepRecorder, Steps};
+use crate::steps::{Step, StepMemory, StepRecorder};
 use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 
 /// Steps of a cache that are computed like any other pass: the caches of a beam search mostly live no longer, and would be
@@ -21,14 +21,14 @@ use crate::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
 const UNRECORDED_STEPS: usize = 2;
 
 impl StepMemory {
-    fn set(&self, ids: &Tensor, lengths: &Tensor) -> Result<()> {
+    fn set(&self, ids: &Tensor, positions: &Tensor) -> Result<()> {
         self.ids.slice_set(&ids.contiguous()?, 0, 0)?;
-        self.lengths.slice_set(lengths, 0, 0)
+        self.positions.slice_set(positions, 0, 0)
     }
 }
 
 impl StepRecorder {
-    /// The logits `(B, 1, V)` of a step of one token for each row; `None` if it is none, or cannot be recorded.
+    /// The logits `(B, T, V)` of a step of a few tokens for each row; `None` if it is none, or cannot be recorded.
     pub(crate) fn step(
         &self,
         model: &Gpt2LMHeadModel,
@@ -40,32 +40,32 @@ impl StepRecorder {
         if !ids.device().is_cuda() || !is_step(model, ids, logits_for, cache, pass) {
             return Ok(None);
         }
-        match &mut cache.steps {
-            Steps::Never(_) => return Ok(None),
-            Steps::Counted(steps) if *steps < UNRECORDED_STEPS => {
+        let tokens = ids.dim(D::Minus1)?;
+        let step = match cache.steps.of(tokens) {
+            None | Some(Step::Never(_)) => return Ok(None),
+            Some(Step::Counted(steps)) if *steps < UNRECORDED_STEPS => {
                 *steps += 1;
                 return Ok(None);
             }
-            _ => {}
-        }
-        using(ids.device(), || expect_ids(ids, model.config().vocab_size))?;
-        let steps = mem::take(&mut cache.steps);
-        match self.next(model, ids, cache, steps) {
-            Ok((logits, steps)) => {
-                cache.steps = steps;
-                if logits.is_some() {
-                    cache.advance()?;
-                }
-                Ok(logits)
-            }
-            Err(_) if candle_gpt2_kernels::is_interrupted() => Ok(None),
-            // The same step is then computed like any other pass, which returns what is wrong with it, if anything is.
+            Some(step) => mem::take(step),
+        };
+        let known = using(ids.device(), || expect_ids(ids, model.config().vocab_size));
+        let (logits, step) = match known.and_then(|()| self.next(model, ids, cache, step)) {
+            Ok(computed) => computed,
+            Err(_) if candle_gpt2_kernels::is_interrupted() => return Ok(None),
+            // The same step is then computed like any other pass, which returns what is wrong with it, if anything is. After the
+            // first line may be a backtrace.
             Err(error) => {
-                // After the first line may be a backtrace.
-                cache.steps = Steps::Never(error.to_string().lines().next().unwrap_or_default().to_owned());
-                Ok(None)
+                (None, Step::Never(error.to_string().lines().next().unwrap_or_default().to_owned()))
             }
+        };
+        if let Some(place) = cache.steps.of(tokens) {
+            *place = step;
         }
+        if logits.is_some() {
+            cache.advance(tokens)?;
+        }
+        Ok(logits)
     }
 
     /// The logits of a step, and the state after it; no logits if it was to be recorded, while other threads use the device. The
@@ -75,33 +75,35 @@ impl StepRecorder {
         model: &Gpt2LMHeadModel,
         ids: &Tensor,
         cache: &mut Gpt2Cache,
-        steps: Steps,
-    ) -> Result<(Option<Tensor>, Steps)> {
+        step: Step,
+    ) -> Result<(Option<Tensor>, Step)> {
         let device = ids.device();
-        let counted = |length: &usize| u32::try_from(*length).map_err(candle_core::Error::wrap);
-        let lengths = cache.lengths().iter().map(counted).collect::<Result<Vec<_>>>()?;
-        let lengths = using(device, || Tensor::from_vec(lengths, cache.lengths().len(), device))?;
+        let (rows, tokens) = ids.dims2()?;
+        let counted = |position: usize| u32::try_from(position).map_err(candle_core::Error::wrap);
+        let places = cache.lengths().iter().flat_map(|length| *length..length + tokens);
+        let positions = places.map(counted).collect::<Result<Vec<_>>>()?;
+        let positions = using(device, || Tensor::from_vec(positions, (rows, tokens), device))?;
         let is_ours = |memory: &StepMemory| Arc::ptr_eq(&memory.model, &self.model);
-        let (mut recording, memory) = match steps {
-            Steps::Recorded(recording, memory) if is_ours(&memory) => (recording, memory),
-            Steps::Prepared(memory) if is_ours(&memory) => {
+        let (mut recording, memory) = match step {
+            Step::Recorded(recording, memory) if is_ours(&memory) => (recording, memory),
+            Step::Prepared(memory) if is_ours(&memory) => {
                 let step = || {
-                    let logits = compute(model, &memory.ids, &memory.lengths, cache)?;
+                    let logits = compute(model, &memory.ids, &memory.positions, cache)?;
                     memory.logits.slice_set(&logits, 0, 0)
                 };
                 // SAFETY: it is replayed by models with this mark only, which hold the weights, and with this cache only, which
                 // holds the layers and this memory; a step uploads shapes and strides, and nothing leaves the closure.
                 match unsafe { Recording::of(device, step)? } {
                     Some(recording) => (recording, memory),
-                    None => return Ok((None, Steps::Prepared(memory))),
+                    None => return Ok((None, Step::Prepared(memory))),
                 }
             }
-            _ => return using(device, || self.prepare(model, ids, lengths, cache)),
+            _ => return using(device, || self.prepare(model, ids, positions, cache)),
         };
         using(device, || {
-            memory.set(ids, &lengths)?;
+            memory.set(ids, &positions)?;
             recording.replay()?;
-            Ok((Some(memory.logits.copy()?), Steps::Recorded(recording, memory)))
+            Ok((Some(memory.logits.copy()?), Step::Recorded(recording, memory)))
         })
     }
 
@@ -110,24 +112,24 @@ impl StepRecorder {
         &self,
         model: &Gpt2LMHeadModel,
         ids: &Tensor,
-        lengths: Tensor,
+        positions: Tensor,
         cache: &mut Gpt2Cache,
-    ) -> Result<(Option<Tensor>, Steps)> {
+    ) -> Result<(Option<Tensor>, Step)> {
         let ids = ids.contiguous()?.copy()?;
-        let logits = prepared(ids.device(), || compute(model, &ids, &lengths, cache))?;
+        let logits = prepared(ids.device(), || compute(model, &ids, &positions, cache))?;
         if logits.track_op() {
             candle_core::bail!("a recording has no gradients, and some weights want theirs");
         }
         let memory =
-            StepMemory { ids, lengths, logits: logits.zeros_like()?, model: Arc::clone(&self.model) };
+            StepMemory { ids, positions, logits: logits.zeros_like()?, model: Arc::clone(&self.model) };
         // As the recording will: every kernel of it has then run once.
         memory.logits.slice_set(&logits, 0, 0)?;
-        Ok((Some(logits), Steps::Prepared(memory)))
+        Ok((Some(logits), Step::Prepared(memory)))
     }
 }
 
-/// Whether a pass is what a recording does: inference of one token after those of each row, whose logits are wanted, in the types of
-/// the model.
+/// Whether a pass is what a recording does: inference of as many tokens after those of each row, whose logits are all wanted, in the
+/// types of the model.
 fn is_step(
     model: &Gpt2LMHeadModel,
     ids: &Tensor,
@@ -135,13 +137,16 @@ fn is_step(
     cache: &Gpt2Cache,
     pass: &Pass,
 ) -> bool {
-    let wants_the_token = match logits_for {
-        LogitsFor::EveryToken | LogitsFor::LastToken => true,
-        LogitsFor::Tokens { first, count } => (first, count) == (0, 1),
+    let Ok((rows, tokens)) = ids.dims2() else { return false };
+    let wants_all = match logits_for {
+        LogitsFor::EveryToken => true,
+        LogitsFor::LastToken => tokens == 1,
+        LogitsFor::Tokens { first, count } => (first, count) == (0, tokens),
     };
-    wants_the_token
+    let end = cache.capacity().min(model.config().n_positions);
+    wants_all
         && ids.dtype() == DType::U32
-        && ids.dims() == [cache.lengths().len(), 1]
+        && rows == cache.lengths().len()
         && pass.is_inference()
         && matches!(pass.placement(), Placement::AfterCache)
         && pass.first_position() == 0
@@ -152,21 +157,27 @@ fn is_step(
         && !model.has_encoder_states()
         && cache.expect_whole().is_ok()
         && cache.layer_count() == model.config().n_layer
-        && cache.lengths().iter().all(|length| *length < cache.capacity().min(model.config().n_positions))
+        && cache.lengths().iter().all(|length| length + tokens <= end)
 }
 
-/// The logits of a step whose lengths are read from the GPU's memory.
-fn compute(model: &Gpt2LMHeadModel, ids: &Tensor, lengths: &Tensor, cache: &mut Gpt2Cache) -> Result<Tensor> {
-    let pass = &mut Pass::inference().after(lengths.clone());
+/// The logits of a step whose positions are read from the GPU's memory.
+fn compute(
+    model: &Gpt2LMHeadModel,
+    ids: &Tensor,
+    positions: &Tensor,
+    cache: &mut Gpt2Cache,
+) -> Result<Tensor> {
+    let pass = &mut Pass::inference().at(positions.clone());
     let hidden_states = model.transformer().forward_with(ids, Some(cache), pass)?;
-    model.head(&hidden_states, LogitsFor::LastToken)
+    model.head(&hidden_states, LogitsFor::EveryToken)
 }
 
 impl Gpt2LMHeadModel {
-    /// The same model, which on NVIDIA GPUs records a step of one token for each row and replays it for the following ones.
+    /// The same model, which on NVIDIA GPUs records a step of one token for each row and replays it for the following ones; so it does
+    /// with passes over two to eight tokens of each row whose logits are all wanted, as drafts need them.
     ///
-    /// The fourth step with a cache is recorded, and all others after it take one call to start, which is most of their time
-    /// otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
+    /// The fourth step of so many tokens with a cache is recorded, and all others after it take one call to start, which is most of
+    /// their time otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
     /// 256, with keys and values of another type than the activations, if gradients are wanted, and on devices that
     /// [`candle_gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
     ///
@@ -180,16 +191,16 @@ impl Gpt2LMHeadModel {
 }
 
 impl Gpt2Cache {
-    /// Whether steps with this cache are replayed, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None` before it is known, and
+    /// Whether steps of one token with this cache are replayed, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None` before it is known, and
     /// if it is not asked for.
     ///
     /// # Errors
     /// Why they cannot be recorded.
     pub fn recording(&self) -> Option<std::result::Result<(), &str>> {
-        match &self.steps {
-            Steps::Counted(_) | Steps::Prepared(_) => None,
-            Steps::Recorded(..) => Some(Ok(())),
-            Steps::Never(reason) => Some(Err(reason)),
+        match self.steps.of_one_token() {
+            Step::Counted(_) | Step::Prepared(_) => None,
+            Step::Recorded(..) => Some(Ok(())),
+            Step::Never(reason) => Some(Err(reason)),
         }
     }
 }
@@ -228,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_plain_step_of_one_token_is_recorded() {
+    fn only_plain_steps_that_give_all_their_logits_are_recorded() {
         let (model, cpu) = (model(), Device::Cpu);
         let ids = |rows, tokens| Tensor::zeros((rows, tokens), DType::U32, &cpu).unwrap();
         let mut cache = model.new_cache(2, 4).unwrap();
@@ -255,10 +266,18 @@ mod tests {
         }
         assert!(!of(Pass::inference().stopping_at(1)), "hidden states are no logits");
         assert!(!of(Pass::inference().of_rows([1, 1].into())), "rows in one text");
-        assert!(!of(Pass::inference().after(Tensor::zeros(2, DType::U32, &cpu).unwrap())));
+        assert!(!of(Pass::inference().at(Tensor::zeros((2, 1), DType::U32, &cpu).unwrap())));
         assert!(!of(Pass::inference().attending_to(Tensor::zeros((1, 3, 6), DType::F32, &cpu).unwrap())));
         assert!(!of(Pass::inference().observed_by(&mut Looks)));
         assert!(!of(Pass::training(&mut candle_gpt2_kernels::RandomStream::new(1))));
+        for tokens in 2..=4 {
+            let (step, pass) = (ids(2, tokens), Pass::inference);
+            assert!(is(&step, LogitsFor::EveryToken, &cache, pass()), "{tokens}");
+            assert!(is(&step, LogitsFor::Tokens { first: 0, count: tokens }, &cache, pass()), "{tokens}");
+            assert!(!is(&step, LogitsFor::LastToken, &cache, pass()), "{tokens}");
+            assert!(!is(&step, LogitsFor::Tokens { first: 1, count: tokens - 1 }, &cache, pass()));
+        }
+        assert!(!is(&ids(2, 5), LogitsFor::EveryToken, &cache, Pass::inference()), "there is room for four");
         for other in [ids(2, 2), ids(1, 1), ids(3, 1), step.to_dtype(DType::I64).unwrap()] {
             assert!(!is(&other, LogitsFor::LastToken, &cache, Pass::inference()), "{other}");
         }

@@ -12,9 +12,29 @@ pub(crate) struct StepRecorder {
     pub(crate) model: Arc<()>,
 }
 
-/// How far the recording for a cache has come.
+/// The most new tokens of a row in a step that is recorded: a draft and the token before it.
+const MOST_TOKENS: usize = 8;
+
+/// How far the recordings for a cache have come: of steps of one token for each row, of two, and so on.
+#[derive(Debug, Default)]
+pub(crate) struct Steps([Step; MOST_TOKENS]);
+
+impl Steps {
+    /// Of steps of one token for each row.
+    pub(crate) fn of_one_token(&self) -> &Step {
+        let [first, ..] = &self.0;
+        first
+    }
+
+    /// Of steps of so many tokens for each row; `None` if they are not recorded.
+    pub(crate) fn of(&mut self, tokens: usize) -> Option<&mut Step> {
+        self.0.get_mut(tokens.checked_sub(1)?)
+    }
+}
+
+/// How far a recording for a cache has come.
 #[derive(Debug)]
-pub(crate) enum Steps {
+pub(crate) enum Step {
     /// This many steps were computed like any other pass.
     Counted(usize),
     /// A step was computed as it will be recorded, and has loaded what its kernels need.
@@ -25,7 +45,7 @@ pub(crate) enum Steps {
     Never(String),
 }
 
-impl Default for Steps {
+impl Default for Step {
     fn default() -> Self {
         Self::Counted(0)
     }
@@ -34,11 +54,11 @@ impl Default for Steps {
 /// What a recording reads and writes besides weights, keys and values.
 #[derive(Debug)]
 pub(crate) struct StepMemory {
-    /// `(B, 1)` of u32.
+    /// `(B, T)` of u32.
     pub(crate) ids: Tensor,
-    /// `(B)` of u32.
-    pub(crate) lengths: Tensor,
-    /// `(B, 1, V)`.
+    /// `(B, T)` of u32.
+    pub(crate) positions: Tensor,
+    /// `(B, T, V)`.
     pub(crate) logits: Tensor,
     pub(crate) model: Arc<()>,
 }

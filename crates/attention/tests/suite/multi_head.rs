@@ -413,30 +413,30 @@ fn sizes_that_do_not_fit_are_refused_by_name() {
     refuse(uneven, linear(5, 6), 2, AttentionError::WidthMismatch { what, expected: 18, found: 19 });
 }
 
-/// A pass after lengths in memory is a step of inference, and says so; the cache counts the token when it is told to.
+/// A pass at positions in memory is a step of inference, and says so; the cache counts the tokens when it is told to.
 #[test]
-fn a_step_after_lengths_in_memory() -> Result<()> {
+fn a_step_at_positions_in_memory() -> Result<()> {
     let (separate, layer) = separate_and_fused()?;
     let x = pattern(&[1, 5, 15], 2.0, 0);
-    let lengths = Tensor::new(&[4u32], &Device::Cpu)?;
+    let positions = Tensor::new(&[[4u32]], &Device::Cpu)?;
     let (mut numbers, mut memory) = (cache(1, 5)?, cache(1, 5)?);
     for cache in [&mut numbers, &mut memory] {
         step(&layer, &x.narrow(1, 0, 4)?, &AttentionMask::Causal, cache)?;
     }
     let token = x.narrow(1, 4, 1)?;
     let expected = step(&layer, &token, &AttentionMask::Causal, &mut numbers)?;
-    let mut pass = Pass::inference().after(lengths.clone());
+    let mut pass = Pass::inference().at(positions.clone());
     let found = layer.forward_with(&token, None, &AttentionMask::Causal, Some(&mut memory), &mut pass)?;
     assert_eq!(values(&found), values(&expected));
     assert_eq!(memory.lengths(), [4]);
-    memory.advance()?;
+    memory.advance(1)?;
     assert_eq!(memory.lengths(), [5]);
-    assert!(memory.advance().unwrap_err().to_string().contains('5'), "it is full");
+    assert!(memory.advance(1).unwrap_err().to_string().contains('5'), "it is full");
     assert_eq!(memory.lengths(), [5]);
 
     let refused =
         |layer: &MultiHeadAttention, mask: AttentionMask, cache: Option<&mut KvCache>, pass: Pass| {
-            let error = layer.forward_with(&token, None, &mask, cache, &mut pass.after(lengths.clone()));
+            let error = layer.forward_with(&token, None, &mask, cache, &mut pass.at(positions.clone()));
             error.unwrap_err().to_string().contains(&AttentionError::NotAStep.to_string())
         };
     let mut fresh = cache(1, 5)?;

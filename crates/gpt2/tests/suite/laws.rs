@@ -52,13 +52,13 @@ fn logits_of_some_tokens_are_those_of_all() -> Result<()> {
     Ok(())
 }
 
-/// Lengths in memory are those of a cache, also where blocks are computed again.
+/// Positions in memory are those of a cache, also where blocks are computed again.
 #[test]
-fn a_step_after_lengths_needs_a_cache() -> Result<()> {
+fn a_step_at_positions_needs_a_cache() -> Result<()> {
     let model = model()?;
-    let lengths = Tensor::new(&[2u32], &device())?;
+    let positions = Tensor::new(&[[2u32]], &device())?;
     for recomputes in [false, true] {
-        let mut pass = Pass::inference().after(lengths.clone()).recomputing(recomputes);
+        let mut pass = Pass::inference().at(positions.clone()).recomputing(recomputes);
         let error = model.forward_with(&ids(&[&[5]]), LogitsFor::LastToken, None, &mut pass).unwrap_err();
         let said = candle_gpt2::AttentionError::NotAStep.to_string();
         assert!(error.to_string().contains(&said), "{error}");
@@ -260,9 +260,9 @@ fn a_cache_in_f16_goes_the_same_ways() -> Result<()> {
 
 /// Lengths that kernels read from memory give what the lengths of the cache give; the cache waits to be told.
 #[test]
-fn a_step_after_lengths_in_memory_is_any_other() -> Result<()> {
+fn a_step_at_positions_in_memory_is_any_other() -> Result<()> {
     if device().is_cpu() && dtype() != DType::F32 {
-        skipped("the CPU has steps after lengths in memory in f32 only");
+        skipped("the CPU has steps at positions in memory in f32 only");
         return Ok(());
     }
     let model = model()?;
@@ -273,12 +273,14 @@ fn a_step_after_lengths_in_memory_is_any_other() -> Result<()> {
         Ok(ragged)
     };
     let (mut numbers, mut memory) = (ragged()?, ragged()?);
-    let token = ids(&[&[30], &[40]]);
-    let expected = step(&model, &token, &mut numbers)?;
-    for _ in 0..2 {
-        let mut pass = Pass::inference().after(Tensor::new(&[2u32, 5], &device())?);
-        let found = model.forward_with(&token, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
-        assert_parity(&found, &expected, SAME, "after lengths in memory");
+    let tokens = ids(&[&[30, 31, 32], &[40, 41, 42]]);
+    let expected = step(&model, &tokens, &mut numbers)?;
+    for count in [1, 3, 3] {
+        let positions = Tensor::new(&[[2u32, 3, 4], [5, 6, 7]], &device())?.narrow(1, 0, count)?;
+        let mut pass = Pass::inference().at(positions.contiguous()?);
+        let tokens = tokens.narrow(1, 0, count)?.contiguous()?;
+        let found = model.forward_with(&tokens, LogitsFor::EveryToken, Some(&mut memory), &mut pass)?;
+        assert_parity(&found, &expected.narrow(1, 0, count)?, SAME, "at positions in memory");
         assert_eq!(memory.lengths(), [2, 5], "so the same step gives the same again");
     }
     Ok(())
@@ -333,6 +335,34 @@ fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
         error.lines().next().map(str::to_owned)
     };
     assert_eq!(message(&recorder, &mut found), message(&plain, &mut expected));
+    Ok(())
+}
+
+/// Steps of several tokens, of which some are forgotten again, as with drafts: each number of tokens has a recording of its own.
+#[test]
+fn recorded_steps_of_several_tokens() -> Result<()> {
+    const ALL: [u32; 3] = [30, 31, 32];
+    let (plain, recorder) = (model()?, model()?.with_recorded_steps());
+    let (mut expected, mut found) = (cache(&plain, 2)?, cache(&recorder, 2)?);
+    for round in 0..6 {
+        for tokens in [3, 1, 2] {
+            let rows = [&ALL[..tokens], &[ALL[2], round, 5][..tokens]];
+            let what = format!("{tokens} tokens in round {round}");
+            let [expected_logits, found_logits] =
+                [(&plain, &mut expected), (&recorder, &mut found)].map(|(model, cache)| -> Result<Tensor> {
+                    let logits = step(model, &ids(&rows), cache)?;
+                    let lengths = cache.lengths().to_vec();
+                    assert_eq!(lengths.len(), 2);
+                    // Of the first row all but one is kept, of the second one nothing.
+                    cache.truncate(0, (lengths[0] - 1).min(8))?;
+                    cache.truncate(1, lengths[1] - tokens)?;
+                    Ok(logits)
+                });
+            assert_parity(&found_logits?, &expected_logits?, SAME, &what);
+            assert_eq!(found.lengths(), expected.lengths());
+        }
+    }
+    assert_eq!(is_recorded(&found), device().is_cuda());
     Ok(())
 }
 

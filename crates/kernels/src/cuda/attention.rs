@@ -1,6 +1,6 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! One query, a step of decoding, is one kernel, whose blocks share the keys if they are many and heads few. Many are two matrix
+//! Few queries, a step of decoding, are one kernel, whose blocks share the keys if they are many and heads few. Many are two matrix
 //! products, for which GPUs have units of their own, and a kernel for mask and softmax between them; training has their way back
 //! too. Queries, keys and values are read where they lie, whatever their strides.
 
@@ -63,29 +63,31 @@ pub(crate) fn prefix_attention(
     .map(Some)
 }
 
-/// Self-attention as in [`crate::step_attention`], from the tensors of its projection: `x` `(B, 1, C)`, `weight` `(3 · H · D, C)`
+/// Self-attention as in [`crate::step_attention`], from the tensors of its projection: `x` `(B, T, C)`, `weight` `(3 · H · D, C)`
 /// and `bias`.
 pub(crate) fn step_attention(
     [x, weight, bias]: [&Tensor; 3],
     memories: [&Tensor; 2],
     scale: f64,
-    lengths: &Tensor,
+    positions: &Tensor,
 ) -> Result<Option<Tensor>> {
-    let (batch, heads, _, head_dim) = memories[0].dims4()?;
+    let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
+    let tokens = positions.dim(D::Minus1)?;
     let fits = memories[1].dims() == memories[0].dims()
         && memories.iter().all(|memory| memory.is_contiguous())
         && bias.dims() == [3 * heads * head_dim]
         && weight.dim(0)? == 3 * heads * head_dim
-        && x.dims() == [batch, 1, weight.dim(1)?]
-        && batch <= MAX_BLOCKS_ACROSS
-        && lengths.dims() == [batch]
-        && lengths.dtype() == DType::U32
-        && lengths.is_contiguous()
-        && lengths.device().same_device(x.device())
+        && x.dims() == [batch, tokens, weight.dim(1)?]
+        && batch * tokens <= MAX_BLOCKS_ACROSS
+        && tokens <= capacity
+        && positions.dims() == [batch, tokens]
+        && positions.dtype() == DType::U32
+        && positions.is_contiguous()
+        && positions.device().same_device(x.device())
         && is_one_piece(weight)?
         && applies(&[x, weight, bias, memories[0], memories[1]]);
     let Some(width) = compiled_width(head_dim, head_dim).filter(|_| fits) else { return Ok(None) };
-    by_type!(x.dtype(), launch_step(width, [x, weight, bias], memories, scale, lengths)).map(Some)
+    by_type!(x.dtype(), launch_step(width, [x, weight, bias], memories, scale, positions)).map(Some)
 }
 
 /// Writes as [`crate::write_tokens`] does, which has checked places and shapes; says whether the kernel could.
@@ -156,9 +158,14 @@ impl Strides {
         }
     }
 
-    /// The matrices of all heads of a batch row.
-    fn heads<'a, T>(&self, values: &'a CudaView<'_, T>, row: usize) -> Matrices<'a, T> {
-        Matrices { values: values.slice(row * self.batch..), row: self.token, each: self.head }
+    /// Whether all heads of all texts are at one distance from each other.
+    fn are_even(&self, heads: usize) -> bool {
+        self.batch == heads * self.head
+    }
+
+    /// Of a tensor in one piece.
+    fn in_one_piece(heads: usize, tokens: usize, width: usize) -> Self {
+        Self { batch: heads * tokens * width, head: tokens * width, token: width }
     }
 }
 
@@ -168,6 +175,12 @@ fn with_whole_rows(x: &Tensor) -> Result<Tensor> {
         [.., token, 1] if *token >= x.dim(D::Minus1)? || x.dim(TOKEN_DIM)? == 1 => Ok(x.clone()),
         _ => x.contiguous(),
     }
+}
+
+/// The same with the heads of all texts at one distance from each other, so that one product serves all of them.
+fn with_even_heads(x: &Tensor) -> Result<Tensor> {
+    let x = with_whole_rows(x)?;
+    if Strides::of(&x)?.are_even(x.dim(1)?) { Ok(x) } else { x.contiguous() }
 }
 
 /// `q` `(B, H, 1, D)`, `k` and `v` `(B, H, S, D)`; returns `(B, H, 1, D)`.
@@ -204,23 +217,25 @@ fn attend<T: Element>(
     Ok(tensor(context, device, &Shape::from((batch, heads, 1, head_dim))))
 }
 
-/// Returns `(B, 1, H · D)`.
+/// Returns `(B, T, H · D)`.
 fn launch_step<T: Product>(
     width: usize,
     [x, weight, bias]: [&Tensor; 3],
     memories: [&Tensor; 2],
     scale: f64,
-    lengths: &Tensor,
+    positions: &Tensor,
 ) -> Result<Tensor> {
     let (x, bias) = (x.contiguous()?, bias.contiguous()?);
     let device = x.device().as_cuda_device()?;
     let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
-    let grid = query_grid(device, batch, heads, capacity)?;
-    let sums = sums::<T>(&x, weight)?; // (B, 3, H, D)
-    let (held_bias, held_lengths) = (Held::new(&bias), Held::new(lengths));
+    let tokens = x.dim(1)?;
+    let queries = batch * tokens;
+    let grid = query_grid(device, queries, heads, capacity)?;
+    let sums = sums::<T>(&x, weight)?; // (B, T, 3, H, D)
+    let (held_bias, held_positions) = (Held::new(&bias), Held::new(positions));
     let [held_keys, held_values] = memories.map(Held::new);
     // SAFETY: the kernel writes every element.
-    let mut context = unsafe { device.alloc::<T>(batch * heads * head_dim)? };
+    let mut context = unsafe { device.alloc::<T>(queries * heads * head_dim)? };
     #[expect(clippy::cast_possible_truncation, reason = "the scores are f32 in the kernel")]
     let parameters = StepAttention::<T> {
         sums: sums.as_view(),
@@ -228,22 +243,26 @@ fn launch_step<T: Product>(
         key_memory: Shared(held_keys.values()?),
         value_memory: Shared(held_values.values()?),
         context: context.as_view_mut(),
-        lengths: held_lengths.values()?,
+        positions: held_positions.values()?,
+        tokens: counted(tokens)?,
         capacity: counted(capacity)?,
         head_dim: counted(head_dim)?,
         scale: scale as f32,
     };
-    // SAFETY: sums, bias and memories are those of all heads and rows, each in one piece, no head is wider than the kernel's, and
-    // there is a length for each row. The kernel writes into the memories at one place of each row and head, and all work of
-    // this device is done in the order of one stream.
+    // SAFETY: sums, bias and memories are those of all heads and rows, each in one piece, no head is wider than the kernel's, no
+    // row has more tokens than room, and there is a position for each. The kernel writes into the memories at the places of a row's
+    // tokens in each head, and all work of this device is done in the order of one stream.
     unsafe { parameters.launch(device, &format!("step_attention_{width}"), grid)? };
-    Ok(tensor(context, device, &Shape::from((batch, 1, heads * head_dim))))
+    Ok(tensor(context, device, &Shape::from((batch, tokens, heads * head_dim))))
 }
 
 /// Rows of scores that a block works on, a warp each.
 const ROW_WARPS: u32 = ROW_THREADS / 32;
 /// Elements of the scores that are held at once: a quarter of a GiB in f32.
 const MOST_SCORES: usize = 1 << 26;
+/// Scores of a text up to which starting its products takes longer than copying its queries, keys and values for a product of all
+/// texts.
+const FEW_SCORES: usize = 1 << 20;
 
 /// Attention of many queries: two matrix products, which GPUs have units for, with a kernel for mask and softmax between them, for as
 /// many texts at once as there is room for.
@@ -283,9 +302,9 @@ impl ManySizes {
         (0..self.batch).step_by(at_once).map(move |first| first..self.batch.min(first + at_once))
     }
 
-    /// Of scores side by side.
-    fn score_strides(self) -> Strides {
-        Strides { batch: self.scores(), head: self.queries * self.keys, token: self.keys }
+    /// Scores or weights of some texts.
+    fn scores_of<'a, T>(self, values: CudaView<'a, T>) -> Rows<'a, T> {
+        Rows { values, strides: Strides::in_one_piece(self.heads, self.queries, self.keys) }
     }
 
     /// `(queries, inner)` by `(inner, columns)` for each head.
@@ -296,6 +315,16 @@ impl ManySizes {
     /// `(keys, queries)` by `(queries, columns)` for each head.
     fn transposed_product(self, columns: usize) -> Sizes {
         Sizes { count: self.heads, rows: self.keys, inner: self.queries, columns }
+    }
+
+    /// Whether there are several texts, of which each has little to do.
+    fn are_small(self) -> bool {
+        self.batch > 1 && self.scores() <= FEW_SCORES
+    }
+
+    /// Makes a tensor one that products can read, in few of them if texts are small.
+    fn readable(self) -> fn(&Tensor) -> Result<Tensor> {
+        if self.are_small() { with_even_heads } else { with_whole_rows }
     }
 }
 
@@ -310,10 +339,54 @@ impl<'a, T: Element> Rows<'a, T> {
         Ok(Self { values: held.values()?, strides: Strides::of(x)? })
     }
 
-    /// The matrices of all heads of a text.
-    fn text(&self, text: usize) -> Matrices<'_, T> {
-        self.strides.heads(&self.values, text)
+    /// Those of some texts.
+    fn texts(&self, texts: &Range<usize>) -> Rows<'_, T> {
+        Rows { values: self.values.slice(texts.start * self.strides.batch..), strides: self.strides }
     }
+
+    /// The matrices of all heads of a text and those after it.
+    fn from(&self, text: usize) -> Matrices<'_, T> {
+        let Strides { batch, head, token } = self.strides;
+        Matrices { values: self.values.slice(text * batch..), row: token, each: head }
+    }
+}
+
+/// How a side of a product is read.
+#[derive(Clone, Copy)]
+enum Order {
+    AsItIs,
+    Transposed,
+}
+
+impl Order {
+    fn of<T>(self, matrices: Matrices<'_, T>) -> Factor<'_, T> {
+        match self {
+            Self::AsItIs => Factor::AsItIs(matrices),
+            Self::Transposed => Factor::Transposed(matrices),
+        }
+    }
+}
+
+/// `result = factor * left * right` for the heads of so many texts: one product if all heads are at even distances, else one for each
+/// text.
+fn products<T: Product, R: Product>(
+    device: &CudaDevice,
+    (texts, sizes): (usize, Sizes),
+    factor: f32,
+    left: (Order, &Rows<'_, T>),
+    right: (Order, &Rows<'_, T>),
+    result: &Rows<'_, R>,
+) -> Result<()> {
+    let heads = sizes.count;
+    let strides = [left.1.strides, right.1.strides, result.strides];
+    let are_even = strides.iter().all(|strides| strides.are_even(heads));
+    let (turns, at_once) = if are_even { (1, texts) } else { (texts, 1) };
+    let sizes = Sizes { count: heads * at_once, ..sizes };
+    for text in 0..turns {
+        let (left, right) = (left.0.of(left.1.from(text)), right.0.of(right.1.from(text)));
+        product(device, sizes, factor, left, right, (result.from(text), Write::Over))?;
+    }
+    Ok(())
 }
 
 impl Many<'_> {
@@ -329,13 +402,10 @@ impl Many<'_> {
         let scale = self.scale as f32;
         // SAFETY: the products write every element.
         let scores = unsafe { device.alloc::<f32>(texts.len() * sizes.scores())? };
-        let score_values = scores.as_view();
-        for (index, text) in texts.clone().enumerate() {
-            let (left, right) = (Factor::AsItIs(queries.text(text)), Factor::Transposed(keys.text(text)));
-            let written = sizes.score_strides().heads(&score_values, index);
-            let product_sizes = sizes.product(sizes.head_dim, sizes.keys);
-            product(device, product_sizes, scale, left, right, (written, Write::Over))?;
-        }
+        let of_texts = (texts.len(), sizes.product(sizes.head_dim, sizes.keys));
+        let left = (Order::AsItIs, &queries.texts(&texts));
+        let right = (Order::Transposed, &keys.texts(&texts));
+        products(device, of_texts, scale, left, right, &sizes.scores_of(scores.as_view()))?;
         // SAFETY: the kernel writes every element.
         let mut weights = unsafe { device.alloc::<T>(scores.len())? };
         let rows = counted(texts.len() * sizes.heads * sizes.queries)?;
@@ -406,9 +476,10 @@ impl Many<'_> {
 }
 
 /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, T, H, Dv)`.
-fn attend_many<T: Product>(many: Many<'_>, qkv: [&Tensor; 3]) -> Result<Tensor> {
-    let sizes = ManySizes::of(qkv)?;
-    let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
+fn attend_many<T: Product>(many: Many<'_>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
+    let sizes = ManySizes::of([q, k, v])?;
+    let readable = sizes.readable();
+    let (q, k, v) = (readable(q)?, readable(k)?, readable(v)?);
     let device = q.device().as_cuda_device()?;
     let [held_q, held_k, held_v] = [&q, &k, &v].map(Held::new);
     let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
@@ -416,35 +487,36 @@ fn attend_many<T: Product>(many: Many<'_>, qkv: [&Tensor; 3]) -> Result<Tensor> 
     let ManySizes { batch, heads, queries: query_len, value_dim, .. } = sizes;
     // SAFETY: the products write every element.
     let context = unsafe { device.alloc::<T>(batch * query_len * heads * value_dim)? };
-    let context_values = context.as_view();
-    let context_strides =
-        Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim };
+    let strides = match sizes.are_small() {
+        true => Strides::in_one_piece(heads, query_len, value_dim),
+        false => Strides { batch: query_len * heads * value_dim, head: value_dim, token: heads * value_dim },
+    };
+    let contexts = Rows { values: context.as_view(), strides };
     for texts in sizes.texts() {
         let weights = many.weights([&queries, &keys], sizes, texts.clone(), device)?;
         let dropped = many.dropped(weights.as_view(), sizes, &texts, device)?;
-        let weights = dropped.as_ref().unwrap_or(&weights).as_view();
-        for (index, text) in texts.enumerate() {
-            let left = Factor::AsItIs(sizes.score_strides().heads(&weights, index));
-            let written = context_strides.heads(&context_values, text);
-            let product_sizes = sizes.product(sizes.keys, value_dim);
-            let right = Factor::AsItIs(values.text(text));
-            product(device, product_sizes, 1.0, left, right, (written, Write::Over))?;
-        }
+        let weights = sizes.scores_of(dropped.as_ref().unwrap_or(&weights).as_view());
+        let of_texts = (texts.len(), sizes.product(sizes.keys, value_dim));
+        let right = (Order::AsItIs, &values.texts(&texts));
+        products(device, of_texts, 1.0, (Order::AsItIs, &weights), right, &contexts.texts(&texts))?;
     }
-    Ok(tensor(context, device, &Shape::from((batch, query_len, heads, value_dim))))
+    match sizes.are_small() {
+        true => tensor(context, device, &Shape::from((batch, heads, query_len, value_dim))).transpose(1, 2),
+        false => Ok(tensor(context, device, &Shape::from((batch, query_len, heads, value_dim)))),
+    }
 }
 
 /// The gradients of queries, keys and values, written into `results`, from that of what [`attend_many`] returns, in the shape
 /// `(B, H, T, Dv)`.
 fn attend_many_backward<T: Product>(
     many: Many<'_>,
-    qkv: [&Tensor; 3],
+    [q, k, v]: [&Tensor; 3],
     gradient: &Tensor,
     results: [&Tensor; 3],
 ) -> Result<()> {
-    let sizes = ManySizes::of(qkv)?;
-    let [q, k, v] = [with_whole_rows(qkv[0])?, with_whole_rows(qkv[1])?, with_whole_rows(qkv[2])?];
-    let gradient = with_whole_rows(gradient)?;
+    let sizes = ManySizes::of([q, k, v])?;
+    let readable = sizes.readable();
+    let (q, k, v, gradient) = (readable(q)?, readable(k)?, readable(v)?, readable(gradient)?);
     let device = q.device().as_cuda_device()?;
     let [held_q, held_k, held_v, held_gradient] = [&q, &k, &v, &gradient].map(Held::new);
     let (queries, keys) = (Rows::<T>::of(&held_q, &q)?, Rows::of(&held_k, &k)?);
@@ -461,32 +533,25 @@ fn attend_many_backward<T: Product>(
     for texts in sizes.texts() {
         let weights = many.weights([&queries, &keys], sizes, texts.clone(), device)?;
         let dropped = many.dropped(weights.as_view(), sizes, &texts, device)?;
-        let kept = dropped.as_ref().unwrap_or(&weights).as_view();
+        let kept = sizes.scores_of(dropped.as_ref().unwrap_or(&weights).as_view());
+        let gradients = (Order::AsItIs, &gradients.texts(&texts));
+        let of_texts = (texts.len(), sizes.transposed_product(value_dim));
+        products(device, of_texts, 1.0, (Order::Transposed, &kept), gradients, &of_values.texts(&texts))?;
         // SAFETY: the products write every element.
         let of_kept = unsafe { device.alloc::<f32>(weights.len())? };
-        let of_kept_values = of_kept.as_view();
-        for (index, text) in texts.clone().enumerate() {
-            let left = Factor::Transposed(sizes.score_strides().heads(&kept, index));
-            let written = (of_values.text(text), Write::Over);
-            let right = Factor::AsItIs(gradients.text(text));
-            product(device, sizes.transposed_product(value_dim), 1.0, left, right, written)?;
-            let (left, right) = (Factor::AsItIs(gradients.text(text)), Factor::Transposed(values.text(text)));
-            let written = (sizes.score_strides().heads(&of_kept_values, index), Write::Over);
-            product(device, sizes.product(value_dim, sizes.keys), 1.0, left, right, written)?;
-        }
+        let of_texts = (texts.len(), sizes.product(value_dim, sizes.keys));
+        let right = (Order::Transposed, &values.texts(&texts));
+        products(device, of_texts, 1.0, gradients, right, &sizes.scores_of(of_kept.as_view()))?;
         let of_weights = many.dropped(of_kept.as_view(), sizes, &texts, device)?;
         let of_weights = of_weights.as_ref().unwrap_or(&of_kept).as_view();
         let of_scores = many.softmax_backward(&weights, of_weights, sizes, &texts, device)?;
-        let of_scores = of_scores.as_view();
-        for (index, text) in texts.enumerate() {
-            let of_text = || sizes.score_strides().heads(&of_scores, index);
-            let (left, right) = (Factor::AsItIs(of_text()), Factor::AsItIs(keys.text(text)));
-            let written = (of_queries.text(text), Write::Over);
-            product(device, sizes.product(sizes.keys, head_dim), scale, left, right, written)?;
-            let (left, right) = (Factor::Transposed(of_text()), Factor::AsItIs(queries.text(text)));
-            let written = (of_keys.text(text), Write::Over);
-            product(device, sizes.transposed_product(head_dim), scale, left, right, written)?;
-        }
+        let of_scores = sizes.scores_of(of_scores.as_view());
+        let of_texts = (texts.len(), sizes.product(sizes.keys, head_dim));
+        let right = (Order::AsItIs, &keys.texts(&texts));
+        products(device, of_texts, scale, (Order::AsItIs, &of_scores), right, &of_queries.texts(&texts))?;
+        let of_texts = (texts.len(), sizes.transposed_product(head_dim));
+        let right = (Order::AsItIs, &queries.texts(&texts));
+        products(device, of_texts, scale, (Order::Transposed, &of_scores), right, &of_keys.texts(&texts))?;
     }
     Ok(())
 }

@@ -22,8 +22,10 @@ constexpr unsigned SPLIT_BLOCKS = 256, WIDEST_HEAD = 256;
 constexpr unsigned ROW_THREADS = 256, HEAD_THREADS = 64;
 /// Columns of a row that a thread has on the way back through a layer norm.
 constexpr unsigned NORM_COLUMNS = 8;
-/// Threads of a block that multiplies one row by a matrix, and how many of them may share a row of it.
+/// Threads of a block that multiplies a few rows by a matrix, and how many of them may share a row of it.
 constexpr unsigned PRODUCT_THREADS = 512, MAX_LANES = 8;
+/// The most rows of such a product in f32.
+constexpr unsigned MOST_ROWS = 4;
 /// Dropout draws four words of a counter, and sixteen counters lie side by side: the first words of all, then the second ones.
 constexpr unsigned DRAW_WORDS = 4, DRAW_LANES = 16, DRAW_GROUP = DRAW_WORDS * DRAW_LANES;
 
@@ -90,48 +92,66 @@ __device__ void add_bias(const float *sums, const T *bias, const T *residual, T 
     y[i] = finished<T, FINISH>(sums[i] + added<T, FINISH>(bias[i % width], residual, i));
 }
 
-/// The sums of the columns of a matrix, each row times an element of `x`, and what `start` has for each column, for `finish`. `x`
-/// `(inner)`, `weight` `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
+/// `x` times a matrix: what `start_of` has for a row and a column, and the sum for them, for `finish`. `x` `(rows, inner)`, up to
+/// `ROWS` of them; `weight` `(inner, columns)`, a multiple of `16 / sizeof(T)` columns, from a multiple of 16 bytes on.
 ///
-/// A thread loads 16 bytes of a row at once, and several rows before it waits for any; `lanes` threads side by side, a
-/// power of two up to `MAX_LANES`, have `16 * lanes` bytes of the row for their block, and all other threads further rows.
-template <typename T, typename S, typename F>
-__device__ void row_product(const T *x, const T *weight, unsigned inner, unsigned columns, unsigned lanes, S start_of,
-                            F finish) {
-  constexpr unsigned WIDTH = sizeof(uint4) / sizeof(T), ROWS_AT_ONCE = 8;
-  __shared__ float partial[PRODUCT_THREADS / WARP][MAX_LANES * WIDTH];
+/// A thread loads 16 bytes of a row of the matrix at once, and several rows before it waits for any; `lanes` threads side by side,
+/// a power of two up to `MAX_LANES`, have `16 * lanes` bytes of the row for their block, and all other threads further
+/// rows.
+template <unsigned ROWS, typename T, typename S, typename F>
+__device__ void row_product(const T *x, const T *weight, unsigned rows, unsigned inner, unsigned columns, unsigned lanes,
+                            S start_of, F finish) {
+  constexpr unsigned WIDTH = sizeof(uint4) / sizeof(T), AT_ONCE = ROWS > 1 ? 4 : 8, COUNT = ROWS * WIDTH;
+  __shared__ float partial[PRODUCT_THREADS / WARP][ROWS * MAX_LANES * WIDTH];
   const unsigned lane = threadIdx.x % lanes, slice = threadIdx.x / lanes, slices = blockDim.x / lanes;
-  const unsigned block_column = blockIdx.x * lanes * WIDTH, column = block_column + lane * WIDTH;
-  const unsigned own = block_column + threadIdx.x;
-  const bool has_own = threadIdx.x < lanes * WIDTH && own < columns;
+  const unsigned width = lanes * WIDTH, block_column = blockIdx.x * width, column = block_column + lane * WIDTH;
+  const unsigned own_row = threadIdx.x / width, own = block_column + threadIdx.x % width;
+  const bool has_own = own_row < rows && own < columns;
   // On its way while the weight is.
-  float sum = has_own ? start_of(own) : 0.0f;
-  float sums[WIDTH] = {};
-  for (unsigned start = slice; start < inner && column < columns; start += ROWS_AT_ONCE * slices) {
-    uint4 loaded[ROWS_AT_ONCE] = {};
-    float factors[ROWS_AT_ONCE] = {};
+  float sum = has_own ? start_of(own_row, own) : 0.0f;
+  float sums[COUNT] = {};
+  for (unsigned start = slice; start < inner && column < columns; start += AT_ONCE * slices) {
+    uint4 loaded[AT_ONCE] = {};
+    float factors[AT_ONCE][ROWS] = {};
 #pragma unroll
-    for (unsigned i = 0; i < ROWS_AT_ONCE; i++) {
-      const unsigned row = start + i * slices;
-      if (row >= inner) continue;
-      loaded[i] = *reinterpret_cast<const uint4 *>(weight + size_t(row) * columns + column);
-      factors[i] = value_of(x[row]);
+    for (unsigned i = 0; i < AT_ONCE; i++) {
+      const unsigned place = start + i * slices;
+      if (place >= inner) continue;
+      loaded[i] = *reinterpret_cast<const uint4 *>(weight + size_t(place) * columns + column);
+#pragma unroll
+      for (unsigned row = 0; row < ROWS; row++)
+        if (row < rows) factors[i][row] = value_of(x[size_t(row) * inner + place]);
     }
 #pragma unroll
-    for (unsigned i = 0; i < ROWS_AT_ONCE; i++) {
+    for (unsigned i = 0; i < AT_ONCE; i++) {
       const T *values = reinterpret_cast<const T *>(&loaded[i]);
 #pragma unroll
-      for (unsigned j = 0; j < WIDTH; j++) sums[j] += factors[i] * value_of(values[j]);
+      for (unsigned j = 0; j < WIDTH; j++) {
+        const float value = value_of(values[j]);
+#pragma unroll
+        for (unsigned row = 0; row < ROWS; row++) sums[row * WIDTH + j] += factors[i][row] * value;
+      }
     }
   }
   for (unsigned distance = WARP / 2; distance >= lanes; distance /= 2)
-    for (unsigned j = 0; j < WIDTH; j++) sums[j] += __shfl_xor_sync(ALL_LANES, sums[j], distance);
+    for (unsigned i = 0; i < COUNT; i++) sums[i] += __shfl_xor_sync(ALL_LANES, sums[i], distance);
   if (threadIdx.x % WARP < lanes)
-    for (unsigned j = 0; j < WIDTH; j++) partial[threadIdx.x / WARP][lane * WIDTH + j] = sums[j];
+    for (unsigned i = 0; i < COUNT; i++)
+      partial[threadIdx.x / WARP][i / WIDTH * width + lane * WIDTH + i % WIDTH] = sums[i];
   __syncthreads();
   if (!has_own) return;
   for (unsigned warp = 0; warp < blockDim.x / WARP; warp++) sum += partial[warp][threadIdx.x];
-  finish(own, sum);
+  finish(own_row, own, sum);
+}
+
+/// The same for as many rows as there is a kernel for: up to `MOST_ROWS` in f32. In types of 16 bits cuBLAS is faster from two rows on.
+template <typename T, typename S, typename F>
+__device__ void row_products(const T *x, const T *weight, unsigned rows, unsigned inner, unsigned columns, unsigned lanes,
+                             S start_of, F finish) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (rows > 1) return row_product<MOST_ROWS>(x, weight, rows, inner, columns, lanes, start_of, finish);
+  }
+  row_product<1>(x, weight, rows, inner, columns, lanes, start_of, finish);
 }
 
 /// Layer norm with parameters of type `P`. A block for each row of `width` values.
@@ -368,29 +388,37 @@ __device__ void attend(const T *q, const T *k, const T *v, T *context, Strides q
                       head_dim, scale);
 }
 
-/// Self-attention of a new token of each row: adds the bias to the sums of its queries, keys and values, writes keys and values
-/// into memory after the `lengths[row]` ones there, and attends to all of them. `sums` `(B, 3, H, D)`, `bias` `(3, H, D)`,
-/// memory `(B, H, S, D)`, in one piece; `context` `(B, H, D)`; blocks as for `attend`.
+/// Self-attention of `tokens` new tokens of each row: adds the bias to the sums of their queries, keys and values, writes keys and
+/// values into memory at the `positions`, those of a row one after the other, and attends to all keys up to each query's own. `sums`
+/// `(B, T, 3, H, D)`, `bias` `(3, H, D)`, memory `(B, H, S, D)`, in one piece; `positions` `(B, T)`, `context` `(B, T, H, D)`; blocks
+/// as for `attend`, of each query.
 template <typename T, unsigned CHUNKS>
 __device__ void step_attention(const float *sums, const T *bias, T *key_memory, T *value_memory, T *context,
-                               const unsigned *lengths, unsigned capacity, unsigned head_dim, float scale) {
+                               const unsigned *positions, unsigned tokens, unsigned capacity, unsigned head_dim,
+                               float scale) {
   __shared__ float query[WARP * CHUNKS];
-  const unsigned head = blockIdx.x, batch = blockIdx.y, row = batch * gridDim.x + head;
-  const unsigned place = min(lengths[batch], capacity - 1); // a row without room spoils its own last token only
-  const Split split(place + 1);
+  const unsigned head = blockIdx.x, batch = blockIdx.y / tokens, token = blockIdx.y % tokens;
+  const unsigned first = min(positions[batch * tokens], capacity - tokens); // a row without room spoils its own last tokens only
+  const Split split(first + token + 1);
   if (split.start >= split.end) return;
-  const size_t width = size_t(gridDim.x) * head_dim, memory = size_t(row) * capacity * head_dim;
-  sums += batch * 3 * width + head * head_dim;
+  const unsigned row = blockIdx.y * gridDim.x + head;
+  const size_t width = size_t(gridDim.x) * head_dim;
+  const size_t memory = (size_t(batch) * gridDim.x + head) * capacity * head_dim;
+  sums += size_t(batch) * tokens * 3 * width + head * head_dim;
   bias += head * head_dim;
   key_memory += memory;
   value_memory += memory;
-  const bool has_new_key = split.end > place; // and only this block reads it
-  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x) {
-    // Rounded like the keys that it meets.
-    query[d] = value_of(rounded<T>(sums[d] + value_of(bias[d])));
-    if (!has_new_key) continue;
-    key_memory[size_t(place) * head_dim + d] = rounded<T>(sums[width + d] + value_of(bias[width + d]));
-    value_memory[size_t(place) * head_dim + d] = rounded<T>(sums[2 * width + d] + value_of(bias[2 * width + d]));
+  // Rounded like the keys that it meets.
+  for (unsigned d = threadIdx.x; d < head_dim; d += blockDim.x)
+    query[d] = value_of(rounded<T>(sums[token * 3 * width + d] + value_of(bias[d])));
+  // A block writes those new ones that it reads; others of its row write the same values to the same places.
+  const unsigned first_new = max(split.start, first);
+  for (unsigned place = first_new + threadIdx.x / HEAD_THREADS; place < split.end; place += blockDim.x / HEAD_THREADS) {
+    const float *projected = sums + (place - first) * 3 * width;
+    for (unsigned d = threadIdx.x % HEAD_THREADS; d < head_dim; d += HEAD_THREADS) {
+      key_memory[size_t(place) * head_dim + d] = rounded<T>(projected[width + d] + value_of(bias[width + d]));
+      value_memory[size_t(place) * head_dim + d] = rounded<T>(projected[2 * width + d] + value_of(bias[2 * width + d]));
+    }
   }
   __syncthreads();
   attend_keys<CHUNKS>(query, key_memory, value_memory, context + size_t(row) * head_dim, head_dim, head_dim, split, row,
@@ -605,11 +633,15 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
     add_bias<T, FINISH>(sums, bias, residual, y, count, width);                                                         \
   }                                                                                                                     \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, const T *bias, const T *residual, T *y,       \
-                                             unsigned inner, unsigned columns, unsigned lanes) {                        \
-    row_product(                                                                                                        \
-        x, weight, inner, columns, lanes,                                                                               \
-        [=](unsigned column) { return added<T, FINISH>(bias[column], residual, column); },                              \
-        [=](unsigned column, float sum) { y[column] = finished<T, FINISH>(sum); });                                     \
+                                             unsigned rows, unsigned inner, unsigned columns, unsigned lanes) {         \
+    row_products(                                                                                                       \
+        x, weight, rows, inner, columns, lanes,                                                                         \
+        [=](unsigned row, unsigned column) {                                                                            \
+          return added<T, FINISH>(bias[column], residual, size_t(row) * columns + column);                              \
+        },                                                                                                              \
+        [=](unsigned row, unsigned column, float sum) {                                                                 \
+          y[size_t(row) * columns + column] = finished<T, FINISH>(sum);                                                 \
+        });                                                                                                             \
   }
 
 #define ATTENTION(NAME, T, WIDTH)                                                                                       \
@@ -620,20 +652,22 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
     attend<T, WIDTH / WARP>(q, k, v, context, query_strides, key_strides, value_strides, list, first, head_dim, scale); \
   }                                                                                                                     \
   KERNEL(ATTENTION_THREADS) step_attention_##WIDTH##_##NAME(const float *sums, const T *bias, T *key_memory,            \
-                                                            T *value_memory, T *context, const unsigned *lengths,       \
-                                                            unsigned capacity, unsigned head_dim, float scale) {        \
-    step_attention<T, WIDTH / WARP>(sums, bias, key_memory, value_memory, context, lengths, capacity, head_dim, scale); \
+                                                            T *value_memory, T *context, const unsigned *positions,     \
+                                                            unsigned tokens, unsigned capacity, unsigned head_dim,      \
+                                                            float scale) {                                              \
+    step_attention<T, WIDTH / WARP>(sums, bias, key_memory, value_memory, context, positions, tokens, capacity,         \
+                                    head_dim, scale);                                                                   \
   }
 
 #define KERNELS(NAME, T)                                                                                                \
   FINISHED(bias_##NAME, T, NOTHING)                                                                                     \
   FINISHED(bias_gelu_##NAME, T, GELU)                                                                                   \
   FINISHED(bias_residual_##NAME, T, ADD)                                                                                \
-  KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned inner, unsigned columns,   \
-                                             unsigned lanes) {                                                          \
-    row_product(                                                                                                        \
-        x, weight, inner, columns, lanes, [](unsigned) { return 0.0f; },                                                \
-        [=](unsigned column, float sum) { y[column] = sum; });                                                          \
+  KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned rows, unsigned inner,      \
+                                             unsigned columns, unsigned lanes) {                                        \
+    row_products(                                                                                                       \
+        x, weight, rows, inner, columns, lanes, [](unsigned, unsigned) { return 0.0f; },                                \
+        [=](unsigned row, unsigned column, float sum) { y[size_t(row) * columns + column] = sum; });                    \
   }                                                                                                                     \
   KERNEL(ROW_THREADS) layer_norm_##NAME(const T *x, const T *weight, const T *bias, T *y, unsigned width,               \
                                         float epsilon) {                                                                \

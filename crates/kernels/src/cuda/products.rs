@@ -1,4 +1,4 @@
-//! Matrix products: of one row by a kernel that finishes each output, all others by cuBLAS, with strides that candle's own have
+//! Matrix products: of one row, in f32 of up to four, by a kernel that finishes each output, all others by cuBLAS, with strides that candle's own have
 //! no room for, and with sums that stay f32 if something is added to them.
 
 #![expect(unsafe_code, reason = "products and kernels take pointers that the compiler cannot check")]
@@ -17,9 +17,9 @@ use candle_gpt2_arithmetic::Finish;
 use half::{bf16, f16};
 
 use super::launch::{Element, Held, applies, by_type, counted, tensor};
-use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, ROW_THREADS, RowProduct};
+use super::signatures::{AddBias, FinishedRowProduct, MAX_LANES, MOST_ROWS, ROW_THREADS, RowProduct};
 
-/// What a thread loads at once in a product of one row.
+/// What a thread loads at once in a product of a few rows.
 const LOAD_BYTES: usize = 16;
 /// How many of them may share a row of the weight, powers of two; fewer make more blocks.
 const LANES: [u32; 3] = [MAX_LANES, MAX_LANES / 2, MAX_LANES / 4];
@@ -110,11 +110,12 @@ pub(super) fn sums<T: Product>(x: &Tensor, weight: &Tensor) -> Result<CudaSlice<
     }
 }
 
-/// How the kernels for a product of one row share the work. They read a weight as checkpoints hold it, `(in, out)`, at the
+/// How the kernels for a product of a few rows share the work. They read a weight as checkpoints hold it, `(in, out)`, at the
 /// memory's speed.
 #[derive(Clone, Copy)]
 struct RowGrid {
     blocks: u32,
+    rows: u32,
     inner: u32,
     columns: u32,
     lanes: u32,
@@ -127,28 +128,30 @@ impl RowGrid {
         let width = LOAD_BYTES / size_of::<T>();
         let is_aligned =
             columns.is_multiple_of(width) && weight.layout().start_offset().is_multiple_of(width);
-        if x.elem_count() != inner || !weight.t()?.is_contiguous() || !is_aligned {
+        let rows = counted(x.elem_count() / inner)?;
+        let most_rows = if x.dtype() == DType::F32 { MOST_ROWS } else { 1 };
+        if rows > most_rows || !weight.t()?.is_contiguous() || !is_aligned {
             return Ok(None);
         }
         let blocks_of = |lanes: u32| columns.div_ceil(lanes as usize * width);
         let [_, _, fewest] = LANES;
         let lanes = LANES.into_iter().find(|lanes| blocks_of(*lanes) >= ENOUGH_BLOCKS).unwrap_or(fewest);
         let (inner, columns, blocks) = (counted(inner)?, counted(columns)?, counted(blocks_of(lanes))?);
-        Ok(Some(Self { blocks, inner, columns, lanes }))
+        Ok(Some(Self { blocks, rows, inner, columns, lanes }))
     }
 }
 
 /// `x Wᵀ` in f32.
 fn row_product<T: Element>(grid: RowGrid, x: &Tensor, weight: &Tensor) -> Result<CudaSlice<f32>> {
-    let RowGrid { blocks, inner, columns, lanes } = grid;
+    let RowGrid { blocks, rows, inner, columns, lanes } = grid;
     let device = x.device().as_cuda_device()?;
     let (held_x, held_weight) = (Held::new(x), Held::new(weight));
     // SAFETY: the kernel writes every element.
-    let mut y = unsafe { device.alloc::<f32>(columns as usize)? };
+    let mut y = unsafe { device.alloc::<f32>(rows as usize * columns as usize)? };
     let (x, weight) = (held_x.values()?, held_weight.values()?);
-    let parameters = RowProduct::<T> { x, weight, y: y.as_view_mut(), inner, columns, lanes };
-    // SAFETY: `x` is a row of `inner` elements, `y` has one for each column, and the weight is whole rows of columns, from a
-    // multiple of 16 bytes on; the kernel has room for so many lanes.
+    let parameters = RowProduct::<T> { x, weight, y: y.as_view_mut(), rows, inner, columns, lanes };
+    // SAFETY: `x` is rows of `inner` elements, no more than there is a kernel for, `y` has an element for each of them and each
+    // column, and the weight is whole rows of columns, from a multiple of 16 bytes on; the kernel has room for so many lanes.
     unsafe { parameters.launch(device, "row_product", (blocks, 1, 1))? };
     Ok(y)
 }
@@ -160,23 +163,25 @@ fn finished_row_product<T: Element>(
     [x, weight, bias]: [&Tensor; 3],
     residual: Option<&Tensor>,
 ) -> Result<CudaSlice<T>> {
-    let RowGrid { blocks, inner, columns, lanes } = grid;
+    let RowGrid { blocks, rows, inner, columns, lanes } = grid;
     let device = x.device().as_cuda_device()?;
     let (held_x, held_weight, held_bias) = (Held::new(x), Held::new(weight), Held::new(bias));
     let held_residual = residual.map(Held::new);
     // SAFETY: the kernel writes every element.
-    let mut y = unsafe { device.alloc::<T>(columns as usize)? };
+    let mut y = unsafe { device.alloc::<T>(rows as usize * columns as usize)? };
     let parameters = FinishedRowProduct::<T> {
         x: held_x.values()?,
         weight: held_weight.values()?,
         bias: held_bias.values()?,
         residual: held_residual.as_ref().map(Held::values).transpose()?,
         y: y.as_view_mut(),
+        rows,
         inner,
         columns,
         lanes,
     };
-    // SAFETY: as above; bias and residual have an element for each column, and there is a residual where it is added.
+    // SAFETY: as above; the bias has an element for each column and the residual one for each output, and there is a residual where it
+    // is added.
     unsafe { parameters.launch(device, &format!("row_product_{finish}"), (blocks, 1, 1))? };
     Ok(y)
 }

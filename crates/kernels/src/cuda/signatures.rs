@@ -19,10 +19,12 @@ use super::launch::{Element, KERNELS, MODULE, Parameter, Read, Shared, Strides, 
 pub(super) const ROW_THREADS: u32 = 256;
 /// Threads of a block that writes rows of one head.
 pub(super) const HEAD_THREADS: u32 = 64;
-/// Threads of a block that multiplies one row by a matrix.
+/// Threads of a block that multiplies a few rows by a matrix.
 pub(super) const PRODUCT_THREADS: u32 = 512;
 /// How many of them may share a row of the weight at most.
 pub(super) const MAX_LANES: u32 = 8;
+/// The most rows that they multiply in f32; in other types it is one.
+pub(super) const MOST_ROWS: u32 = 4;
 /// Threads of a block that attends with one query.
 pub(super) const ATTENTION_THREADS: u32 = 512;
 /// Keys that such a block reads at once.
@@ -102,11 +104,12 @@ kernels! {
         width: u32,
     }
 
-    /// The product of a row and a matrix in f32.
+    /// The product of a few rows and a matrix in f32.
     RowProduct ["row_product"] PRODUCT_THREADS {
         x: Read<'a, T>,
         weight: Read<'a, T>,
         y: Written<'a, f32>,
+        rows: u32,
         inner: u32,
         columns: u32,
         lanes: u32,
@@ -119,6 +122,7 @@ kernels! {
         bias: Read<'a, T>,
         residual: Option<Read<'a, T>>,
         y: Written<'a, T>,
+        rows: u32,
         inner: u32,
         columns: u32,
         lanes: u32,
@@ -286,14 +290,15 @@ kernels! {
         scale: f32,
     }
 
-    /// Self-attention of a new token.
+    /// Self-attention of a few new tokens.
     StepAttention ["step_attention_64", "step_attention_128", "step_attention_256"] ATTENTION_THREADS {
         sums: Read<'a, f32>,
         bias: Read<'a, T>,
         key_memory: Shared<'a, T>,
         value_memory: Shared<'a, T>,
         context: Written<'a, T>,
-        lengths: Read<'a, u32>,
+        positions: Read<'a, u32>,
+        tokens: u32,
         capacity: u32,
         head_dim: u32,
         scale: f32,
@@ -468,6 +473,7 @@ mod tests {
         let widest = u32::try_from(crate::widths::WIDEST_SINGLE_QUERY).unwrap();
         let others = [
             ("MAX_LANES", MAX_LANES),
+            ("MOST_ROWS", MOST_ROWS),
             ("ATTENTION_KEYS", ATTENTION_KEYS),
             ("SPLIT_BLOCKS", SPLIT_BLOCKS),
             ("NORM_COLUMNS", NORM_COLUMNS),

@@ -88,6 +88,7 @@ struct alignas(16) uint4 {
 };
 
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
 
 inline void run_thread() {
   kernel();

@@ -105,37 +105,49 @@ template <typename T> void biases(double tolerance) {
   }
 }
 
-/// One row times a matrix, with what follows, for one block and many, full and not.
-template <typename T> void row_products(double tolerance) {
-  for (auto [inner, columns] : {std::pair(1u, 8u), std::pair(7u, 24u), std::pair(300u, 72u), std::pair(5000u, 16u)}) {
-    const auto x = random_values<T>(inner, 1), bias = random_values<T>(columns, 1), residual = random_values<T>(columns, 1);
+/// As many rows as there is a kernel for times a matrix, with what follows, for one block and many, full and not.
+template <typename T> void few_rows(double tolerance) {
+  const struct {
+    unsigned rows, inner, columns;
+  } cases[] = {{1, 1, 8}, {1, 7, 24}, {1, 300, 72}, {1, 5000, 16}, {2, 7, 24}, {3, 300, 72}, {4, 1, 8}, {4, 700, 136}};
+  for (const auto &[rows, inner, columns] : cases) {
+    if (rows > 1 && sizeof(T) < sizeof(float)) continue;
+    const auto x = random_values<T>(rows * inner, 1), bias = random_values<T>(columns, 1);
+    const auto residual = random_values<T>(rows * columns, 1);
     // From a multiple of 16 bytes on.
     std::vector<uint4> memory(size_t(inner) * columns * sizeof(T) / sizeof(uint4));
     T *weight = reinterpret_cast<T *>(memory.data());
     const auto values = random_values<T>(size_t(inner) * columns, 1 / std::sqrt(float(inner)));
     std::copy(values.begin(), values.end(), weight);
-    Doubles sums(columns), biased(columns), activated(columns), added(columns);
-    for (unsigned column = 0; column < columns; column++) {
-      for (unsigned i = 0; i < inner; i++) sums[column] += double(value_of(x[i])) * value_of(weight[i * columns + column]);
-      biased[column] = sums[column] + value_of(bias[column]);
-      activated[column] = gelu_of(biased[column]);
-      added[column] = biased[column] + value_of(residual[column]);
+    Doubles sums(rows * columns), biased(sums.size()), activated(sums.size()), added(sums.size());
+    for (unsigned at = 0; at < rows * columns; at++) {
+      const unsigned row = at / columns, column = at % columns;
+      for (unsigned i = 0; i < inner; i++)
+        sums[at] += double(value_of(x[row * inner + i])) * value_of(weight[i * columns + column]);
+      biased[at] = sums[at] + value_of(bias[column]);
+      activated[at] = gelu_of(biased[at]);
+      added[at] = biased[at] + value_of(residual[at]);
     }
-    for (unsigned lanes : {2u, 4u, 8u}) {
+    for (unsigned lanes = 2; lanes <= MAX_LANES; lanes *= 2) {
       const unsigned width = lanes * 16 / sizeof(T), blocks = (columns + width - 1) / width;
-      const std::string what = "row of " + std::to_string(inner) + " to " + std::to_string(columns);
-      std::vector<float> y(columns);
-      launch({blocks, 1, 1}, PRODUCT_THREADS, [&] { Kernels<T>::row_sums(x.data(), weight, y.data(), inner, columns, lanes); });
+      const std::string what =
+          std::to_string(rows) + " rows of " + std::to_string(inner) + " to " + std::to_string(columns);
+      std::vector<float> y(sums.size());
+      launch({blocks, 1, 1}, PRODUCT_THREADS,
+             [&] { Kernels<T>::row_sums(x.data(), weight, y.data(), rows, inner, columns, lanes); });
       compare(what, y, sums, 1e-6);
-      std::vector<T> z(columns);
-      launch({blocks, 1, 1}, PRODUCT_THREADS,
-             [&] { Kernels<T>::row_bias(x.data(), weight, bias.data(), nullptr, z.data(), inner, columns, lanes); });
+      std::vector<T> z(sums.size());
+      launch({blocks, 1, 1}, PRODUCT_THREADS, [&] {
+        Kernels<T>::row_bias(x.data(), weight, bias.data(), nullptr, z.data(), rows, inner, columns, lanes);
+      });
       compare(what + ", bias", z, biased, tolerance);
-      launch({blocks, 1, 1}, PRODUCT_THREADS,
-             [&] { Kernels<T>::row_gelu(x.data(), weight, bias.data(), nullptr, z.data(), inner, columns, lanes); });
+      launch({blocks, 1, 1}, PRODUCT_THREADS, [&] {
+        Kernels<T>::row_gelu(x.data(), weight, bias.data(), nullptr, z.data(), rows, inner, columns, lanes);
+      });
       compare(what + ", gelu", z, activated, tolerance);
       launch({blocks, 1, 1}, PRODUCT_THREADS, [&] {
-        Kernels<T>::row_residual(x.data(), weight, bias.data(), residual.data(), z.data(), inner, columns, lanes);
+        Kernels<T>::row_residual(x.data(), weight, bias.data(), residual.data(), z.data(), rows, inner, columns,
+                                       lanes);
       });
       compare(what + ", residual", z, added, tolerance);
     }
@@ -352,44 +364,57 @@ template <typename T> void new_tokens() {
   }
 }
 
-/// A new token of each row, of which one has no room: its keys and values after those of its row and nothing else changed,
-/// and what its queries see.
+/// New tokens of each row, of which one has no room: their keys and values after those of its row and nothing else changed, and
+/// what their queries see, whichever block comes first.
 template <typename T> void steps(double tolerance) {
   constexpr unsigned BATCH = 5, HEADS = 2, CAPACITY = 130;
-  const std::vector<unsigned> lengths = {0, 129, 64, 63, 130};
-  for (unsigned width : {6u, 64u, 80u, 128u, 200u, 256u}) {
-    const auto sums = random_values<float>(BATCH * 3 * HEADS * width, 2);
+  for (auto [width, tokens] : {std::pair(6u, 1u), std::pair(64u, 1u), std::pair(64u, 5u), std::pair(80u, 2u),
+                               std::pair(128u, 1u), std::pair(128u, 3u), std::pair(200u, 1u), std::pair(256u, 4u)}) {
+    std::vector<unsigned> positions;
+    for (unsigned length : {0u, CAPACITY - tokens, 64u - tokens / 2, 63u, CAPACITY - tokens + 1})
+      for (unsigned token = 0; token < tokens; token++) positions.push_back(length + token);
+    const auto sums = random_values<float>(BATCH * tokens * 3 * HEADS * width, 2);
     const auto bias = random_values<T>(3 * HEADS * width, 1);
     const auto memory = random_values<T>(BATCH * HEADS * CAPACITY * width, 1);
     auto expected_keys = memory, expected_values = memory;
-    Doubles contexts;
+    Doubles contexts(BATCH * tokens * HEADS * width);
     const double scale = 1 / std::sqrt(width);
     for (unsigned row = 0; row < BATCH * HEADS; row++) {
-      const unsigned batch = row / HEADS, head = row % HEADS, place = std::min(lengths[batch], CAPACITY - 1);
-      const auto projected = [&](unsigned third, unsigned i) {
+      const unsigned batch = row / HEADS, head = row % HEADS;
+      const unsigned first = std::min(positions[batch * tokens], CAPACITY - tokens);
+      const auto projected = [&](unsigned token, unsigned third, unsigned i) {
         const size_t at = (third * HEADS + head) * width + i;
-        return rounded<T>(sums[batch * 3 * HEADS * width + at] + value_of(bias[at]));
+        return rounded<T>(sums[(batch * tokens + token) * 3 * HEADS * width + at] + value_of(bias[at]));
       };
-      for (unsigned i = 0; i < width; i++) {
-        expected_keys[(row * CAPACITY + place) * width + i] = projected(1, i);
-        expected_values[(row * CAPACITY + place) * width + i] = projected(2, i);
+      for (unsigned token = 0; token < tokens; token++) {
+        for (unsigned i = 0; i < width; i++) {
+          const size_t at = (size_t(row) * CAPACITY + first + token) * width + i;
+          expected_keys[at] = projected(token, 1, i);
+          expected_values[at] = projected(token, 2, i);
+        }
+        std::vector<T> query;
+        for (unsigned i = 0; i < width; i++) query.push_back(projected(token, 0, i));
+        const size_t at = size_t(row) * CAPACITY * width;
+        const auto context = attended(query.data(), &expected_keys[at], &expected_values[at], first + token + 1, width, scale);
+        std::copy(context.begin(), context.end(), &contexts[((batch * tokens + token) * HEADS + head) * width]);
       }
-      std::vector<T> query;
-      for (unsigned i = 0; i < width; i++) query.push_back(projected(0, i));
-      const size_t at = size_t(row) * CAPACITY * width;
-      append(contexts, attended(query.data(), &expected_keys[at], &expected_values[at], place + 1, width, scale));
     }
     for (unsigned blocks : {1u, 2u, 4u}) {
-      auto key_memory = memory, value_memory = memory;
-      std::vector<T> context(BATCH * HEADS * width);
-      launch({HEADS, BATCH, blocks}, ATTENTION_THREADS, [&] {
-        Kernels<T>::step(width)(sums.data(), bias.data(), key_memory.data(), value_memory.data(), context.data(),
-                                lengths.data(), CAPACITY, width, float(scale));
-      });
-      const std::string what = "step in " + std::to_string(blocks) + " blocks, " + std::to_string(width) + " wide";
-      compare(what, context, contexts, tolerance);
-      compare(what + ", keys", key_memory, doubles(expected_keys), 0);
-      compare(what + ", values", value_memory, doubles(expected_values), 0);
+      for (bool last_first : {false, true}) {
+        auto key_memory = memory, value_memory = memory;
+        std::vector<T> context(contexts.size());
+        is_reversed = last_first;
+        launch({HEADS, BATCH * tokens, blocks}, ATTENTION_THREADS, [&] {
+          Kernels<T>::step(width)(sums.data(), bias.data(), key_memory.data(), value_memory.data(), context.data(),
+                                  positions.data(), tokens, CAPACITY, width, float(scale));
+        });
+        is_reversed = false;
+        const std::string what = "step of " + std::to_string(tokens) + " in " + std::to_string(blocks) + " blocks, " +
+                                 std::to_string(width) + " wide";
+        compare(what, context, contexts, tolerance);
+        compare(what + ", keys", key_memory, doubles(expected_keys), 0);
+        compare(what + ", values", value_memory, doubles(expected_values), 0);
+      }
     }
   }
 }
@@ -603,7 +628,7 @@ template <typename T> void sums_of_rows(double tolerance) {
 template <typename T> void all(const char *name, double tolerance) {
   std::printf("== %s\n", name);
   biases<T>(tolerance);
-  row_products<T>(tolerance);
+  few_rows<T>(tolerance);
   layer_norms<T>(tolerance);
   attention<T>(tolerance);
   split_keys<T>(tolerance);

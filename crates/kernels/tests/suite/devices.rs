@@ -31,6 +31,9 @@ fn linear_layers_with_what_follows_them() -> Result<()> {
         (1, 20, 2072),
         (1, 20, 4120),
         (1, 20, 8200),
+        (2, 300, 1600),
+        (3, 7, 24),
+        (4, 1100, 72),
         (7, 64, 96),
         (33, 48, 50),
     ] {
@@ -74,25 +77,25 @@ fn layer_norms() -> Result<()> {
     Ok(())
 }
 
-/// A step after lengths in memory: key and value of each row in their place and nowhere else, and one query that sees the keys
-/// up to its own, for every width that there is a kernel for, and rows of all lengths.
+/// A step at positions in memory: keys and values of each row in their places and nowhere else, and queries that see the keys up to
+/// their own, for every width that there is a kernel for, and rows of all lengths.
 #[test]
-fn steps_after_lengths_in_memory() -> Result<()> {
+fn steps_at_positions_in_memory() -> Result<()> {
     const CAPACITY: usize = 130;
-    const LENGTHS: [u32; 3] = [0, 129, 64];
+    const LENGTHS: [usize; 3] = [0, 125, 62];
     const INPUT: usize = 20;
     if device().is_cpu() && dtype() != DType::F32 {
-        skipped("the CPU has steps after lengths in memory in f32 only");
+        skipped("the CPU has steps at positions in memory in f32 only");
         return Ok(());
     }
-    let places = LENGTHS.map(|length| length as usize);
-    for head_dim in [6, 64, 80, 128, 200, 256] {
-        let what = format!("{head_dim} wide");
-        let x = rounded(&[3, 1, INPUT], 1.0, 1)?;
+    for (head_dim, tokens) in [(6, 1), (64, 1), (64, 5), (80, 3), (128, 2), (200, 1), (200, 4), (256, 5)] {
+        let what = format!("{tokens} tokens, {head_dim} wide");
+        let x = rounded(&[3, tokens, INPUT], 1.0, 1)?;
         let (weight, bias) = (rounded(&[6 * head_dim, INPUT], 0.5, 2)?, rounded(&[6 * head_dim], 1.0, 3)?);
-        let projected = x.squeeze(1)?.matmul(&weight.t()?)?.broadcast_add(&bias)?;
-        // As they are kept, and as the query is that meets them.
-        let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?.reshape((3, 6, 1, head_dim))?;
+        let projected = x.broadcast_matmul(&weight.t()?)?.broadcast_add(&bias)?;
+        // As they are kept, and as the queries are that meet them.
+        let projected = projected.to_dtype(dtype())?.to_dtype(DType::F32)?;
+        let projected = projected.reshape((3, tokens, 6, head_dim))?.transpose(1, 2)?;
         let slots = KvSlot::side_by_side(3, CAPACITY);
         let before = [4, 5].map(|offset| rounded(&[3, 2, CAPACITY, head_dim], 2.0, offset));
         let before = [before[0].as_ref().unwrap(), before[1].as_ref().unwrap()];
@@ -104,32 +107,34 @@ fn steps_after_lengths_in_memory() -> Result<()> {
         };
         let expected = held(DType::F32, &Device::Cpu)?;
         let new = [&projected.narrow(1, 2, 2)?, &projected.narrow(1, 4, 2)?];
-        expected.write(&slots, new, &places)?;
+        expected.write(&slots, new, &LENGTHS)?;
         let scale = 1.0 / (head_dim as f64).sqrt();
-        let seen = places.map(|length| 0..length + 1);
+        let places = LENGTHS.iter().flat_map(|length| *length..length + tokens);
+        let seen: Vec<_> = places.clone().map(|place| 0..place + 1).collect();
         let context = expected.attention(&projected.narrow(1, 0, 2)?, &slots, scale, &seen)?;
+        let context = context.transpose(1, 2)?.reshape((3, tokens, 2 * head_dim))?;
 
         let layer = Linear::new(on_device(&weight)?, Some(on_device(&bias)?))?;
         let memory = held(dtype(), &device())?;
-        let lengths = Tensor::new(&LENGTHS, &device())?;
-        let found = step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &lengths)?;
-        assert_parity(&found, &context.reshape((3, 1, 2 * head_dim))?, 3e-6, &what);
+        let positions: Vec<u32> = places.map(|place| u32::try_from(place).unwrap()).collect();
+        let positions = Tensor::from_vec(positions, (3, tokens), &device())?;
+        let found = step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &positions)?;
+        assert_parity(&found, &context, 3e-6, &what);
         for row in 0..3 {
-            let tokens = 0..CAPACITY;
-            let (found, expected) =
-                (memory.read(slots[row], tokens.clone())?, expected.read(slots[row], tokens)?);
+            let all = 0..CAPACITY;
+            let (found, expected) = (memory.read(slots[row], all.clone())?, expected.read(slots[row], all)?);
             for ((found, expected), before) in found.iter().zip(&expected).zip(before) {
                 assert_parity(found, expected, TIGHT, &what);
                 // What was there before is untouched.
                 let others = |x: &Tensor| -> Result<Tensor> {
-                    let (first, last) = (x.narrow(2, 0, places[row])?, CAPACITY - places[row] - 1);
-                    Tensor::cat(&[first, x.narrow(2, places[row] + 1, last)?], 2)
+                    let (first, next) = (x.narrow(2, 0, LENGTHS[row])?, LENGTHS[row] + tokens);
+                    Tensor::cat(&[first, x.narrow(2, next, CAPACITY - next)?], 2)
                 };
                 let before = before.narrow(0, row, 1)?;
                 assert!(values(&others(found)?) == values(&others(&before)?), "{what}");
             }
         }
-        let too_few = lengths.narrow(0, 0, 2)?;
+        let too_few = positions.narrow(0, 0, 2)?;
         assert!(step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &too_few).is_err());
     }
     Ok(())
@@ -190,6 +195,36 @@ fn attention_over_the_first_keys() -> Result<()> {
             assert_parity(&found, &expected, 3e-6, &what);
             let again = attended(&q, &k, &v, scale, &visible)?;
             assert!(values(&again) == values(&found), "{what}: the same bits each time");
+        }
+    }
+    Ok(())
+}
+
+/// Texts with so many scores that each has products of its own on a GPU, where small ones share them.
+#[test]
+fn attention_of_large_texts() -> Result<()> {
+    const TOKENS: usize = 730;
+    let qkv = [1, 2, 3].map(|offset| rounded(&[2, TOKENS, 2, 8], 2.0, offset)?.transpose(1, 2));
+    let [q, k, v] = [qkv[0].as_ref().unwrap(), qkv[1].as_ref().unwrap(), qkv[2].as_ref().unwrap()];
+    let visible: Vec<usize> = (0..2 * TOKENS).map(|query| query % TOKENS + 1).collect();
+    let found = attended(&on_device(q)?, &on_device(k)?, &on_device(v)?, 0.3, &visible)?;
+    for head in 0..2 {
+        for text in 0..2 {
+            let of = |x: &Tensor| x.narrow(0, text, 1)?.narrow(1, head, 1)?.contiguous();
+            let expected = attended(
+                &on_device(&of(q)?)?,
+                &on_device(&of(k)?)?,
+                &on_device(&of(v)?)?,
+                0.3,
+                &visible[..TOKENS],
+            )?;
+            let what = format!("text {text}, head {head}");
+            assert_parity(
+                &of(&found)?,
+                &expected.to_device(&Device::Cpu)?.to_dtype(DType::F32)?,
+                3e-6,
+                &what,
+            );
         }
     }
     Ok(())

@@ -124,15 +124,15 @@ fn memories_of_keys_and_values() {
         let memory = KvMemory::new(2, 3, 16, dtype, &Device::Cpu).unwrap();
         memory.write(&[], [&zeros(&[0, 2, 1, 3]), &zeros(&[0, 2, 1, 3])], &[]).unwrap();
         let projection = Linear::new(zeros(&[18, 4]), None).unwrap();
-        let lengths = Tensor::zeros(0, DType::U32, &Device::Cpu).unwrap();
-        let _ = step_attention(&projection, &zeros(&[0, 1, 4]), &memory, &[], 0.5, &lengths);
+        let positions = |rows| Tensor::zeros((rows, 0), DType::U32, &Device::Cpu).unwrap();
+        let _ = step_attention(&projection, &zeros(&[0, 1, 4]), &memory, &[], 0.5, &positions(0));
         let _ = step_attention(
             &projection,
             &zeros(&[1, 0, 4]),
             &memory,
             &KvSlot::side_by_side(1, 16),
             0.5,
-            &lengths,
+            &positions(1),
         );
     }
 }
