@@ -3,7 +3,7 @@
 usage: python -m bench cpu [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
 
 Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds, and what the machine's
-memory and arithmetic allow at most by `gpt2 doctor`, the best over the rounds. The folder of the peers is what peers.sh makes; what it
+memory and arithmetic allow at most by `gpt2 doctor`, which measures them before each precision; the median over the rounds. The folder of the peers is what peers.sh makes; what it
 has no engine for is left out. Speed does not depend on the values of the weights.
 
 Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
@@ -178,28 +178,26 @@ def engines(peers, dtype, ours, threads, isa):
             yield engine, lambda command=command: json_of(command)
 
 
-def limits(program, threads):
-    """Tokens per second that the machine allows, for each precision and row: what is read once a step is read by all texts together."""
-    found = {}
-    for estimate in json_of([program, "doctor", "--threads", threads, "--json"])["estimates"]:
-        dtype, read, step, prompt = (estimate[key] for key in ("dtype", "read_bytes", "new_tokens_per_s", "prompt_tokens_per_s"))
-        rows = {f"prefill {tokens}": prompt for tokens in PREFILL_TOKENS} | {"decode": step}
-        depth, new_tokens = DECODE["decode_at_896"]
-        rows["decode_at_896"] = step * read / (read + KV_BYTES.get(dtype, 0) * (depth + new_tokens / 2))
-        rows |= {f"{texts} texts": min(texts * step, prompt) for texts in BATCHES}
-        found |= {(dtype, row): limit for row, limit in rows.items()}
-    return found
+def limits(program, dtype, threads):
+    """Tokens per second that the machine allows, for each row: what is read once a step is read by all texts together."""
+    estimates = json_of([program, "doctor", "--threads", threads, "--json"])["estimates"]
+    estimate = next(estimate for estimate in estimates if estimate["dtype"] == dtype)
+    read, step, prompt = (estimate[key] for key in ("read_bytes", "new_tokens_per_s", "prompt_tokens_per_s"))
+    rows = {f"prefill {tokens}": prompt for tokens in PREFILL_TOKENS} | {"decode": step}
+    depth, new_tokens = DECODE["decode_at_896"]
+    rows["decode_at_896"] = step * read / (read + KV_BYTES[dtype] * (depth + new_tokens / 2))
+    return rows | {f"{texts} texts": min(texts * step, prompt) for texts in BATCHES}
 
 
 def compare(arguments):
     peers = arguments.peers.resolve()
     hold_to(arguments.isa)
-    samples, most = {}, {}
+    samples, allowed = {}, {}
     for _ in range(arguments.rounds):
-        if arguments.program.exists():
-            for place, limit in limits(arguments.program, arguments.threads).items():
-                most[place] = max(limit, most.get(place, 0))
         for dtype in arguments.only.split(","):
+            if arguments.program.exists():
+                for row, limit in limits(arguments.program, dtype, arguments.threads).items():
+                    allowed.setdefault((dtype, row), []).append(limit)
             for engine, measure in engines(peers, dtype, arguments.program.exists() and arguments.program, arguments.threads, arguments.isa):
                 for row, speed in measure().items():
                     samples.setdefault((dtype, row), {}).setdefault(engine, []).append(speed)
@@ -207,7 +205,8 @@ def compare(arguments):
         for row in ROWS:
             medians = {engine: statistics.median(speeds) for engine, speeds in samples.get((dtype, row), {}).items()}
             others = [engine for engine in medians if engine != "ours"]
-            line = {"dtype": dtype, "row": row, "tokens_per_s": medians, "limit": most.get((dtype, row))}
+            limit = statistics.median(allowed[dtype, row]) if (dtype, row) in allowed else None
+            line = {"dtype": dtype, "row": row, "tokens_per_s": medians, "limit": limit}
             if others:
                 line["best_peer"] = max(others, key=medians.get)
             print(json.dumps(line), flush=True)

@@ -447,7 +447,7 @@ pub struct Estimate {
 impl Estimate {
     /// One for each of these types of weights.
     pub fn of(speeds: &Speeds) -> Vec<Self> {
-        let formats = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8];
+        let formats = [WeightFormat::F32, WeightFormat::F16, WeightFormat::Q8, WeightFormat::Q4];
         formats.into_iter().map(|format| Self::in_format(format, speeds)).collect()
     }
 
@@ -456,8 +456,10 @@ impl Estimate {
         let (width, inner) = (config.n_embd, config.inner_width());
         let layers = [(3 * width, width), (width, width), (inner, width), (width, inner)];
         let head = (config.vocab_size, width);
-        let bytes = |(outputs, inputs): (usize, usize)| format.packed_bytes(outputs, inputs);
-        let read_bytes = config.n_layer as u64 * layers.map(bytes).iter().sum::<u64>() + bytes(head);
+        let layer_bytes: u64 =
+            layers.iter().map(|(outputs, inputs)| format.packed_bytes(*outputs, *inputs)).sum();
+        let read_bytes =
+            config.n_layer as u64 * layer_bytes + format.of_tables().packed_bytes(head.0, head.1);
         let blocks = (config.n_layer * layers.iter().map(|(out, into)| out * into).sum::<usize>()) as f64;
         let multiply_adds_per_s = match format {
             // Weights in f16 are multiplied in f32.
@@ -512,7 +514,7 @@ mod tests {
             is_busy: false,
         };
         let weights = 84_934_656 + 50_272 * 768;
-        let [f32, f16, q8] = Estimate::of(&speeds).try_into().unwrap();
+        let [f32, f16, q8, q4] = Estimate::of(&speeds).try_into().unwrap();
         assert_eq!((f32.dtype, f32.read_bytes), ("f32", 4 * weights));
         assert_eq!((f16.dtype, f16.read_bytes), ("f16", 2 * weights));
         assert_eq!(
@@ -520,6 +522,9 @@ mod tests {
             ("q8", weights * 34 / 32),
             "with a scale of two bytes for 32 weights"
         );
+        // Two bytes for 32 weights here too; the head has six bits a weight.
+        assert_eq!((q4.dtype, q4.read_bytes), ("q4", 84_934_656 * 18 / 32 + 50_272 * 768 * 26 / 32));
+        assert_eq!(q4.prompt_tokens_per_s, q8.prompt_tokens_per_s);
         assert_eq!(f32.new_tokens_per_s, 50e9 / f32.read_bytes as f64);
         assert_eq!(f32.prompt_tokens_per_s, 100e9 / 84_934_656.0);
         assert_eq!(f16.prompt_tokens_per_s, f32.prompt_tokens_per_s);

@@ -159,7 +159,7 @@ impl Gpt2Model {
     ///
     /// # Shapes
     /// `ids` `(B, T)` of u32; returns `(B, T, C)`. With a cache, row `b` continues after its `cache.lengths()[b]`
-    /// tokens, and the cache grows by `T`; with [`Pass::after`] or [`Pass::of_rows`] the pass places the tokens.
+    /// tokens, and the cache grows by `T`; with [`Pass::at`] or [`Pass::of_rows`] the pass places the tokens.
     ///
     /// # Errors
     /// When there are no tokens, an id is outside the vocabulary, or the tokens do not fit into context or cache; when the pass

@@ -121,7 +121,7 @@ fn doctor_measures_what_a_machine_can_do() {
     assert!(speed("best_read_bytes_per_s") >= speed("read_bytes_per_s") && speed("read_rounds") >= 1.0);
     let estimates = report["estimates"].as_array().unwrap();
     let dtypes: Vec<&Value> = estimates.iter().map(|estimate| &estimate["dtype"]).collect();
-    assert_eq!(dtypes, ["f32", "f16", "q8"]);
+    assert_eq!(dtypes, ["f32", "f16", "q8", "q4"]);
     for estimate in estimates {
         let (read, tokens) =
             (estimate["read_bytes"].as_f64().unwrap(), estimate["new_tokens_per_s"].as_f64().unwrap());
