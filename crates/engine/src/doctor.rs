@@ -304,6 +304,8 @@ pub struct Speeds {
     pub f32_multiply_adds_per_s: f64,
     /// Multiply-adds a second of a product with weights in q8.
     pub q8_multiply_adds_per_s: f64,
+    /// The same with weights of 4 bits, which take fewer instructions where bytes have no instruction of their own.
+    pub q4_multiply_adds_per_s: f64,
     /// Whether the rounds of a measurement took very different times, since other work ran: an idle machine may be faster.
     pub is_busy: bool,
 }
@@ -333,7 +335,7 @@ impl Speeds {
     /// # Errors
     /// None that can happen: the matrices are of the right size.
     pub fn measured(clock: &Clock, reporter: &dyn Reporter) -> Result<Self, PackError> {
-        let progress = reporter.start("measuring", 3, Unit::Items("speeds"));
+        let progress = reporter.start("measuring", 4, Unit::Items("speeds"));
         let free = ProcessMemory::now().map_or(usize::MAX, |memory| memory.available);
         let caches = largest_cache().and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
         let wanted = READ_BYTES.max(caches.saturating_mul(READ_CACHES));
@@ -351,6 +353,8 @@ impl Speeds {
         progress.advance(1);
         let q8 = multiplied(clock, WeightFormat::Q8)?;
         progress.advance(1);
+        let q4 = multiplied(clock, WeightFormat::Q4)?;
+        progress.advance(1);
         let (outputs, inputs) = PRODUCT;
         let multiply_adds = (PRODUCT_ROWS * outputs * inputs) as f64;
         Ok(Self {
@@ -361,7 +365,8 @@ impl Speeds {
             read_bytes_in_large_pages: in_large_pages,
             f32_multiply_adds_per_s: multiply_adds / f32.best_s,
             q8_multiply_adds_per_s: multiply_adds / q8.best_s,
-            is_busy: [read, f32, q8].iter().any(|rounds| rounds.is_busy),
+            q4_multiply_adds_per_s: multiply_adds / q4.best_s,
+            is_busy: [read, f32, q8, q4].iter().any(|rounds| rounds.is_busy),
         })
     }
 }
@@ -426,6 +431,7 @@ impl Rounds {
 ///     read_bytes_in_large_pages: Some(1 << 29),
 ///     f32_multiply_adds_per_s: 200e9,
 ///     q8_multiply_adds_per_s: 400e9,
+///     q4_multiply_adds_per_s: 500e9,
 ///     is_busy: false,
 /// };
 /// let estimates = Estimate::of(&speeds);
@@ -464,6 +470,7 @@ impl Estimate {
         let multiply_adds_per_s = match format {
             // Weights in f16 are multiplied in f32.
             WeightFormat::F32 | WeightFormat::F16 => speeds.f32_multiply_adds_per_s,
+            WeightFormat::Q4 => speeds.q4_multiply_adds_per_s,
             _ => speeds.q8_multiply_adds_per_s,
         };
         let multiplied = blocks + (head.0 * head.1) as f64;
@@ -511,6 +518,7 @@ mod tests {
             read_bytes_in_large_pages: None,
             f32_multiply_adds_per_s: 100e9,
             q8_multiply_adds_per_s: 400e9,
+            q4_multiply_adds_per_s: 500e9,
             is_busy: false,
         };
         let weights = 84_934_656 + 50_272 * 768;
@@ -524,7 +532,7 @@ mod tests {
         );
         // Two bytes for 32 weights here too; the head has six bits a weight.
         assert_eq!((q4.dtype, q4.read_bytes), ("q4", 84_934_656 * 18 / 32 + 50_272 * 768 * 26 / 32));
-        assert_eq!(q4.prompt_tokens_per_s, q8.prompt_tokens_per_s);
+        assert_eq!(q4.prompt_tokens_per_s, 500e9 / 84_934_656.0);
         assert_eq!(f32.new_tokens_per_s, 50e9 / f32.read_bytes as f64);
         assert_eq!(f32.prompt_tokens_per_s, 100e9 / 84_934_656.0);
         assert_eq!(f16.prompt_tokens_per_s, f32.prompt_tokens_per_s);

@@ -132,9 +132,10 @@ fn print(report: &Report) -> Result<()> {
     line(
         "multiplies",
         &format!(
-            "{} billion multiply-adds a second in f32, {} in q8",
+            "{} billion multiply-adds a second in f32, {} in q8, {} in q4",
             billions(speeds.f32_multiply_adds_per_s),
-            billions(speeds.q8_multiply_adds_per_s)
+            billions(speeds.q8_multiply_adds_per_s),
+            billions(speeds.q4_multiply_adds_per_s)
         ),
     )?;
     write_line(match speeds.is_busy {

@@ -115,7 +115,7 @@ fn doctor_measures_what_a_machine_can_do() {
     assert_eq!(report["hub"]["models"], json!({"gpt2": [], "others": 0}));
     let speed = |key: &str| report["speeds"][key].as_f64().unwrap();
     assert!((1e7..1e13).contains(&speed("read_bytes_per_s")), "{}", report["speeds"]);
-    for key in ["f32_multiply_adds_per_s", "q8_multiply_adds_per_s"] {
+    for key in ["f32_multiply_adds_per_s", "q8_multiply_adds_per_s", "q4_multiply_adds_per_s"] {
         assert!((1e7..1e13).contains(&speed(key)), "{}", report["speeds"]);
     }
     assert!(speed("best_read_bytes_per_s") >= speed("read_bytes_per_s") && speed("read_rounds") >= 1.0);
