@@ -41,16 +41,17 @@ impl StepRecorder {
             return Ok(None);
         }
         let tokens = ids.dim(D::Minus1)?;
-        let step = match cache.steps.of(tokens) {
+        match cache.steps.of(tokens) {
             None | Some(Step::Never(_)) => return Ok(None),
             Some(Step::Counted(steps)) if *steps < UNRECORDED_STEPS => {
                 *steps += 1;
                 return Ok(None);
             }
-            Some(step) => mem::take(step),
-        };
-        let known = using(ids.device(), || expect_ids(ids, model.config().vocab_size));
-        let (logits, step) = match known.and_then(|()| self.next(model, ids, cache, step)) {
+            Some(_) => {}
+        }
+        using(ids.device(), || expect_ids(ids, model.config().vocab_size))?;
+        let step = cache.steps.of(tokens).map(mem::take).unwrap_or_default();
+        let (logits, step) = match self.next(model, ids, cache, step) {
             Ok(computed) => computed,
             Err(_) if candle_gpt2_kernels::is_interrupted() => return Ok(None),
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is. After the
