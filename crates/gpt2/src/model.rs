@@ -305,7 +305,7 @@ impl Gpt2LMHeadModel {
         mut cache: Option<&mut Gpt2Cache>,
         pass: &mut Pass,
     ) -> Result<Tensor> {
-        // On a GPU the kernels of a step of one token are recorded once and replayed; None if this is no such step.
+        // On a GPU the kernels of a step of a few tokens are recorded once and replayed; None if this is no such step.
         if let (Some(recorder), Some(cache)) = (&self.step_recorder, cache.as_deref_mut())
             && let Some(logits) = recorder.step(self, ids, logits_for, cache, pass)?
         {

@@ -41,7 +41,7 @@ impl StepRecorder {
             return Ok(None);
         }
         let tokens = ids.dim(D::Minus1)?;
-        match cache.steps.of(tokens) {
+        match cache.steps.of_mut(tokens) {
             None | Some(Step::Never(_)) => return Ok(None),
             Some(Step::Counted(steps)) if *steps < UNRECORDED_STEPS => {
                 *steps += 1;
@@ -50,9 +50,10 @@ impl StepRecorder {
             Some(_) => {}
         }
         using(ids.device(), || expect_ids(ids, model.config().vocab_size))?;
-        let step = cache.steps.of(tokens).map(mem::take).unwrap_or_default();
+        let step = cache.steps.of_mut(tokens).map(mem::take).unwrap_or_default();
         let (logits, step) = match self.next(model, ids, cache, step) {
             Ok(computed) => computed,
+            // The count of these steps begins anew.
             Err(_) if candle_gpt2_kernels::is_interrupted() => return Ok(None),
             // The same step is then computed like any other pass, which returns what is wrong with it, if anything is. After the
             // first line may be a backtrace.
@@ -60,7 +61,7 @@ impl StepRecorder {
                 (None, Step::Never(error.to_string().lines().next().unwrap_or_default().to_owned()))
             }
         };
-        if let Some(place) = cache.steps.of(tokens) {
+        if let Some(place) = cache.steps.of_mut(tokens) {
             *place = step;
         }
         if logits.is_some() {
@@ -174,11 +175,11 @@ fn compute(
 }
 
 impl Gpt2LMHeadModel {
-    /// The same model, which on NVIDIA GPUs records a step of one token for each row and replays it for the following ones; so it does
-    /// with passes over two to eight tokens of each row whose logits are all wanted, as drafts need them.
+    /// The same model, which on NVIDIA GPUs records steps of one to eight tokens of each row whose logits are all wanted, and replays them.
     ///
     /// The fourth step of so many tokens with a cache is recorded, and all others after it take one call to start, which is most of
-    /// their time otherwise. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
+    /// their time otherwise. Each number of tokens has a recording of its own, which holds memory for its logits and what is computed on
+    /// the way, until the cache is dropped or its rows change. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
     /// 256, with keys and values of another type than the activations, if gradients are wanted, and on devices that
     /// [`candle_gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
     ///
@@ -192,13 +193,13 @@ impl Gpt2LMHeadModel {
 }
 
 impl Gpt2Cache {
-    /// Whether steps of one token with this cache are replayed, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None` before it is known, and
-    /// if it is not asked for.
+    /// Whether steps of so many tokens of each row are replayed with this cache, see [`Gpt2LMHeadModel::with_recorded_steps`]: `None`
+    /// before it is known, and if it is not asked for.
     ///
     /// # Errors
     /// Why they cannot be recorded.
-    pub fn recording(&self) -> Option<std::result::Result<(), &str>> {
-        match self.steps.of_one_token() {
+    pub fn recording(&self, tokens: usize) -> Option<std::result::Result<(), &str>> {
+        match self.steps.of(tokens)? {
             Step::Counted(_) | Step::Prepared(_) => None,
             Step::Recorded(..) => Some(Ok(())),
             Step::Never(reason) => Some(Err(reason)),

@@ -12,7 +12,7 @@ pub(crate) struct StepRecorder {
     pub(crate) model: Arc<()>,
 }
 
-/// The most new tokens of a row in a step that is recorded: a draft and the token before it.
+/// The most new tokens of a row in a step that is recorded. Passes over longer drafts are computed like any other.
 const MOST_TOKENS: usize = 8;
 
 /// How far the recordings for a cache have come: of steps of one token for each row, of two, and so on.
@@ -20,14 +20,13 @@ const MOST_TOKENS: usize = 8;
 pub(crate) struct Steps([Step; MOST_TOKENS]);
 
 impl Steps {
-    /// Of steps of one token for each row.
-    pub(crate) fn of_one_token(&self) -> &Step {
-        let [first, ..] = &self.0;
-        first
+    /// Of steps of so many tokens for each row; `None` if they are not recorded.
+    pub(crate) fn of(&self, tokens: usize) -> Option<&Step> {
+        self.0.get(tokens.checked_sub(1)?)
     }
 
-    /// Of steps of so many tokens for each row; `None` if they are not recorded.
-    pub(crate) fn of(&mut self, tokens: usize) -> Option<&mut Step> {
+    /// The same to change it.
+    pub(crate) fn of_mut(&mut self, tokens: usize) -> Option<&mut Step> {
         self.0.get_mut(tokens.checked_sub(1)?)
     }
 }

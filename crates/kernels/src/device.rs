@@ -117,8 +117,9 @@ pub fn open_metal(index: usize) -> Result<Device, DeviceError> {
     Device::new_metal(index).map_err(|source| DeviceError::Unusable { index, source })
 }
 
-/// Whether products of f32 matrices of several rows on NVIDIA GPUs round their inputs to TF32, with 10 bits after the binary point. A
-/// [`Recording`](crate::Recording) keeps what held when it was made.
+/// Whether products of f32 matrices on NVIDIA GPUs round their inputs to TF32, with 10 bits after the binary point; those of up to four
+/// rows may stay exact, because a kernel of this project computes them. A [`Recording`](crate::Recording) keeps what held when it was
+/// made.
 ///
 /// ```
 /// candle_gpt2_kernels::use_tf32(true); // faster on GPUs that have it; elsewhere nothing changes

@@ -110,14 +110,16 @@ pub enum KernelError {
         /// Place of the first token of each row.
         positions: Vec<usize>,
     },
-    /// There is no kernel for a step that reads its places from memory.
+    /// There is no kernel for a step that reads its positions from memory.
     #[error(
-        "attention: no kernel for a step of {token:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or \
+        "attention: no kernel for a step of {tokens:?} at positions {positions:?} into a cache of {memory:?}; on a GPU both are of one type, f32, f16 or \
          bf16, heads are up to 256 wide, the projection has a bias, and no gradient is wanted"
     )]
     NotAStep {
-        /// Shape and type of the new token.
-        token: (Vec<usize>, DType),
+        /// Shape and type of the new tokens.
+        tokens: (Vec<usize>, DType),
+        /// Shape of their positions.
+        positions: Vec<usize>,
         /// Shape and type of the memory.
         memory: (Vec<usize>, KvDType),
     },

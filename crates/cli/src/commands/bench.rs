@@ -286,7 +286,7 @@ impl Bench<'_> {
             (0..texts).try_for_each(|text| cache.truncate(text, prompt_tokens))?;
         }
         if self.device.is_cuda() {
-            let recording = cache.recording().unwrap_or(Err("it took too long"));
+            let recording = cache.recording(1).unwrap_or(Err("it took too long"));
             if let (Err(reason), None | Some(true)) = (recording, self.records_steps) {
                 output::print_note(&format!("steps are not recorded: {reason}"));
             }

@@ -1,6 +1,6 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! Few queries, a step of decoding, are one kernel, whose blocks share the keys if they are many and heads few. Many are two matrix
+//! One query, or a step of a few tokens, is one kernel, whose blocks share the keys if they are many and heads few. Many queries are two matrix
 //! products, for which GPUs have units of their own, and a kernel for mask and softmax between them; training has their way back
 //! too. Queries, keys and values are read where they lie, whatever their strides.
 
@@ -113,16 +113,16 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
     HEAD_WIDTHS.into_iter().find(|width| head_dim <= *width && value_dim == head_dim)
 }
 
-/// The grid of a kernel for one query of each head and batch row, that has up to `keys` keys. One block for each of them would
+/// The grid of a kernel for so many queries of each head, which have up to `keys` keys. One block for each of them would
 /// leave most of a large GPU idle, so if they are few, several share the keys of a query. How many keys there are, the kernel
 /// may read from memory: a recording is made with the most of them, and its blocks share those of each step.
-fn query_grid(device: &CudaDevice, batch: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
+fn query_grid(device: &CudaDevice, queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
     // Blocks leave their parts in memory that all launches share, so these must follow each other. A device that
     // `open` has not opened may have a stream for each thread.
     let has_one_stream = !device.is_event_tracking();
-    let most = if has_one_stream { SPLIT_BLOCKS as usize / (batch * heads) } else { 1 };
+    let most = if has_one_stream { SPLIT_BLOCKS as usize / (queries * heads) } else { 1 };
     let blocks = keys.div_ceil(ATTENTION_KEYS as usize).min(most).max(1);
-    Ok((counted(heads)?, counted(batch)?, counted(blocks)?))
+    Ok((counted(heads)?, counted(queries)?, counted(blocks)?))
 }
 
 /// Numbers of keys or places for each query or row, as the kernels take them: a list, or the first one if all rows have the
@@ -298,7 +298,7 @@ impl ManySizes {
 
     /// The texts in turns.
     fn texts(self) -> impl Iterator<Item = Range<usize>> {
-        let at_once = (MOST_SCORES / self.scores()).max(1);
+        let at_once = (MOST_SCORES / self.scores()).min(MAX_BLOCKS_ACROSS / self.heads).max(1);
         (0..self.batch).step_by(at_once).map(move |first| first..self.batch.min(first + at_once))
     }
 
@@ -475,7 +475,7 @@ impl Many<'_> {
     }
 }
 
-/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, T, H, Dv)`.
+/// `q` `(B, H, T, D)`, `k` `(B, H, S, D)`, `v` `(B, H, S, Dv)`; returns `(B, T, H, Dv)`, a view for small texts.
 fn attend_many<T: Product>(many: Many<'_>, [q, k, v]: [&Tensor; 3]) -> Result<Tensor> {
     let sizes = ManySizes::of([q, k, v])?;
     let readable = sizes.readable();

@@ -1,5 +1,5 @@
-//! Matrix products: of one row, in f32 of up to four, by a kernel that finishes each output, all others by cuBLAS, with strides that candle's own have
-//! no room for, and with sums that stay f32 if something is added to them.
+//! Matrix products: of one row, in f32 of up to four, by a kernel that finishes each output; all others by cuBLAS, with strides that
+//! candle's own have no room for, and with sums that stay f32 if something is added to them.
 
 #![expect(unsafe_code, reason = "products and kernels take pointers that the compiler cannot check")]
 
@@ -129,6 +129,7 @@ impl RowGrid {
         let is_aligned =
             columns.is_multiple_of(width) && weight.layout().start_offset().is_multiple_of(width);
         let rows = counted(x.elem_count() / inner)?;
+        // In types of 16 bits cuBLAS is faster from two rows on.
         let most_rows = if x.dtype() == DType::F32 { MOST_ROWS } else { 1 };
         if rows > most_rows || !weight.t()?.is_contiguous() || !is_aligned {
             return Ok(None);

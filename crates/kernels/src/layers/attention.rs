@@ -20,7 +20,7 @@ use crate::cuda;
 ///
 /// # Shapes
 /// `q` `(B, H, T, D)`, `k` `(B, H, S, D)` and `v` `(B, H, S, Dv)` with any strides. `visible` has for each of the `B · T` queries
-/// the number of keys that it sees, from 1 to `S`. Returns `(B, H, T, Dv)`, laid out as `(B, T, H, Dv)`.
+/// the number of keys that it sees, from 1 to `S`. Returns `(B, H, T, Dv)`, with any strides.
 ///
 /// # Errors
 /// When the GPU fails.

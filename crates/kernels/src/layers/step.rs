@@ -13,7 +13,8 @@ use crate::error::KernelError;
 /// Causal self-attention of `T` new tokens of each row at its `positions`, which follow each other: `projection` gives their
 /// queries, keys and values, side by side; keys and values are written into memory, and a query sees all keys up to its own.
 ///
-/// On an NVIDIA GPU a row without room overwrites its last tokens.
+/// On an NVIDIA GPU the first position of each row is read, and a row without room overwrites its last tokens. What follows from
+/// positions that do not follow each other is not defined.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -21,11 +22,11 @@ use crate::error::KernelError;
 ///
 /// let projection = Linear::new(Tensor::ones((3 * 6, 4), DType::F32, &Device::Cpu)?, None)?;
 /// let memory = KvMemory::new(2, 3, 16, DType::F32, &Device::Cpu)?; // two heads of width 3
-/// let x = Tensor::ones((1, 1, 4), DType::F32, &Device::Cpu)?;
-/// let positions = Tensor::new(&[[0u32]], &Device::Cpu)?;
+/// let x = Tensor::ones((1, 2, 4), DType::F32, &Device::Cpu)?;
+/// let positions = Tensor::new(&[[0u32, 1]], &Device::Cpu)?;
 /// let slots = KvSlot::side_by_side(1, 16);
 /// let context = step_attention(&projection, &x, &memory, &slots, 0.5, &positions)?;
-/// assert_eq!(context.to_vec3::<f32>()?, [[[4.; 6]]], "the first token sees its own value");
+/// assert_eq!(context.to_vec3::<f32>()?, [[[4.; 6]; 2]], "both tokens see the same values");
 /// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
@@ -35,8 +36,8 @@ use crate::error::KernelError;
 ///
 /// # Errors
 /// When the shapes are not these, or, elsewhere than on an NVIDIA GPU, a row has no room; on an NVIDIA GPU also for a
-/// projection without bias, if a gradient is wanted, for heads wider than 256, and for types that differ or are other than
-/// f32, f16 and bf16.
+/// projection without bias, if a gradient is wanted, for heads wider than 256, for more new tokens of a row than it has room for or than
+/// 65,535 of all rows, and for types that differ or are other than f32, f16 and bf16.
 pub fn step_attention(
     projection: &Linear,
     x: &Tensor,
@@ -49,7 +50,8 @@ pub fn step_attention(
     let refused = || {
         let capacity = slots.first().map_or(0, |slot| slot.capacity);
         let memory = (vec![batch, heads, capacity, head_dim], memory.dtype());
-        KernelError::NotAStep { token: (x.dims().to_vec(), x.dtype()), memory }
+        let tokens = (x.dims().to_vec(), x.dtype());
+        KernelError::NotAStep { tokens, positions: positions.dims().to_vec(), memory }
     };
     if x.device().is_cuda() {
         let (Matrix::Dense(weight), Some(bias)) = (projection.weight(), projection.bias()) else {

@@ -134,8 +134,16 @@ fn steps_at_positions_in_memory() -> Result<()> {
                 assert!(values(&others(found)?) == values(&others(&before)?), "{what}");
             }
         }
-        let too_few = positions.narrow(0, 0, 2)?;
-        assert!(step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, &too_few).is_err());
+        let refused = |positions: &Tensor| {
+            let found = step_attention(&layer, &on_device(&x)?, &memory, &slots, scale, positions);
+            Ok::<_, candle_core::Error>(found.is_err())
+        };
+        assert!(refused(&positions.narrow(0, 0, 2)?)?, "two of three rows");
+        assert!(refused(&positions.narrow(1, 0, 1)?.squeeze(1)?.contiguous()?)?, "no axis of tokens");
+        assert!(
+            tokens == 1 || refused(&positions.narrow(1, 0, tokens - 1)?.contiguous()?)?,
+            "a token without"
+        );
     }
     Ok(())
 }
@@ -200,31 +208,23 @@ fn attention_over_the_first_keys() -> Result<()> {
     Ok(())
 }
 
-/// Texts with so many scores that each has products of its own on a GPU, where small ones share them.
+/// On a GPU, texts of more than 2^20 scores have products of their own, smaller ones share them, and more than 2^26 scores take turns.
 #[test]
-fn attention_of_large_texts() -> Result<()> {
-    const TOKENS: usize = 730;
-    let qkv = [1, 2, 3].map(|offset| rounded(&[2, TOKENS, 2, 8], 2.0, offset)?.transpose(1, 2));
-    let [q, k, v] = [qkv[0].as_ref().unwrap(), qkv[1].as_ref().unwrap(), qkv[2].as_ref().unwrap()];
-    let visible: Vec<usize> = (0..2 * TOKENS).map(|query| query % TOKENS + 1).collect();
-    let found = attended(&on_device(q)?, &on_device(k)?, &on_device(v)?, 0.3, &visible)?;
-    for head in 0..2 {
-        for text in 0..2 {
-            let of = |x: &Tensor| x.narrow(0, text, 1)?.narrow(1, head, 1)?.contiguous();
-            let expected = attended(
-                &on_device(&of(q)?)?,
-                &on_device(&of(k)?)?,
-                &on_device(&of(v)?)?,
-                0.3,
-                &visible[..TOKENS],
-            )?;
-            let what = format!("text {text}, head {head}");
-            assert_parity(
-                &of(&found)?,
-                &expected.to_device(&Device::Cpu)?.to_dtype(DType::F32)?,
-                3e-6,
-                &what,
-            );
+fn attention_of_many_and_of_large_texts() -> Result<()> {
+    for (texts, tokens, looked_at) in [(2, 730, vec![0, 1]), (69, 720, vec![0, 63, 64, 68])] {
+        let part = |offset| rounded(&[texts, tokens, 2, 8], 2.0, offset)?.transpose(1, 2);
+        let (q, k, v) = (part(1)?, part(2)?, part(3)?);
+        let visible: Vec<usize> = (0..texts * tokens).map(|query| query % tokens + 1).collect();
+        let on = |q: &Tensor, k: &Tensor, v: &Tensor| {
+            let visible = &visible[..q.dim(0)? * tokens];
+            attended(&on_device(q)?, &on_device(k)?, &on_device(v)?, 0.3, visible)
+        };
+        let found = on(&q, &k, &v)?;
+        for text in looked_at {
+            let of = |x: &Tensor| x.narrow(0, text, 1)?.contiguous();
+            let alone = on(&of(&q)?, &of(&k)?, &of(&v)?)?;
+            let alone = alone.to_device(&Device::Cpu)?.to_dtype(DType::F32)?;
+            assert_parity(&of(&found)?, &alone, 3e-6, &format!("text {text} of {texts}"));
         }
     }
     Ok(())
