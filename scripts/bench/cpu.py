@@ -3,8 +3,8 @@
 usage: python -m bench cpu [--peers DIR] [--program FILE] [--rounds N] [--threads N] [--only f32,f16,q8,q4] [--isa avx2]
 
 Prints a JSON line for each precision and row: tokens per second of every engine, their medians over the rounds, and the median of what
-memory and arithmetic allow, which `gpt2 doctor` measures before each precision of each round. The folder of the peers is what peers.sh makes; what it
-has no engine for is left out. Speed does not depend on the values of the weights.
+memory and arithmetic allow, which `gpt2 doctor` measures before each precision of each round. The folder of the peers is what peers.sh
+makes; what it has no engine for is left out. Speed does not depend on the values of the weights.
 
 Rows: reading prompts of 128, 512 and 1,024 tokens with the logits of the last; greedy decoding of 128 tokens after 8, and of 64
 after 896; and of 32 tokens after 8 in batches of 8 and 32 texts. `--isa avx2` holds every engine to AVX2 where the processor has

@@ -1,7 +1,7 @@
 //! Attention on NVIDIA GPUs, and writing the keys and values that it reads.
 //!
-//! One query, or a step of a few tokens, is one kernel, whose blocks share the keys if they are many and heads few. Many queries are two matrix
-//! products, for which GPUs have units of their own, and a kernel for mask and softmax between them; training has their way back
+//! One query, or a step of a few tokens, is one kernel, whose blocks share the keys if they are many and heads few. Many queries are two
+//! matrix products, for which GPUs have units of their own, and a kernel for mask and softmax between them; training has their way back
 //! too. Queries, keys and values are read where they lie, whatever their strides.
 
 #![expect(unsafe_code, reason = "kernels are launched with arguments that the compiler cannot check")]
@@ -351,39 +351,25 @@ impl<'a, T: Element> Rows<'a, T> {
     }
 }
 
-/// How a side of a product is read.
-#[derive(Clone, Copy)]
-enum Order {
-    AsItIs,
-    Transposed,
-}
-
-impl Order {
-    fn of<T>(self, matrices: Matrices<'_, T>) -> Factor<'_, T> {
-        match self {
-            Self::AsItIs => Factor::AsItIs(matrices),
-            Self::Transposed => Factor::Transposed(matrices),
-        }
-    }
-}
-
 /// `result = factor * left * right` for the heads of so many texts: one product if all heads are at even distances, else one for each
 /// text.
 fn products<T: Product, R: Product>(
     device: &CudaDevice,
     (texts, sizes): (usize, Sizes),
     factor: f32,
-    left: (Order, &Rows<'_, T>),
-    right: (Order, &Rows<'_, T>),
+    left: Factor<&Rows<'_, T>>,
+    right: Factor<&Rows<'_, T>>,
     result: &Rows<'_, R>,
 ) -> Result<()> {
     let heads = sizes.count;
-    let strides = [left.1.strides, right.1.strides, result.strides];
-    let are_even = strides.iter().all(|strides| strides.are_even(heads));
+    let is_even = |rows: &Rows<'_, T>| rows.strides.are_even(heads);
+    let (Factor::AsItIs(left_rows) | Factor::Transposed(left_rows)) = left;
+    let (Factor::AsItIs(right_rows) | Factor::Transposed(right_rows)) = right;
+    let are_even = is_even(left_rows) && is_even(right_rows) && result.strides.are_even(heads);
     let (turns, at_once) = if are_even { (1, texts) } else { (texts, 1) };
     let sizes = Sizes { count: heads * at_once, ..sizes };
     for text in 0..turns {
-        let (left, right) = (left.0.of(left.1.from(text)), right.0.of(right.1.from(text)));
+        let (left, right) = (left.map(|rows| rows.from(text)), right.map(|rows| rows.from(text)));
         product(device, sizes, factor, left, right, (result.from(text), Write::Over))?;
     }
     Ok(())
@@ -403,8 +389,8 @@ impl Many<'_> {
         // SAFETY: the products write every element.
         let scores = unsafe { device.alloc::<f32>(texts.len() * sizes.scores())? };
         let of_texts = (texts.len(), sizes.product(sizes.head_dim, sizes.keys));
-        let left = (Order::AsItIs, &queries.texts(&texts));
-        let right = (Order::Transposed, &keys.texts(&texts));
+        let left = Factor::AsItIs(&queries.texts(&texts));
+        let right = Factor::Transposed(&keys.texts(&texts));
         products(device, of_texts, scale, left, right, &sizes.scores_of(scores.as_view()))?;
         // SAFETY: the kernel writes every element.
         let mut weights = unsafe { device.alloc::<T>(scores.len())? };
@@ -497,8 +483,8 @@ fn attend_many<T: Product>(many: Many<'_>, [q, k, v]: [&Tensor; 3]) -> Result<Te
         let dropped = many.dropped(weights.as_view(), sizes, &texts, device)?;
         let weights = sizes.scores_of(dropped.as_ref().unwrap_or(&weights).as_view());
         let of_texts = (texts.len(), sizes.product(sizes.keys, value_dim));
-        let right = (Order::AsItIs, &values.texts(&texts));
-        products(device, of_texts, 1.0, (Order::AsItIs, &weights), right, &contexts.texts(&texts))?;
+        let right = Factor::AsItIs(&values.texts(&texts));
+        products(device, of_texts, 1.0, Factor::AsItIs(&weights), right, &contexts.texts(&texts))?;
     }
     match sizes.are_small() {
         true => tensor(context, device, &Shape::from((batch, heads, query_len, value_dim))).transpose(1, 2),
@@ -534,24 +520,24 @@ fn attend_many_backward<T: Product>(
         let weights = many.weights([&queries, &keys], sizes, texts.clone(), device)?;
         let dropped = many.dropped(weights.as_view(), sizes, &texts, device)?;
         let kept = sizes.scores_of(dropped.as_ref().unwrap_or(&weights).as_view());
-        let gradients = (Order::AsItIs, &gradients.texts(&texts));
+        let gradients = Factor::AsItIs(&gradients.texts(&texts));
         let of_texts = (texts.len(), sizes.transposed_product(value_dim));
-        products(device, of_texts, 1.0, (Order::Transposed, &kept), gradients, &of_values.texts(&texts))?;
+        products(device, of_texts, 1.0, Factor::Transposed(&kept), gradients, &of_values.texts(&texts))?;
         // SAFETY: the products write every element.
         let of_kept = unsafe { device.alloc::<f32>(weights.len())? };
         let of_texts = (texts.len(), sizes.product(value_dim, sizes.keys));
-        let right = (Order::Transposed, &values.texts(&texts));
+        let right = Factor::Transposed(&values.texts(&texts));
         products(device, of_texts, 1.0, gradients, right, &sizes.scores_of(of_kept.as_view()))?;
         let of_weights = many.dropped(of_kept.as_view(), sizes, &texts, device)?;
         let of_weights = of_weights.as_ref().unwrap_or(&of_kept).as_view();
         let of_scores = many.softmax_backward(&weights, of_weights, sizes, &texts, device)?;
         let of_scores = sizes.scores_of(of_scores.as_view());
         let of_texts = (texts.len(), sizes.product(sizes.keys, head_dim));
-        let right = (Order::AsItIs, &keys.texts(&texts));
-        products(device, of_texts, scale, (Order::AsItIs, &of_scores), right, &of_queries.texts(&texts))?;
+        let right = Factor::AsItIs(&keys.texts(&texts));
+        products(device, of_texts, scale, Factor::AsItIs(&of_scores), right, &of_queries.texts(&texts))?;
         let of_texts = (texts.len(), sizes.transposed_product(head_dim));
-        let right = (Order::AsItIs, &queries.texts(&texts));
-        products(device, of_texts, scale, (Order::Transposed, &of_scores), right, &of_keys.texts(&texts))?;
+        let right = Factor::AsItIs(&queries.texts(&texts));
+        products(device, of_texts, scale, Factor::Transposed(&of_scores), right, &of_keys.texts(&texts))?;
     }
     Ok(())
 }

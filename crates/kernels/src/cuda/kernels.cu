@@ -146,8 +146,8 @@ __device__ void row_product(const T *x, const T *weight, unsigned rows, unsigned
 
 /// The same for as many rows as there is a kernel for: up to `MOST_ROWS` in f32, otherwise one.
 template <typename T, typename S, typename F>
-__device__ void product_of_few_rows(const T *x, const T *weight, unsigned rows, unsigned inner, unsigned columns, unsigned lanes,
-                             S start_of, F finish) {
+__device__ void product_of_few_rows(const T *x, const T *weight, unsigned rows, unsigned inner, unsigned columns,
+                                    unsigned lanes, S start_of, F finish) {
   if constexpr (sizeof(T) == sizeof(float)) {
     if (rows > 1) return row_product<MOST_ROWS>(x, weight, rows, inner, columns, lanes, start_of, finish);
   }
@@ -634,7 +634,7 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
   }                                                                                                                     \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, const T *bias, const T *residual, T *y,       \
                                              unsigned rows, unsigned inner, unsigned columns, unsigned lanes) {         \
-    product_of_few_rows(                                                                                                       \
+    product_of_few_rows(                                                                                                \
         x, weight, rows, inner, columns, lanes,                                                                         \
         [=](unsigned row, unsigned column) {                                                                            \
           return added<T, FINISH>(bias[column], residual, size_t(row) * columns + column);                              \
@@ -665,7 +665,7 @@ template <typename T> __device__ void squares(const T *x, float *sums, size_t co
   FINISHED(bias_residual_##NAME, T, ADD)                                                                                \
   KERNEL(PRODUCT_THREADS) row_product_##NAME(const T *x, const T *weight, float *y, unsigned rows, unsigned inner,      \
                                              unsigned columns, unsigned lanes) {                                        \
-    product_of_few_rows(                                                                                                       \
+    product_of_few_rows(                                                                                                \
         x, weight, rows, inner, columns, lanes, [](unsigned, unsigned) { return 0.0f; },                                \
         [=](unsigned row, unsigned column, float sum) { y[size_t(row) * columns + column] = sum; });                    \
   }                                                                                                                     \

@@ -287,14 +287,25 @@ impl<'a, T> Matrices<'a, T> {
 }
 
 /// How the matrices of one side of a product lie in memory.
-pub(super) enum Factor<'a, T> {
+#[derive(Clone, Copy)]
+pub(super) enum Factor<M> {
     /// `(rows, inner)` on the left, `(inner, columns)` on the right.
-    AsItIs(Matrices<'a, T>),
+    AsItIs(M),
     /// `(inner, rows)` on the left, `(columns, inner)` on the right.
-    Transposed(Matrices<'a, T>),
+    Transposed(M),
 }
 
-impl<'a, T> Factor<'a, T> {
+impl<M> Factor<M> {
+    /// Other matrices that lie in the same way.
+    pub(super) fn map<N>(self, others: impl FnOnce(M) -> N) -> Factor<N> {
+        match self {
+            Self::AsItIs(matrices) => Factor::AsItIs(others(matrices)),
+            Self::Transposed(matrices) => Factor::Transposed(others(matrices)),
+        }
+    }
+}
+
+impl<'a, T> Factor<Matrices<'a, T>> {
     /// How cuBLAS names it, the matrices, and rows and width of each in memory, if it is to be `(rows, width)` in the product.
     fn in_memory(self, rows: usize, width: usize) -> (cublasOperation_t, Matrices<'a, T>, [usize; 2]) {
         match self {
@@ -335,8 +346,8 @@ pub(super) fn product<T: Product, R: Product>(
     device: &CudaDevice,
     sizes: Sizes,
     factor: f32,
-    left: Factor<'_, T>,
-    right: Factor<'_, T>,
+    left: Factor<Matrices<'_, T>>,
+    right: Factor<Matrices<'_, T>>,
     (result, write): (Matrices<'_, R>, Write),
 ) -> Result<()> {
     let Sizes { count, rows, inner, columns } = sizes;
