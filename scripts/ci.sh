@@ -17,6 +17,9 @@ built=(cargo build --workspace --bins --examples --locked)
 # From the kernels to the engine: what other machines and browsers build from. The program itself is not for them.
 portable=(candle-gpt2-arithmetic candle-gpt2-kernels candle-gpt2-attention candle-gpt2 candle-gpt2-weights candle-gpt2-generation candle-gpt2-interpret candle-gpt2-web candle-gpt2-pictures candle-gpt2-engine candle-gpt2-look candle-gpt2-browser)
 
+# The program, without the Hub.
+program_alone=(--package candle-gpt2-cli --features serve)
+
 # Format, lints, documentation, dependencies, spelling, scripts.
 job-check() {
   step cargo fmt --all --check
@@ -93,20 +96,32 @@ job-advisories() {
   fi
 }
 
-# 64-bit ARM: everything compiles for it, and what uses its instructions runs, in an emulator where the machine is another one.
+# The libraries compile for ARM and for browsers.
+job-portable() {
+  # Without the Hub, whose encryption is C and would want a compiler for that machine.
+  compiles_for aarch64-unknown-linux-gnu "${portable[@]/#/--package=}" --features candle-gpt2-engine/built-in,candle-gpt2-weights/mmap,candle-gpt2-weights/pytorch
+  compiles_for wasm32-unknown-unknown "${portable[@]/#/--package=}"
+}
+
+# compiles_for TARGET OPTION…: it is checked, without building a program.
+compiles_for() {
+  if has_target "$1"; then
+    step cargo check --target "$1" --no-default-features --locked "${@:2}"
+  else
+    leave_out "the check for $1" "a target" "rustup target add $1"
+  fi
+}
+
+# 64-bit ARM, in an emulator where the machine is another one: the tests of the whole workspace.
 job-aarch64() {
-  local target=aarch64-unknown-linux-gnu
+  local target=aarch64-unknown-linux-gnu run=() skipped=()
   if ! has_target $target; then
-    leave_out "the check for NEON" "a target" "rustup target add $target"
+    leave_out "the tests on ARM" "a target" "rustup target add $target"
     return
   fi
-  # Without the Hub, whose encryption is C and would want a compiler for that machine.
-  step cargo check --target $target --locked --no-default-features \
-    --features candle-gpt2-engine/built-in,candle-gpt2-weights/mmap,candle-gpt2-weights/pytorch "${portable[@]/#/--package=}"
-  local run=() skipped=()
   if [ "$(uname -m)" != aarch64 ]; then
     if ! has qemu-aarch64 || ! has aarch64-linux-gnu-gcc; then
-      leave_out "the tests of NEON" "an emulator and a linker" "apt-get install qemu-user gcc-aarch64-linux-gnu"
+      leave_out "the tests on ARM" "an emulator and a linker" "apt-get install qemu-user gcc-aarch64-linux-gnu"
       return
     fi
     run=(env CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
@@ -114,9 +129,7 @@ job-aarch64() {
     # Those that try thousands of shapes take an emulator minutes each, and it has no forks of a process with threads.
     skipped=(--skip a_fork --skip attention_equals_the_reference --skip packed::tests::a_row_has_the_same_bits --skip packed::tests::products_equal_the_reference)
   fi
-  step "${run[@]}" cargo test --target $target --package candle-gpt2-arithmetic --lib --locked -- "${skipped[@]}"
-  # Logits have the bits of every other machine.
-  step "${run[@]}" cargo test --target $target --package candle-gpt2-engine --no-default-features --features built-in --test fingerprints --locked
+  step "${run[@]}" cargo test --target $target --workspace --locked --lib --bins --tests -- "${skipped[@]}"
 }
 
 # What files, threads and processes do differently elsewhere: the crates whose tests run on other systems too.
@@ -147,27 +160,14 @@ job-windows() {
   else
     leave_out "the tests on Windows" "a target, mingw and Wine" "rustup target add $target, apt-get install gcc-mingw-w64-x86-64 wine"
   fi
-  checked_for x86_64-pc-windows-msvc
+  compiles_for x86_64-pc-windows-msvc "${program_alone[@]}"
 }
 
 # Apple's linker is not to be had elsewhere.
-job-apple() { checked_for aarch64-apple-darwin; }
+job-apple() { compiles_for aarch64-apple-darwin "${program_alone[@]}"; }
 
-checked_for() {
-  if has_target "$1"; then
-    step cargo check --target "$1" --package candle-gpt2-cli --no-default-features --features serve --locked
-  else
-    leave_out "the check for $1" "a target" "rustup target add $1"
-  fi
-}
-
-# Browsers, and WebAssembly under Node.
+# WebAssembly under Node.
 job-wasm32() {
-  if has_target wasm32-unknown-unknown; then
-    step cargo check --target wasm32-unknown-unknown --no-default-features --locked "${portable[@]/#/--package=}"
-  else
-    leave_out "the check for browsers" "a target" "rustup target add wasm32-unknown-unknown"
-  fi
   # The kernels, the engine's arithmetic and the loader, in memory that need not grow: that is where Node crashes.
   if has_target wasm32-wasip1 && has node; then
     local in_wasm=(env CARGO_TARGET_WASM32_WASIP1_RUNNER="node $PWD/scripts/wasi.mjs"
