@@ -129,7 +129,7 @@ job-aarch64() {
     # Those that try thousands of shapes take an emulator minutes each, and it has no forks of a process with threads.
     skipped=(--skip a_fork --skip attention_equals_the_reference --skip packed::tests::a_row_has_the_same_bits --skip packed::tests::products_equal_the_reference)
   fi
-  step "${run[@]}" cargo test --target $target --workspace --locked --lib --bins --tests -- "${skipped[@]}"
+  step "${run[@]}" cargo test --target $target --workspace --locked --no-fail-fast --lib --bins --tests -- "${skipped[@]}"
 }
 
 # What files, threads and processes do differently elsewhere: the crates whose tests run on other systems too.
@@ -138,7 +138,7 @@ systems=(candle-gpt2-weights candle-gpt2-jobs candle-gpt2-engine candle-gpt2-ser
 tests_on() {
   local target=$1 run=("${@:2}")
   step "${run[@]}" cargo test --target "$target" --package candle-gpt2-arithmetic --lib --locked
-  step "${run[@]}" cargo test --target "$target" "${systems[@]/#/--package=}" --locked --lib --tests -- "${skipped[@]}"
+  step "${run[@]}" cargo test --target "$target" "${systems[@]/#/--package=}" --locked --no-fail-fast --lib --tests -- "${skipped[@]}"
 }
 
 # Static programs for every Linux.

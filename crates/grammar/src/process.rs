@@ -433,7 +433,7 @@ fn bound_memory(bytes: u64) -> io::Result<()> {
 fn bound_time(time: Duration) -> io::Result<()> {
     let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let value = libc::timeval {
-        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_sec: time.as_secs().try_into().unwrap_or(i32::MAX.into()),
         tv_usec: time.subsec_micros().into(),
     };
     #[expect(unsafe_code, reason = "the standard library has no timers")]

@@ -8,6 +8,8 @@ use std::error::Error;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tempfile::{TempDir, TempPath};
 
@@ -17,6 +19,10 @@ use crate::WeightsError;
 const PARTIAL: &str = ".partial-";
 /// Letters and digits of the random part.
 const RANDOM_LETTERS: usize = 6;
+
+/// How long a file may be held open by other programs before it counts as not replaceable, and how often it is tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What writing fails with: any error.
 type Failure = Box<dyn Error + Send + Sync>;
@@ -43,7 +49,7 @@ pub fn replace_file(
 ) -> Result<(), WeightsError> {
     let partial = Partial::new(path)?;
     partial.fill_file(write)?;
-    partial.finish(|made| fs::rename(made, path))
+    partial.finish(|made| rename_over(made, path))
 }
 
 /// Writes a file as a whole if there is none. `write` gets the path to write to.
@@ -223,6 +229,22 @@ impl<'a> Partial<'a> {
             Err(error) => unwritable(self.target, &error),
         }
     }
+}
+
+/// Renames a file over the one that is there. Windows refuses that while another program has it open, be it a reader or a scanner
+/// for viruses, which most have done in a moment.
+fn rename_over(made: &Path, path: &Path) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match fs::rename(made, path) {
+            Err(error) if is_held_open(&error) && begin.elapsed() < PATIENCE => thread::sleep(TRY_AGAIN),
+            done => return done,
+        }
+    }
+}
+
+fn is_held_open(error: &io::Error) -> bool {
+    cfg!(windows) && error.kind() == io::ErrorKind::PermissionDenied
 }
 
 fn parent(path: &Path) -> &Path {

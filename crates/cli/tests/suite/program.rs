@@ -1,7 +1,7 @@
 //! The program as its users call it: output, exit codes, messages.
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{MAIN_SEPARATOR, Path};
 use std::process::Stdio;
 
 use candle_core::{DType, Device, Tensor};
@@ -604,7 +604,9 @@ fn heads_can_be_named() {
     assert_refused(
         &built_in,
         FAILURE,
-        "built-in/model.safetensors: its configuration has 3 attention heads, not the 4 that were given",
+        &format!(
+            "built-in{MAIN_SEPARATOR}model.safetensors: its configuration has 3 attention heads, not the 4 that were given"
+        ),
     );
     assert_refused(
         &run(&["inspect", "--preset", "gpt2", "--n-head", "3"]),

@@ -57,7 +57,8 @@ impl Peer {
         }
     }
 
-    /// Returns when the client has closed its side, even if some of its bytes are still unread.
+    /// Returns when the client has closed its side, even if some of its bytes are still unread: except on Windows, whose events stop
+    /// until these are read.
     pub(crate) async fn closed(&self) {
         loop {
             match of_either!(self, stream => stream.ready(Interest::READABLE).await) {
