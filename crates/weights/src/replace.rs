@@ -9,7 +9,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::{TempDir, TempPath};
 
@@ -20,8 +20,8 @@ const PARTIAL: &str = ".partial-";
 /// Letters and digits of the random part.
 const RANDOM_LETTERS: usize = 6;
 
-/// How long a file may be held open by other programs before it counts as not replaceable, and how often it is tried.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How often a file that other programs hold open is tried again, and after how long: for two seconds.
+const MOST_TRIES: usize = 200;
 const TRY_AGAIN: Duration = Duration::from_millis(10);
 
 /// What writing fails with: any error.
@@ -234,13 +234,13 @@ impl<'a> Partial<'a> {
 /// Renames a file over the one that is there. Windows refuses that while another program has it open, be it a reader or a scanner
 /// for viruses, which most have done in a moment.
 fn rename_over(made: &Path, path: &Path) -> io::Result<()> {
-    let begin = Instant::now();
-    loop {
+    for _ in 0..MOST_TRIES {
         match fs::rename(made, path) {
-            Err(error) if is_held_open(&error) && begin.elapsed() < PATIENCE => thread::sleep(TRY_AGAIN),
+            Err(error) if is_held_open(&error) => thread::sleep(TRY_AGAIN),
             done => return done,
         }
     }
+    fs::rename(made, path)
 }
 
 fn is_held_open(error: &io::Error) -> bool {

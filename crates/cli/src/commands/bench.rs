@@ -110,7 +110,7 @@ struct Report {
     /// The instructions of a CPU; absent on GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     instruction_set: Option<&'static str>,
-    /// Whether decoding replayed recorded steps; absent elsewhere than on NVIDIA GPUs.
+    /// Whether decoding and passes over several tokens replayed recorded steps; absent elsewhere than on NVIDIA GPUs.
     #[serde(skip_serializing_if = "Option::is_none")]
     records_steps: Option<bool>,
     threads: usize,
@@ -248,7 +248,7 @@ fn print(report: &Report) -> Result<()> {
 struct Bench<'a> {
     model: &'a Gpt2LMHeadModel,
     device: &'a Device,
-    /// Whether all decoding replayed recorded steps.
+    /// Whether all decoding, and passes over several tokens, replayed recorded steps.
     records_steps: Option<bool>,
 }
 
@@ -285,13 +285,7 @@ impl Bench<'_> {
             }
             (0..texts).try_for_each(|text| cache.truncate(text, prompt_tokens))?;
         }
-        if self.device.is_cuda() {
-            let recording = cache.recording(1).unwrap_or(Err("it took too long"));
-            if let (Err(reason), None | Some(true)) = (recording, self.records_steps) {
-                output::print_note(&format!("steps are not recorded: {reason}"));
-            }
-            *self.records_steps.get_or_insert(true) &= recording.is_ok();
-        }
+        self.note_recording(&cache, 1);
         self.device.synchronize()?;
         let start = Instant::now();
         for _ in 0..new_tokens {
@@ -301,8 +295,20 @@ impl Bench<'_> {
         Ok(Some((texts * new_tokens) as f64 / start.elapsed().as_secs_f64()))
     }
 
+    /// Finds out whether passes over so many tokens replay a recorded one; the first reason why not is said.
+    fn note_recording(&mut self, cache: &Gpt2Cache, tokens: usize) {
+        if !self.device.is_cuda() {
+            return;
+        }
+        let recording = cache.recording(tokens).unwrap_or(Err("it took too long"));
+        if let (Err(reason), None | Some(true)) = (recording, self.records_steps) {
+            output::print_note(&format!("steps are not recorded ({tokens} at a time): {reason}"));
+        }
+        *self.records_steps.get_or_insert(true) &= recording.is_ok();
+    }
+
     /// The time of passes over several tokens after a long past, as multiples of that over one token.
-    fn passes(&self) -> Result<BTreeMap<usize, f64>> {
+    fn passes(&mut self) -> Result<BTreeMap<usize, f64>> {
         let longest = PASSES_AT + PASSES[PASSES.len() - 1];
         if longest > self.model.config().n_positions {
             return Ok(BTreeMap::new());
@@ -326,6 +332,7 @@ impl Bench<'_> {
                 cache.truncate(0, PASSES_AT)?;
             }
         }
+        PASSES.iter().for_each(|tokens| self.note_recording(&cache, *tokens));
         let mut medians = seconds.into_iter().map(|(tokens, mut seconds)| {
             seconds.sort_by(f64::total_cmp);
             (tokens, seconds[PASS_RUNS / 2])
