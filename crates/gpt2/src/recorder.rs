@@ -175,17 +175,19 @@ fn compute(
 }
 
 impl Gpt2LMHeadModel {
-    /// The same model, which on NVIDIA GPUs records steps of one to eight tokens of each row whose logits are all wanted, and replays them.
+    /// The same model, which on NVIDIA GPUs records steps of one to eight tokens of each row whose logits are all wanted,
+    /// and replays them.
     ///
-    /// The fourth step of so many tokens with a cache is recorded, and all others after it take one call to start, which is most of
-    /// their time otherwise. Each number of tokens has a recording of its own, which holds memory for its logits and what is computed on
-    /// the way, until the cache is dropped or its rows change. Steps that cannot be recorded are computed as usual, see [`Gpt2Cache::recording`]: with heads wider than
-    /// 256, with keys and values of another type than the activations, if gradients are wanted, and on devices that
-    /// [`candle_gpt2_kernels::open_cuda`] has not opened. Elsewhere this changes nothing.
+    /// The fourth step of so many tokens with a cache is recorded, and all others after it take one call to start, which is
+    /// most of their time otherwise. Each number of tokens has a recording of its own, which holds memory for its logits
+    /// and what is computed on the way, until the cache is dropped or its rows change. Steps that cannot be recorded are
+    /// computed as usual, see [`Gpt2Cache::recording`]: with heads wider than 256, with keys and values of another type
+    /// than the activations, if gradients are wanted, and on devices that [`candle_gpt2_kernels::open_cuda`] has not
+    /// opened. Elsewhere this changes nothing.
     ///
-    /// No step is recorded while other threads use the device, whose work would be recorded too, and not done; they wait for the
-    /// milliseconds that a recording takes. Models and caches see to that themselves: operations on tensors that a program gives
-    /// the same device from other threads belong into [`candle_gpt2_kernels::using`].
+    /// No step is recorded while other threads use the device, whose work would be recorded too, and not done; they wait
+    /// for the milliseconds that a recording takes. Models and caches see to that themselves: operations on tensors that a
+    /// program gives the same device from other threads belong into [`candle_gpt2_kernels::using`].
     pub fn with_recorded_steps(mut self) -> Self {
         self.step_recorder = Some(StepRecorder { model: Arc::new(()) });
         self
