@@ -113,7 +113,7 @@ compiles_for() {
 }
 
 # 64-bit ARM, in an emulator where the machine is another one: the tests of the whole workspace, but for the Python module, which needs an
-# interpreter for that machine, and in an emulator the program's, which start it hundreds of times: that takes hours.
+# interpreter for that machine, and in an emulator the program's, which start it: the system itself does not emulate.
 job-aarch64() {
   local target=aarch64-unknown-linux-gnu run=() skipped=() excluded=(--exclude candle-gpt2-python)
   if ! has_target $target; then
