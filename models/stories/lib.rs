@@ -9,7 +9,7 @@ pub const TOKENIZER: &[u8] = include_bytes!("tokenizer.json");
 /// Its weights in f16, under the names of a Hugging Face checkpoint.
 pub const WEIGHTS: &[u8] = include_bytes!("model.safetensors");
 
-/// Transcoders of its MLPs, one for each block: a `cfg.json` and the tensors in f16, as SAELens has them.
+/// Transcoders of its MLPs, one for each block: a `cfg.json` and the tensors in bf16, as SAELens has them.
 pub const TRANSCODERS: [(&str, &[u8]); 6] = [
     (
         include_str!("transcoders/layer_0/cfg.json"),

@@ -6,6 +6,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod contiguous;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod cuda;
@@ -33,6 +34,7 @@ pub use candle_gpt2_arithmetic::{
     relative_entropy, rounded_to_nearest, set_thread_count, thread_count,
 };
 pub use candle_nn::ops::softmax;
+pub use contiguous::contiguous;
 pub use device::{DeviceError, open_cuda, open_metal, use_tf32};
 pub use device_use::using;
 pub use error::{KernelError, carried, carry};

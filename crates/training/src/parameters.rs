@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{ByOutput, Gpt2Config, Parameter, expected_parameters};
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_kernels::{RandomStream, contiguous};
 use candle_gpt2_weights::{Checkpoint, ReadProgress, UnknownName, WeightsError};
 use candle_nn::VarBuilder;
 use serde::{Deserialize, Serialize};
@@ -159,7 +159,7 @@ impl Parameters {
         for parameter in expected_parameters(checkpoint.config()) {
             let tensor = checkpoint.parameter(&parameter.name, device, progress)?;
             let missing = || candle_core::Error::Msg(format!("`{}` holds no weights", parameter.name));
-            let tensor = tensor.ok_or_else(missing)?.to_dtype(DType::F32)?.contiguous()?;
+            let tensor = contiguous(&tensor.ok_or_else(missing)?.to_dtype(DType::F32)?)?;
             named.push((parameter.name, Var::from_tensor(&tensor)?));
         }
         Ok(Self { named })

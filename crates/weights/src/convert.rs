@@ -5,6 +5,7 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, expected_parameters};
+use candle_gpt2_kernels::contiguous;
 use safetensors::tensor::Dtype;
 
 use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
@@ -121,7 +122,7 @@ fn bytes(
     if is_linear_weight(name) {
         tensor = tensor.t()?;
     }
-    let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+    let values = contiguous(&tensor)?.flatten_all()?.to_vec1::<f32>()?;
     if dtype == Dtype::F16 {
         let refuse = |what| WeightsError::Unwritable { path: path.to_owned(), what };
         check_range(name, &values).map_err(refuse)?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_gpt2::{Parameter, expected_parameters};
 use candle_gpt2_kernels::{
-    Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat,
+    Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat, contiguous,
 };
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
@@ -51,7 +51,7 @@ impl ReadParameters<'_> {
         for rows in ranges {
             check_interrupted(self.progress)?;
             // Not a view: candle would quantize what a view is a part of.
-            visit(&whole.narrow(0, rows.start, rows.len())?.force_contiguous()?)?;
+            visit(&contiguous(&whole.narrow(0, rows.start, rows.len())?)?.force_contiguous()?)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ mod pool;
 
 pub use parts::map_items;
 pub(crate) use parts::{
-    Part, Parts, computed_in_parts, computed_together, for_each_item, for_each_part, for_each_part_in,
+    Output, Part, Parts, computed_in_parts, computed_together, for_each_item, for_each_part,
 };
 pub(crate) use pool::{for_each_index, of_size};
 pub use pool::{region_count, set_thread_count, thread_count};

@@ -102,6 +102,28 @@ impl<T> Part<'_, T> {
     }
 }
 
+impl<'a, T: Copy + Default> Part<'a, MaybeUninit<T>> {
+    /// The part with default values in it. What was cleared in one go is in the caches when tiles write to it here and there.
+    #[inline(always)]
+    fn cleared(mut self) -> Part<'a, T> {
+        for row in 0..self.rows() {
+            self.row(row).fill(MaybeUninit::new(T::default()));
+        }
+        // SAFETY: every element was just written.
+        unsafe { self.assume_init() }
+    }
+
+    /// The part of an output that holds values.
+    ///
+    /// # Safety
+    /// Every element of the part was written.
+    #[inline(always)]
+    unsafe fn assume_init(self) -> Part<'a, T> {
+        let Part { first_row, first_column, rows, columns, row_len, start, .. } = self;
+        Part { first_row, first_column, rows, columns, row_len, start: start.cast(), output: PhantomData }
+    }
+}
+
 /// An output of `len` elements whose parts `work` computes, on all threads of the pool.
 ///
 /// `work` finds default values; they are written part by part, by the thread that then computes the part, since clearing a
@@ -130,20 +152,72 @@ pub(crate) fn computed_together<T: Copy + Default + Send>(
     let count = cuts.first().map_or(0, Cut::len);
     assert!(cuts.iter().all(|cut| cut.len() == count), "outputs of other numbers of parts");
     for_each_index(count, |index| {
-        let cleared = |cut: &Cut<MaybeUninit<T>>| {
-            // SAFETY: each index comes once, and each output has its own cut.
-            let mut part = unsafe { cut.part(index) };
-            for row in 0..part.rows() {
-                part.row(row).fill(MaybeUninit::new(T::default()));
-            }
-            let Part { first_row, first_column, rows, columns, row_len, start, .. } = part;
-            Part { first_row, first_column, rows, columns, row_len, start: start.cast(), output: PhantomData }
-        };
-        work(cuts.iter().map(cleared).collect());
+        // SAFETY: each index comes once, and each output has its own cut.
+        work(cuts.iter().map(|cut| unsafe { cut.part(index) }.cleared()).collect());
     });
     drop(cuts);
     // SAFETY: every element belongs to a part, and all elements of each part were written.
     values.into_iter().map(|values| unsafe { values.assume_init() }.into_vec()).collect()
+}
+
+/// An output that is computed in several goes, some columns in each, and some more than once.
+pub(crate) struct Output<'a, T> {
+    values: &'a mut [MaybeUninit<T>],
+    row_len: usize,
+    /// The columns before it hold values; those from it on are cleared before they are computed.
+    written: usize,
+}
+
+impl<'a, T: Copy + Default + Send> Output<'a, T> {
+    /// Rows of `row_len` values, to be overwritten, or to be added to.
+    pub(crate) fn of(values: &'a mut [T], row_len: usize, is_fresh: bool) -> Self {
+        let (start, len) = (values.as_mut_ptr().cast(), values.len());
+        // SAFETY: the memory is the same, it stays borrowed, and nothing but values is written to it.
+        let values = unsafe { std::slice::from_raw_parts_mut(start, len) };
+        Self { values, row_len, written: if is_fresh { 0 } else { row_len } }
+    }
+
+    /// Rows of `row_len` values, `len` in all, that `compute` computes in memory of their own.
+    pub(crate) fn computed(len: usize, row_len: usize, compute: impl FnOnce(&mut Output<'_, T>)) -> Vec<T> {
+        let mut values = Box::new_uninit_slice(len);
+        let mut output = Output { values: &mut values, row_len, written: 0 };
+        compute(&mut output);
+        assert!(
+            len == 0 || output.written == row_len,
+            "{} columns of {row_len} were computed",
+            output.written
+        );
+        // SAFETY: all columns hold values.
+        unsafe { values.assume_init() }.into_vec()
+    }
+
+    /// Whether it is yet to be computed, and not to be added to.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.written == 0
+    }
+
+    /// Number of values.
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Gives every part of `columns` to `work`, on all threads of the pool: with what it holds, or cleared by that thread. Columns that hold no
+    /// values come in their order.
+    pub(crate) fn for_each_part_in(
+        &mut self,
+        parts: Parts,
+        columns: Range<usize>,
+        work: impl Fn(Part<'_, T>) + Sync,
+    ) {
+        let is_written = columns.end <= self.written;
+        assert!(is_written || columns.start == self.written, "columns {columns:?} after {}", self.written);
+        assert!(parts.row_len == self.row_len, "rows of {} in place of {}", parts.row_len, self.row_len);
+        for_each_part_in(self.values, parts, columns.clone(), |part| {
+            // SAFETY: columns before `written` hold values.
+            work(if is_written { unsafe { part.assume_init() } } else { part.cleared() });
+        });
+        self.written = self.written.max(columns.end);
+    }
 }
 
 /// Gives every part of `output` to `work`, on all threads of the pool.
@@ -154,7 +228,7 @@ pub(crate) fn for_each_part<T: Send>(output: &mut [T], parts: Parts, work: impl 
 }
 
 /// The same for some columns only, which are within the rows; the other columns belong to no part.
-pub(crate) fn for_each_part_in<T: Send>(
+fn for_each_part_in<T: Send>(
     output: &mut [T],
     parts: Parts,
     columns: Range<usize>,
@@ -280,5 +354,39 @@ mod tests {
         for_each_part(&mut Vec::<f32>::new(), Parts { row_len: 3, rows: 1, columns: 1 }, |_| {
             panic!("no part")
         });
+    }
+
+    /// Adds one to each value of some columns.
+    fn add_one(output: &mut Output<'_, i32>, columns: Range<usize>) {
+        output.for_each_part_in(Parts { row_len: 7, rows: 2, columns: 2 }, columns, |mut part| {
+            for row in 0..part.rows() {
+                part.row(row).iter_mut().for_each(|value| *value += 1);
+            }
+        });
+    }
+
+    #[test]
+    fn columns_are_cleared_before_their_first_go_and_kept_for_the_next() {
+        let expected = [2, 2, 2, 1, 1, 1, 1].repeat(3);
+        let goes = |output: &mut Output<'_, i32>| [0..3, 0..3, 3..7].map(|columns| add_one(output, columns));
+        assert_eq!(Output::computed(21, 7, |output| _ = goes(output)), expected);
+        let mut values = vec![5; 21];
+        goes(&mut Output::of(&mut values, 7, true));
+        assert_eq!(values, expected);
+        goes(&mut Output::of(&mut values, 7, false));
+        assert_eq!(values, expected.iter().map(|value| 2 * value).collect::<Vec<_>>());
+        assert!(Output::<i32>::computed(0, 7, |_| ()).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "3 columns of 7 were computed")]
+    fn what_was_not_computed_is_not_handed_out() {
+        Output::computed(21, 7, |output| add_one(output, 0..3));
+    }
+
+    #[test]
+    #[should_panic(expected = "columns 3..7 after 0")]
+    fn no_columns_are_left_out() {
+        Output::computed(21, 7, |output| add_one(output, 3..7));
     }
 }

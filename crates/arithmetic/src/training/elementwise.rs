@@ -12,11 +12,6 @@ const ROW_BLOCK: usize = 64;
 /// Blocks of values that follow each other.
 const BLOCKS: Parts = Parts { row_len: 1, rows: BLOCK, columns: 1 };
 
-/// Zeros, written by all threads.
-pub(super) fn zeros<T: Number>(len: usize) -> Vec<T> {
-    computed_in_parts(len, BLOCKS, |_| {})
-}
-
 /// A function of `N` vectors.
 trait Lanewise<T, const N: usize>: Copy + Sync {
     fn apply<V: Vectors<Real = T>>(self, v: V, inputs: [V::Vector; N]) -> V::Vector;

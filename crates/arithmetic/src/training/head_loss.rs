@@ -1,8 +1,7 @@
 //! Cross-entropy fused with the output head, in chunks of rows: a chunk of logits, the largest values of a training step,
 //! lives only until its loss and its gradients are taken.
 
-use super::elementwise::zeros;
-use super::product::{MatrixView, product_to};
+use super::product::{MatrixView, product, product_to};
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::map_items;
 
@@ -24,7 +23,7 @@ pub(super) fn head_loss_with_gradients<T: Real>(
     mut weight_gradient: Option<&mut [T]>,
 ) -> (f64, Vec<T>) {
     let width = hidden.columns();
-    let mut hidden_gradient = zeros(hidden.rows() * width);
+    let mut hidden_gradient = vec![T::ZERO; hidden.rows() * width];
     let loss = in_chunks(hidden, weight, targets, |first, logits| {
         let gradient = &mut hidden_gradient[first * width..(first + logits.rows()) * width];
         product_to(logits, weight, gradient, true);
@@ -46,12 +45,17 @@ fn in_chunks<T: Real>(
     let (rows, vocabulary) = (hidden.rows(), weight.rows());
     assert!(rows > 0 && targets.len() == rows, "{} targets for {rows} rows", targets.len());
     let rows_at_once = (LOGITS_AT_ONCE / vocabulary.max(1)).clamp(1, rows);
-    let mut logits = zeros(rows_at_once * vocabulary);
+    let mut logits = Vec::new();
     let mut loss = 0.0;
     for first in (0..rows).step_by(rows_at_once) {
         let count = rows_at_once.min(rows - first);
+        let (hidden, weight) = (hidden.some_rows(first, count), weight.transposed());
+        if logits.is_empty() {
+            logits = product(hidden, weight, None);
+        } else {
+            product_to(hidden, weight, &mut logits[..count * vocabulary], true);
+        }
         let logits = &mut logits[..count * vocabulary];
-        product_to(hidden.some_rows(first, count), weight.transposed(), logits, true);
         loss += softmax_gradients(logits, &targets[first..first + count], rows);
         each(first, MatrixView::new(logits, count, vocabulary));
     }

@@ -5,11 +5,10 @@
 //! of the output. A panel stays in the nearer caches while the tiles of a part pass over it, and those stay in the second. Sums
 //! are added slice by slice of the depth; these are the same for any number of threads, and so is every sum.
 
-use super::elementwise::zeros;
 use crate::epilogue::{Epilogue, PanelBias};
 use crate::simd::{Apart, Interleaved, Sums, sum_products};
 use crate::simd::{LANES, Line, MAX_TILE_PANELS, Number, Real, TileJob, Vectors, Work, tile_height};
-use crate::threads::{Part, Parts, computed_in_parts, for_each_part, for_each_part_in, thread_count};
+use crate::threads::{Output, Part, Parts, computed_in_parts, thread_count};
 use crate::tile::TileOutput;
 
 /// Depth of a slice.
@@ -168,6 +167,32 @@ impl<T: Number> MatrixView<'_, T> {
             }
         }
     }
+
+    /// Lays out `lines.len() / depth` panels, which begin at a column, as [`lay_out_panel`](Self::lay_out_panel) does; a matrix of rows row after
+    /// row, as memory is read fastest.
+    #[inline(always)]
+    fn lay_out_panels<V: Vectors<Real = T>>(
+        &self,
+        v: V,
+        first_row: usize,
+        first_column: usize,
+        lines: &mut [Line<[T; LANES]>],
+        depth: usize,
+    ) {
+        let panels = lines.len() / depth.max(1);
+        let whole = if self.has_rows() { ((self.columns - first_column) / LANES).min(panels) } else { 0 };
+        for row in 0..depth {
+            let start = (first_row + row) * self.row_stride + first_column;
+            let values = &self.values[start..start + whole * LANES];
+            for panel in 0..whole {
+                lines[panel * depth + row].0.copy_from_slice(&values[panel * LANES..][..LANES]);
+            }
+        }
+        for panel in whole..panels {
+            let lines = &mut lines[panel * depth..(panel + 1) * depth];
+            self.lay_out_panel(v, first_row, first_column + panel * LANES, lines);
+        }
+    }
 }
 
 /// The first `ROWS` values of each column, one column after the other.
@@ -190,9 +215,10 @@ pub(super) fn product<T: Real>(
 ) -> Vec<T> {
     assert!(bias.is_none_or(|bias| bias.len() == right.columns), "a bias of another width");
     let bias = bias.map(PanelBias::new);
-    let mut output = zeros(left.rows * right.columns);
-    multiply_all(left, right, &mut output, true, Epilogue { bias: bias.as_ref(), ..Epilogue::default() });
-    output
+    let epilogue = Epilogue { bias: bias.as_ref(), ..Epilogue::default() };
+    Output::computed(left.rows * right.columns, right.columns, |output| {
+        multiply_all(left, right, output, epilogue)
+    })
 }
 
 /// Writes `left · right` over the output, or adds it.
@@ -202,29 +228,30 @@ pub(super) fn product_to<T: Real>(
     output: &mut [T],
     is_fresh: bool,
 ) {
-    multiply_all(left, right, output, is_fresh, Epilogue::default());
+    multiply_all(left, right, &mut Output::of(output, right.columns, is_fresh), Epilogue::default());
 }
 
 /// The product on all threads.
 fn multiply_all<T: Real>(
     left: MatrixView<'_, T>,
     right: MatrixView<'_, T>,
-    output: &mut [T],
-    is_fresh: bool,
+    output: &mut Output<'_, T>,
     epilogue: Epilogue<'_, T>,
 ) {
     let MatrixView { rows, columns: depth, .. } = left;
     let columns = right.columns;
     assert!(depth == right.rows, "a product of {depth} columns and {} rows", right.rows);
     assert!(output.len() == rows * columns, "{} values for {rows} rows of {columns}", output.len());
-    if output.is_empty() {
+    if output.len() == 0 {
         return;
     }
+    let is_fresh = output.is_fresh();
     let tile = T::vectorized(TileSize);
     if rows <= tile.0 {
         // The rows of one tile pass over each panel once, so it need not be laid out where all threads find it.
-        let parts = Parts { row_len: columns, rows, columns: MAX_TILE_PANELS * LANES };
-        for_each_part(output, parts, |mut part| {
+        let across = columns.div_ceil(2 * thread_count()).next_multiple_of(MAX_TILE_PANELS * LANES);
+        let parts = Parts { row_len: columns, rows, columns: across.min(PART_COLUMNS) };
+        output.for_each_part_in(parts, 0..columns, |mut part| {
             T::vectorized(MultiplyFew { left, right, is_fresh, epilogue, part: &mut part });
         });
         return;
@@ -236,7 +263,7 @@ fn multiply_all<T: Real>(
         let block_columns = (BLOCK_VALUES / slice.1.max(1)).next_multiple_of(PART_COLUMNS);
         for first_column in (0..columns).step_by(block_columns) {
             let width = block_columns.min(columns - first_column);
-            let panels = Parts { row_len: slice.1.max(1), rows: 4, columns: slice.1.max(1) };
+            let panels = Parts { row_len: slice.1.max(1), rows: 8, columns: slice.1.max(1) };
             let lines = computed_in_parts(width.div_ceil(LANES) * slice.1, panels, |mut part| {
                 T::vectorized(LayOutPanels { right, first_row: first, first_column, part: &mut part });
             });
@@ -248,7 +275,7 @@ fn multiply_all<T: Real>(
                 epilogue: (first + slice.1 >= depth).then_some(epilogue),
             };
             let parts = parts(rows, (columns, width), tile);
-            for_each_part_in(output, parts, first_column..first_column + width, |mut part| {
+            output.for_each_part_in(parts, first_column..first_column + width, |mut part| {
                 let first_panel = (part.first_column - first_column) / LANES;
                 let (first_row, part, room) = (part.first_row, &mut part, &mut Vec::new());
                 T::vectorized(MultiplyPart { given, first_row, first_panel, part, room });
@@ -306,11 +333,7 @@ impl<T: Number> Work<T> for MultiplyFew<'_, '_, T> {
         // One slice of nothing where there is no depth, so that the output is written.
         while first < depth.max(1) {
             let slice = (first, SLICE.min(depth - first));
-            for index in 0..panels {
-                let first_column = part.first_column + index * LANES;
-                let lines = &mut lines[index * slice.1..(index + 1) * slice.1];
-                right.lay_out_panel(v, first, first_column, lines);
-            }
+            right.lay_out_panels(v, first, part.first_column, &mut lines[..panels * slice.1], slice.1);
             let given = Given {
                 left,
                 slice,
@@ -337,10 +360,9 @@ impl<T: Number> Work<T> for LayOutPanels<'_, '_, T> {
 
     #[inline(always)]
     fn run<V: Vectors<Real = T>>(self, v: V) {
-        for index in 0..self.part.rows() {
-            let first_column = self.first_column + (self.part.first_row + index) * LANES;
-            self.right.lay_out_panel(v, self.first_row, first_column, self.part.row(index));
-        }
+        let Self { right, first_row, first_column, part } = self;
+        let (first_column, depth) = (first_column + part.first_row * LANES, part.columns());
+        right.lay_out_panels(v, first_row, first_column, part.all(), depth);
     }
 }
 

@@ -7,6 +7,8 @@
 //! once it has been passed. There each result is a variable to candle, whose own way back leads through its operations
 //! between two of these, or between the last of these and the loss, and no further.
 
+#![expect(unsafe_code, reason = "a sum is written over memory that holds nothing yet")]
+
 use std::collections::HashSet;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,7 +122,8 @@ impl Sums {
             return Ok(());
         }
         let (sum, is_fresh) = match self.0.remove(&input.id()) {
-            None => (Tensor::zeros(input.shape(), input.dtype(), input.device())?, true),
+            // SAFETY: every bit pattern is a number of the type, and `update` is told to overwrite all of them.
+            None => (unsafe { Tensor::empty(input.shape(), input.dtype(), input.device()) }?, true),
             Some(Sum::Memory(memory)) => (memory, true),
             Some(Sum::Owned(sum)) => (sum, false),
             Some(Sum::Shared(shared)) => (shared.force_contiguous()?, false),
