@@ -249,8 +249,10 @@ fn multiply_all<T: Real>(
     let tile = T::vectorized(TileSize);
     if rows <= tile.0 {
         // The rows of one tile pass over each panel once, so it need not be laid out where all threads find it.
+        // Rows are read in pieces as long as the threads leave them; columns, each by itself.
         let across = columns.div_ceil(2 * thread_count()).next_multiple_of(MAX_TILE_PANELS * LANES);
-        let parts = Parts { row_len: columns, rows, columns: across.min(PART_COLUMNS) };
+        let most = if right.has_rows() { PART_COLUMNS } else { MAX_TILE_PANELS * LANES };
+        let parts = Parts { row_len: columns, rows, columns: across.min(most) };
         output.for_each_part_in(parts, 0..columns, |mut part| {
             T::vectorized(MultiplyFew { left, right, is_fresh, epilogue, part: &mut part });
         });
