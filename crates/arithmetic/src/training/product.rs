@@ -128,7 +128,7 @@ impl<T: Number> MatrixView<'_, T> {
         }
     }
 
-    /// Lays out sixteen columns, filled up with zeros: a line for each of the rows from `first_row` on.
+    /// Lays out sixteen columns, or what is left of them, filled up with zeros: a line for each of the rows from `first_row` on.
     #[inline(always)]
     fn lay_out_panel<V: Vectors<Real = T>>(
         &self,
@@ -139,11 +139,7 @@ impl<T: Number> MatrixView<'_, T> {
     ) {
         let count = LANES.min(self.columns - first_column);
         let start = first_row * self.row_stride + first_column * self.column_stride;
-        if count == LANES && self.has_rows() {
-            for (index, line) in lines.iter_mut().enumerate() {
-                line.0.copy_from_slice(&self.values[start + index * self.row_stride..][..LANES]);
-            }
-        } else if count == LANES {
+        if count == LANES && !self.has_rows() {
             let mut columns: [&[T]; LANES] = [&[]; LANES];
             for lane in 0..LANES {
                 columns[lane] = &self.values[start + lane * self.column_stride..][..lines.len()];
@@ -168,8 +164,8 @@ impl<T: Number> MatrixView<'_, T> {
         }
     }
 
-    /// Lays out `lines.len() / depth` panels, which begin at a column, as [`lay_out_panel`](Self::lay_out_panel) does; a matrix of rows row after
-    /// row, as memory is read fastest.
+    /// Lays out `lines.len() / depth` panels from a column on, each as [`lay_out_panel`](Self::lay_out_panel) says; those of sixteen columns of a
+    /// matrix of rows row after row, as memory is read fastest.
     #[inline(always)]
     fn lay_out_panels<V: Vectors<Real = T>>(
         &self,
@@ -556,9 +552,7 @@ impl<T: Number> LaidOut<T> {
     pub(super) fn fill<V: Vectors<Real = T>>(&mut self, v: V, right: MatrixView<'_, T>) {
         self.rows = right.rows;
         self.lines.resize(right.columns.div_ceil(LANES) * right.rows, Line([T::ZERO; LANES]));
-        for (panel, lines) in self.lines.chunks_exact_mut(right.rows.max(1)).enumerate() {
-            right.lay_out_panel(v, 0, panel * LANES, lines);
-        }
+        right.lay_out_panels(v, 0, 0, &mut self.lines, right.rows);
     }
 
     /// The whole operand.

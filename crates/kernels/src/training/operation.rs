@@ -7,7 +7,7 @@
 //! once it has been passed. There each result is a variable to candle, whose own way back leads through its operations
 //! between two of these, or between the last of these and the loss, and no further.
 
-#![expect(unsafe_code, reason = "a sum is written over memory that holds nothing yet")]
+#![expect(unsafe_code, reason = "gradients are written over memory that holds nothing yet")]
 
 use std::collections::HashSet;
 use std::marker::PhantomData;
@@ -71,10 +71,16 @@ pub(crate) fn record_tensor(inputs: &[&Tensor], y: Tensor, operation: impl Opera
     record(inputs, storage.try_clone(layout)?, y.shape(), operation)
 }
 
-/// Memory for the gradient of a variable that is known before the way back begins; to be handed to [`Sums::add`] then.
+/// Memory for the gradient of a variable that is known before the way back begins, to be overwritten, and to be handed to [`Sums::add`] then.
 pub(crate) fn memory_for(variable: &Tensor) -> Result<Tensor> {
     let memory = with_recording(|recording| recording.sums.take_memory(variable.id())).flatten();
-    memory.map_or_else(|| Tensor::zeros(variable.shape(), variable.dtype(), variable.device()), Ok)
+    memory.map_or_else(|| unwritten(variable), Ok)
+}
+
+/// Memory for a tensor's first gradient, all of which is written before it is read.
+fn unwritten(tensor: &Tensor) -> Result<Tensor> {
+    // SAFETY: every bit pattern is a number of the type, and what is written first does not depend on them.
+    unsafe { Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device()) }
 }
 
 impl Sums {
@@ -122,8 +128,7 @@ impl Sums {
             return Ok(());
         }
         let (sum, is_fresh) = match self.0.remove(&input.id()) {
-            // SAFETY: every bit pattern is a number of the type, and `update` is told to overwrite all of them.
-            None => (unsafe { Tensor::empty(input.shape(), input.dtype(), input.device()) }?, true),
+            None => (unwritten(input)?, true),
             Some(Sum::Memory(memory)) => (memory, true),
             Some(Sum::Owned(sum)) => (sum, false),
             Some(Sum::Shared(shared)) => (shared.force_contiguous()?, false),
