@@ -4,6 +4,7 @@ usage: pytest scripts/checks -k damage --program FILE --other 'scripts/wine.sh g
 """
 
 import json
+import pathlib
 import re
 import shlex
 import struct
@@ -77,7 +78,11 @@ def refusal(command, folder):
 def test_damage_is_refused_everywhere_alike(program, request, tmp_path):
     whole = tmp_path / "whole"
     program("convert", "built-in", whole)
-    others = [shlex.split(command) for command in request.config.getoption("other") or []]
+    # Programs and their files are named from here, and run in a folder of their own.
+    others = [
+        [str(path.resolve()) if (path := pathlib.Path(part)).exists() else part for part in shlex.split(command)]
+        for command in request.config.getoption("other") or []
+    ]
     if not others:
         print("no program of another system is compared: see --other")
     count = 0

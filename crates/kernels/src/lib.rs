@@ -44,6 +44,7 @@ pub use layers::{
     AdaptedMatrix, ByOutput, DEVIATION, KvMemory, LayerNorm, Linear, Matrix, ParameterSize, ParameterSource,
     TakenSlot, dropout, prefix_attention_on_gpu, step_attention,
 };
+pub use on_gpu::{LOSS_ROWS, MOST_SCORES_ON_GPU};
 pub use per_thread::{
     Interrupt, check_interrupted, composed, has_cpu_kernels, interruptible, is_interrupted, without_gradients,
 };

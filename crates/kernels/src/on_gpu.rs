@@ -33,8 +33,11 @@ impl Draws {
     }
 }
 
-/// Rows whose logits are held at once, by those kernels and by the composition.
-pub(crate) const LOSS_ROWS: usize = 1024;
+/// Rows whose logits a loss holds at once, on NVIDIA GPUs and in compositions of candle's operations.
+pub const LOSS_ROWS: usize = 1024;
+
+/// Elements of the scores that attention holds at once on NVIDIA GPUs, unless a single text has more: a quarter of a GiB in f32.
+pub const MOST_SCORES_ON_GPU: usize = 1 << 26;
 
 /// What the kernels of NVIDIA GPUs make of rows: their mean loss and, where they are wanted, its gradients.
 pub(crate) struct LossOnGpu {

@@ -2,6 +2,7 @@
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
+use candle_gpt2_kernels::{LOSS_ROWS, MOST_SCORES_ON_GPU};
 
 use crate::{ComputeDType, Hyperparameters};
 
@@ -36,12 +37,10 @@ pub fn estimated_bytes(
     /// Logits of a chunk.
     const LOGITS: u64 = 1 << 24;
     const F32_BYTES: u64 = 4;
-    /// Tensors of the size of the scores, and of a chunk of logits, that a composition holds at once, and rows of that chunk.
+    /// Tensors of the size of the scores, and of a chunk of logits, that a composition holds at once.
     const COMPOSED: u64 = 12;
-    const COMPOSED_ROWS: u64 = 1024;
-    /// The same of the kernels of NVIDIA GPUs, and their scores of several texts at once.
+    /// The same of the kernels of NVIDIA GPUs.
     const ON_GPU: u64 = 6;
-    const SCORES_ON_GPU: u64 = 1 << 26;
     let tokens = (numbers.batch_size as u64).saturating_mul(numbers.context as u64);
     if let Some(dictionary) = &numbers.dictionary
         && let (Ok(count), Ok(sites)) = (dictionary.parameter_count(config), dictionary.sites(config))
@@ -64,12 +63,13 @@ pub fn estimated_bytes(
     let table = (config.vocab_size * config.n_embd) as u64;
     let head = if numbers.accumulate > 1 { table } else { 0 };
     let of_text = (config.n_head * numbers.context).saturating_mul(numbers.context) as u64;
-    let chunk = COMPOSED_ROWS * config.vocab_size as u64;
+    let chunk = LOSS_ROWS as u64 * config.vocab_size as u64;
     let logits = match (device, numbers.compute_dtype) {
         (Device::Cpu, ComputeDType::F32) => LOGITS,
         // The gradient of the embedding is added to that of the head.
         (Device::Cuda(_), _) => {
-            let scores = of_text.saturating_mul(numbers.batch_size as u64).min(SCORES_ON_GPU.max(of_text));
+            let scores =
+                of_text.saturating_mul(numbers.batch_size as u64).min(of_text.max(MOST_SCORES_ON_GPU as u64));
             scores.saturating_add(chunk).saturating_mul(ON_GPU).saturating_add(2 * table)
         }
         _ => {

@@ -21,7 +21,7 @@ use super::signatures::{
     WriteTokens,
 };
 use super::training::launch_drop;
-use crate::on_gpu::Draws;
+use crate::on_gpu::{Draws, MOST_SCORES_ON_GPU};
 use crate::widths::WIDEST_SINGLE_QUERY;
 
 /// Widths of a head up to which a kernel for one query was compiled.
@@ -258,8 +258,6 @@ fn launch_step<T: Product>(
 
 /// Rows of scores that a block works on, a warp each.
 const ROW_WARPS: u32 = ROW_THREADS / 32;
-/// Elements of the scores that are held at once: a quarter of a GiB in f32.
-const MOST_SCORES: usize = 1 << 26;
 /// Scores of a text up to which starting its products takes longer than copying its queries, keys and values for a product of all
 /// texts.
 const FEW_SCORES: usize = 1 << 20;
@@ -298,7 +296,7 @@ impl ManySizes {
 
     /// The texts in turns.
     fn texts(self) -> impl Iterator<Item = Range<usize>> {
-        let at_once = (MOST_SCORES / self.scores()).min(MAX_BLOCKS_ACROSS / self.heads).max(1);
+        let at_once = (MOST_SCORES_ON_GPU / self.scores()).min(MAX_BLOCKS_ACROSS / self.heads).max(1);
         (0..self.batch).step_by(at_once).map(move |first| first..self.batch.min(first + at_once))
     }
 
