@@ -28,8 +28,8 @@ mod widths;
 #[doc(hidden)]
 pub use candle_gpt2_arithmetic::weight_formats;
 pub use candle_gpt2_arithmetic::{
-    AdamWStep, Dropout, Epilogue, Float, KvSlot, MatrixBytes, MatrixView, PackError, PackedMatrix,
-    RandomStream, SparseRows, StoredFloat, StoredOrder, Strided, WeightFormat, exponentials,
+    AdamWStep, Dropout, Epilogue, Float, KvSlot, LOGITS_AT_ONCE, MatrixBytes, MatrixView, PackError,
+    PackedMatrix, RandomStream, SparseRows, StoredFloat, StoredOrder, Strided, WeightFormat, exponentials,
     integer_exponentials, large_pages, limits, log_sum_exp, map_items, mix_bits, region_count,
     relative_entropy, rounded_to_nearest, set_thread_count, thread_count,
 };

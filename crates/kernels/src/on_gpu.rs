@@ -1,4 +1,4 @@
-//! What the operations of `training` and the kernels of NVIDIA GPUs tell each other.
+//! What the operations of `training` and the kernels of NVIDIA GPUs tell each other, and how much they hold at once.
 
 use candle_core::Tensor;
 use candle_gpt2_arithmetic::Dropout;
@@ -33,10 +33,11 @@ impl Draws {
     }
 }
 
-/// Rows whose logits a loss holds at once, on NVIDIA GPUs and in compositions of candle's operations.
+/// Rows whose logits [`head_loss`](crate::head_loss()) holds at once, on NVIDIA GPUs and in compositions of candle's operations.
 pub const LOSS_ROWS: usize = 1024;
 
-/// Elements of the scores that attention holds at once on NVIDIA GPUs, unless a single text has more: a quarter of a GiB in f32.
+/// Elements of the scores that [`heads_attention`](crate::heads_attention()) holds at once on NVIDIA GPUs, unless a single text has more: a
+/// quarter of a GiB in f32.
 pub const MOST_SCORES_ON_GPU: usize = 1 << 26;
 
 /// What the kernels of NVIDIA GPUs make of rows: their mean loss and, where they are wanted, its gradients.

@@ -2,7 +2,7 @@
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_kernels::{LOSS_ROWS, MOST_SCORES_ON_GPU};
+use candle_gpt2_kernels::{LOGITS_AT_ONCE, LOSS_ROWS, MOST_SCORES_ON_GPU};
 
 use crate::{ComputeDType, Hyperparameters};
 
@@ -34,8 +34,6 @@ pub fn estimated_bytes(
     const KEPT_WIDTHS: u64 = 13;
     /// Inner values of the MLP: before the activation and after it.
     const KEPT_INNER: u64 = 2;
-    /// Logits of a chunk.
-    const LOGITS: u64 = 1 << 24;
     const F32_BYTES: u64 = 4;
     /// Tensors of the size of the scores, and of a chunk of logits, that a composition holds at once.
     const COMPOSED: u64 = 12;
@@ -63,9 +61,9 @@ pub fn estimated_bytes(
     let table = (config.vocab_size * config.n_embd) as u64;
     let head = if numbers.accumulate > 1 { table } else { 0 };
     let of_text = (config.n_head * numbers.context).saturating_mul(numbers.context) as u64;
-    let chunk = LOSS_ROWS as u64 * config.vocab_size as u64;
+    let chunk = (LOSS_ROWS as u64).saturating_mul(config.vocab_size as u64);
     let logits = match (device, numbers.compute_dtype) {
-        (Device::Cpu, ComputeDType::F32) => LOGITS,
+        (Device::Cpu, ComputeDType::F32) => LOGITS_AT_ONCE as u64,
         // The gradient of the embedding is added to that of the head.
         (Device::Cuda(_), _) => {
             let scores =

@@ -5,8 +5,8 @@ use super::product::{MatrixView, product, product_to};
 use crate::simd::{LANES, Number, Real, Vectors, Work};
 use crate::threads::map_items;
 
-/// Logits that exist at once: 64 MiB in f32.
-const LOGITS_AT_ONCE: usize = 1 << 24;
+/// Logits that [`Float::head_loss`](crate::Float::head_loss) holds at once: 64 MiB in f32.
+pub const LOGITS_AT_ONCE: usize = 1 << 24;
 
 pub(super) fn head_loss<T: Real>(
     hidden: MatrixView<'_, T>,

@@ -16,6 +16,7 @@ mod sparse;
 pub use adamw::AdamWStep;
 pub use attention::{AddedScores, Attention};
 pub use dropout::Dropout;
+pub use head_loss::LOGITS_AT_ONCE;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
 pub use product::MatrixView;
