@@ -34,6 +34,7 @@ job-check() {
     leave_out "the check of shell scripts" "shellcheck" "apt-get install shellcheck"
   fi
   step workflows_are_sound
+  step commit_subjects_are_sound
   if has cargo-deny; then
     # Without advisories, which come by the network: they are a job of their own.
     step cargo deny --locked check licenses bans sources
@@ -69,6 +70,25 @@ workflows_are_sound() {
   else
     leave_out "the syntax of workflows" "actionlint, or PyYAML" "pip install pyyaml"
   fi
+}
+
+# Subjects of the commits since this one: `area: change`, at most 72 characters. Merges are exempt.
+subjects_are_checked_since=1f696f5fd55bbba5888a138f6fd6300202c0aec1
+commit_subjects_are_sound() {
+  local commits commit subject count=0 failed=0
+  if ! commits=$(git log --no-merges --format='%h %s' "$subjects_are_checked_since..HEAD" 2>/dev/null); then
+    leave_out "the check of commit subjects" "the history since ${subjects_are_checked_since::8}" "git fetch --unshallow"
+    return
+  fi
+  while read -r commit subject; do
+    [ -n "$commit" ] || continue
+    count=$((count + 1))
+    [[ $subject =~ ^[a-z0-9][a-z0-9_./,-]*:\ [^\ ] && ${#subject} -le 72 ]] && continue
+    echo "commit $commit: \"$subject\" needs an area in front and at most 72 characters, as in \"kv-cache: reject empty rows\"" >&2
+    failed=1
+  done <<<"$commits"
+  echo "$count commit subjects checked"
+  return $failed
 }
 
 # The plain program stays light, and what `serve` and `grammar` add is counted.
