@@ -47,6 +47,11 @@ fn main() -> ExitCode {
     unsafe {
         process::set_threads(threads);
     }
+    #[expect(unsafe_code, reason = "recorded steps depend on the rest of the program")]
+    // SAFETY: this program uses GPUs through models and caches, which call `using`, or on the one thread that decodes.
+    unsafe {
+        process::allow_recorded_steps();
+    }
     process::keep_freed_memory();
     let mut hub = HubOptions::from_environment();
     if offline {

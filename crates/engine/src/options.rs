@@ -168,8 +168,8 @@ impl ModelOptions {
         OpenOptions { n_head: self.n_head }
     }
 
-    /// The model of a checkpoint alone, in the types of these options. On a GPU its steps are recorded while no other thread uses
-    /// that device, see [`Gpt2LMHeadModel::with_recorded_steps`].
+    /// The model of a checkpoint alone, in the types of these options. On a GPU it records steps if the program has called
+    /// [`process::allow_recorded_steps`](crate::process::allow_recorded_steps).
     ///
     /// # Errors
     /// When the tensors are not those of the model, or the device has no room; when `reporter` interrupts it, see
@@ -183,7 +183,7 @@ impl ModelOptions {
         let options = self.load_options(checkpoint, device)?;
         let progress = Watched::new(reporter, "loading", checkpoint.parameter_bytes());
         let model = checkpoint.load(&options, &progress)?;
-        Ok(if device.is_cpu() { model } else { model.with_recorded_steps() })
+        Ok(crate::process::with_recorded_steps(model))
     }
 
     /// The classifier of a checkpoint, in the types of these options.

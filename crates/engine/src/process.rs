@@ -3,8 +3,10 @@
 //! A program makes these calls at its start; a library inside another program leaves those that need a single-threaded process to
 //! that program.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
 
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_kernels::{large_pages, limits};
 
 use crate::EngineError;
@@ -168,6 +170,37 @@ pub fn keep_freed_memory() {
         };
         // Where a number is declined, everything works as before, only slower.
         let _ = tuned;
+    }
+}
+
+/// Set by [`allow_recorded_steps`].
+static RECORDS_STEPS: AtomicBool = AtomicBool::new(false);
+
+/// Lets models that are loaded from now on record their decoding steps on NVIDIA GPUs and replay them, which is three to four times
+/// as fast. Without this call a library inside another program computes each step as usual.
+///
+/// # Safety
+/// All work that this process submits to a GPU outside this workspace's crates must run inside [`candle_gpt2_kernels::using`];
+/// [`Gpt2LMHeadModel::with_recorded_steps`] states the contract.
+///
+/// ```
+/// // SAFETY: this program uses GPUs through the models alone.
+/// unsafe { candle_gpt2_engine::process::allow_recorded_steps() };
+/// ```
+#[expect(unsafe_code, reason = "the caller vouches for the rest of the program")]
+pub unsafe fn allow_recorded_steps() {
+    RECORDS_STEPS.store(true, Ordering::Relaxed);
+}
+
+/// Applies [`Gpt2LMHeadModel::with_recorded_steps`] if the program allows it.
+pub(crate) fn with_recorded_steps(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
+    if !RECORDS_STEPS.load(Ordering::Relaxed) {
+        return model;
+    }
+    #[expect(unsafe_code, reason = "recording steps has a contract")]
+    // SAFETY: whoever called `allow_recorded_steps` has promised it.
+    unsafe {
+        model.with_recorded_steps()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Looking into a model: an observer for all its passes, hidden states, and passes that begin at a later block.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use candle_core::{Result, Tensor};
 use candle_gpt2_attention::{Observer, Pass, Site, SiteKind};
@@ -45,10 +45,10 @@ impl Gpt2Model {
         compute: impl FnOnce(&mut Pass) -> Result<T>,
     ) -> Result<T> {
         match &self.watcher {
-            Some(Watcher(observer)) if !pass.is_observed() => {
-                let mut observer = observer.lock().unwrap_or_else(PoisonError::into_inner);
-                compute(&mut pass.watched(&mut *observer))
-            }
+            Some(watcher) if !pass.is_observed() => watcher.with(|observer| match observer {
+                Some(observer) => compute(&mut pass.watched(observer)),
+                None => compute(pass),
+            }),
             _ => compute(pass),
         }
     }
@@ -75,10 +75,12 @@ impl Gpt2LMHeadModel {
         })
     }
 
-    /// The same model, of which `observer` sees every pass that has no observer of its own: in generation, scoring and all that
-    /// runs a model.
+    /// Shows `observer` every pass that has no observer of its own: in generation, scoring and everything else that runs the model.
+    ///
+    /// The mutex stays locked during a pass, so observed passes of several threads follow each other. A pass that the observer
+    /// runs itself, on the same model and thread, is not observed.
     pub fn observed_by(mut self, observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
-        self.transformer.watcher = Some(Watcher(observer));
+        self.transformer.watcher = Some(Watcher::new(observer));
         self
     }
 

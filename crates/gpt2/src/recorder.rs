@@ -4,7 +4,10 @@
 //! in one call, each with the arguments of the step that was recorded. So what changes from step to step lies in the GPU's
 //! memory, at the same place for all of them: the ids, their positions, the logits.
 
-#![expect(unsafe_code, reason = "a recording uses memory that it does not hold")]
+#![expect(
+    unsafe_code,
+    reason = "a recording uses memory that it does not hold, and captures other threads' work"
+)]
 
 use std::mem;
 use std::sync::Arc;
@@ -185,10 +188,15 @@ impl Gpt2LMHeadModel {
     /// than the activations, if gradients are wanted, and on devices that [`candle_gpt2_kernels::open_cuda`] has not
     /// opened. Elsewhere this changes nothing.
     ///
-    /// No step is recorded while other threads use the device, whose work would be recorded too, and not done; they wait
-    /// for the milliseconds that a recording takes. Models and caches see to that themselves: operations on tensors that a
-    /// program gives the same device from other threads belong into [`candle_gpt2_kernels::using`].
-    pub fn with_recorded_steps(mut self) -> Self {
+    /// No step is recorded while other threads use the device inside [`candle_gpt2_kernels::using`]; they wait for the
+    /// milliseconds that a recording takes. Models and caches call it themselves.
+    ///
+    /// # Safety
+    /// The recording captures everything that any thread submits to the device meanwhile. So as long as a cache of this model
+    /// exists, all other work of this process on the same GPU must run inside [`candle_gpt2_kernels::using`]: every operation on
+    /// a tensor of the device, and every allocation and drop of one. Work outside it ends up in the recording, does not run when
+    /// it was submitted, and is repeated by each replay on memory that may have been freed.
+    pub unsafe fn with_recorded_steps(mut self) -> Self {
         self.step_recorder = Some(StepRecorder { model: Arc::new(()) });
         self
     }

@@ -1,13 +1,58 @@
 //! The observer of a model.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{ThreadId, current};
 
 use candle_gpt2_attention::Observer;
 
-/// Sees every pass of a model.
+/// Sees every pass of a model, one pass at a time.
 #[derive(Clone)]
-pub(crate) struct Watcher(pub(crate) Arc<Mutex<dyn Observer + Send>>);
+pub(crate) struct Watcher {
+    observer: Arc<Mutex<dyn Observer + Send>>,
+    /// The thread whose pass is being observed.
+    observed: Arc<Mutex<Option<ThreadId>>>,
+}
+
+impl Watcher {
+    pub(crate) fn new(observer: Arc<Mutex<dyn Observer + Send>>) -> Self {
+        Self { observer, observed: Arc::default() }
+    }
+
+    /// Calls `compute` with the observer, or without one if the observer itself runs this pass: it cannot observe both.
+    pub(crate) fn with<T>(&self, compute: impl FnOnce(Option<&mut dyn Observer>) -> T) -> T {
+        if self.thread() == Some(current().id()) {
+            return compute(None);
+        }
+        let mut observer = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let _observing = Observing::begin(self);
+        compute(Some(&mut *observer))
+    }
+
+    fn thread(&self) -> Option<ThreadId> {
+        *self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_thread(&self, thread: Option<ThreadId>) {
+        *self.observed.lock().unwrap_or_else(PoisonError::into_inner) = thread;
+    }
+}
+
+/// RAII guard: this thread's pass is being observed.
+struct Observing<'a>(&'a Watcher);
+
+impl<'a> Observing<'a> {
+    fn begin(watcher: &'a Watcher) -> Self {
+        watcher.set_thread(Some(current().id()));
+        Self(watcher)
+    }
+}
+
+impl Drop for Observing<'_> {
+    fn drop(&mut self) {
+        self.0.set_thread(None);
+    }
+}
 
 impl fmt::Debug for Watcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

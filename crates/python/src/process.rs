@@ -27,6 +27,11 @@ pub(crate) fn start() -> Result<()> {
         Ok(_) => {
             // Without it reading a prompt takes a sixth longer.
             process::keep_freed_memory();
+            #[expect(unsafe_code, reason = "recorded steps depend on the rest of the program")]
+            // SAFETY: this module does all its work on a GPU inside `using`, and hands out arrays on the host.
+            unsafe {
+                process::allow_recorded_steps();
+            }
             let wished = Some(WISHED.load(Ordering::Acquire)).filter(|wished| *wished > 0);
             wished.map(process::set_thread_count);
             Python::attach(|py| start_candles_pools(py, wished)).map_err(Into::into)

@@ -22,8 +22,12 @@ const LOGPROB_ON_GPU: f64 = 1e-3;
 
 fn load(folder: &Path) -> Gpt2LMHeadModel {
     let options = LoadOptions { device: device(), ..LoadOptions::default() };
-    // As the program loads it.
-    Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap().with_recorded_steps()
+    let model = Checkpoint::open(folder).unwrap().load(&options, &|_| ()).unwrap();
+    #[expect(unsafe_code, reason = "the program records steps too, and recording has a contract")]
+    // SAFETY: these tests run on a GPU with one test thread, so nothing else uses the device.
+    unsafe {
+        model.with_recorded_steps()
+    }
 }
 
 fn ids(value: &Value) -> Vec<u32> {

@@ -1,6 +1,7 @@
 //! What holds for every GPT-2: causality, caching in any chunks, independent batch rows, observers, gradients.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{
@@ -291,10 +292,17 @@ fn is_recorded(cache: &Gpt2Cache) -> bool {
     matches!(cache.recording(1), Some(Ok(())))
 }
 
+/// A model that records its steps.
+#[expect(unsafe_code, reason = "recording steps has a contract")]
+fn recorded(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
+    // SAFETY: these tests run on a GPU with one test thread, so nothing else uses the device.
+    unsafe { model.with_recorded_steps() }
+}
+
 /// Steps with a cache that goes through all it can go through: replayed on a GPU, computed elsewhere, the same everywhere.
 #[test]
 fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
-    let (plain, recorder) = (model()?, model()?.with_recorded_steps());
+    let (plain, recorder) = (model()?, recorded(model()?));
     let (mut expected, mut found) = (cache(&plain, 2)?, cache(&recorder, 2)?);
     let mut kept = Vec::new();
     let mut both = |expected: &mut Gpt2Cache, found: &mut Gpt2Cache, rows: &[&[u32]]| -> Result<()> {
@@ -342,7 +350,7 @@ fn recorded_steps_are_those_of_a_model_that_records_none() -> Result<()> {
 #[test]
 fn recorded_steps_of_several_tokens() -> Result<()> {
     const ALL: [u32; 3] = [30, 31, 32];
-    let (plain, recorder) = (model()?, model()?.with_recorded_steps());
+    let (plain, recorder) = (model()?, recorded(model()?));
     let (mut expected, mut found) = (cache(&plain, 2)?, cache(&recorder, 2)?);
     for round in 0..6 {
         for tokens in [3, 1, 2] {
@@ -390,7 +398,7 @@ fn a_recording_serves_one_model() -> Result<()> {
         };
         STEPS.iter().zip(1..).map(logits).collect()
     };
-    let (found, recorded) = run(models()?.map(Gpt2LMHeadModel::with_recorded_steps))?;
+    let (found, recorded) = run(models()?.map(recorded))?;
     for (index, (found, expected)) in found.iter().zip(&run(models()?)?.0).enumerate() {
         assert_parity(found, expected, SAME, &format!("step {index}"));
     }
@@ -404,7 +412,7 @@ fn a_recording_serves_one_model() -> Result<()> {
 #[test]
 fn what_cannot_be_recorded_is_computed() -> Result<()> {
     let kv_dtype = if dtype() == DType::F16 { DType::F32 } else { DType::F16 };
-    let (plain, recorder) = (model()?, model()?.with_recorded_steps());
+    let (plain, recorder) = (model()?, recorded(model()?));
     let new_cache = |model: &Gpt2LMHeadModel| Gpt2Cache::new(model.config(), 1, 12, kv_dtype, &device());
     let (mut expected, mut found) = (new_cache(&plain)?, new_cache(&recorder)?);
     for token in 1..7 {
@@ -636,4 +644,35 @@ fn the_ledger_holds_the_counts_in_circulation() {
         let found: Vec<usize> = candle_gpt2::parameter_ledger(&untied).iter().map(|row| row.count).collect();
         assert_eq!(found, counts, "{preset}, untied: the definitions name their own head");
     }
+}
+
+/// Runs the observed model on other tokens in the middle of a pass.
+struct Comparing {
+    model: Arc<OnceLock<Gpt2LMHeadModel>>,
+    logits: Vec<Tensor>,
+}
+
+impl Observer for Comparing {
+    fn wants(&self, site: Site) -> bool {
+        site == Site { layer: Some(1), kind: SiteKind::ResidPre }
+    }
+
+    fn observe(&mut self, _: Site, value: Tensor) -> Result<Tensor> {
+        self.logits.push(all_logits(self.model.get().unwrap(), &ids(&[&[70, 9, 5]]))?);
+        Ok(value)
+    }
+}
+
+#[test]
+fn an_observer_may_run_the_model_that_it_observes() -> Result<()> {
+    let itself = Arc::new(OnceLock::new());
+    let observer = Arc::new(Mutex::new(Comparing { model: itself.clone(), logits: Vec::new() }));
+    let observed = itself.get_or_init(|| model().unwrap().observed_by(observer.clone()));
+    for pass in 1..=2 {
+        all_logits(observed, &ids(&[&[5, 9, 70]]))?;
+        let logits = &observer.lock().unwrap().logits;
+        assert_eq!(logits.len(), pass, "its own passes are not observed");
+        assert_parity(&logits[pass - 1], &all_logits(&model()?, &ids(&[&[70, 9, 5]]))?, SAME, "in a pass");
+    }
+    Ok(())
 }

@@ -116,11 +116,9 @@ fn compiled_width(head_dim: usize, value_dim: usize) -> Option<usize> {
 /// The grid of a kernel for so many queries of each head, which have up to `keys` keys. One block for each of them would
 /// leave most of a large GPU idle, so if they are few, several share the keys of a query. How many keys there are, the kernel
 /// may read from memory: a recording is made with the most of them, and its blocks share those of each step.
-fn query_grid(device: &CudaDevice, queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
-    // Blocks leave their parts in memory that all launches share, so these must follow each other. A device that
-    // `open` has not opened may have a stream for each thread.
-    let has_one_stream = !device.is_event_tracking();
-    let most = if has_one_stream { SPLIT_BLOCKS as usize / (queries * heads) } else { 1 };
+fn query_grid(queries: usize, heads: usize, keys: usize) -> Result<(u32, u32, u32)> {
+    // Blocks leave their parts in memory that all launches share, which follow each other on the device's one stream.
+    let most = SPLIT_BLOCKS as usize / (queries * heads);
     let blocks = keys.div_ceil(ATTENTION_KEYS as usize).min(most).max(1);
     Ok((counted(heads)?, counted(queries)?, counted(blocks)?))
 }
@@ -193,7 +191,7 @@ fn attend<T: Element>(
     let (q, k, v) = (with_whole_rows(q)?, with_whole_rows(k)?, with_whole_rows(v)?);
     let device = q.device().as_cuda_device()?;
     let (batch, heads, _, head_dim) = q.dims4()?;
-    let grid = query_grid(device, batch, heads, k.dim(TOKEN_DIM)?)?;
+    let grid = query_grid(batch, heads, k.dim(TOKEN_DIM)?)?;
     let (held_q, held_k, held_v) = (Held::new(&q), Held::new(&k), Held::new(&v));
     // SAFETY: the kernel writes every element.
     let mut context = unsafe { device.alloc::<T>(batch * heads * head_dim)? };
@@ -230,7 +228,7 @@ fn launch_step<T: Product>(
     let (batch, heads, capacity, head_dim) = memories[0].dims4()?;
     let tokens = x.dim(1)?;
     let queries = batch * tokens;
-    let grid = query_grid(device, queries, heads, capacity)?;
+    let grid = query_grid(queries, heads, capacity)?;
     let sums = sums::<T>(&x, weight)?; // (B, T, 3, H, D)
     let (held_bias, held_positions) = (Held::new(&bias), Held::new(positions));
     let [held_keys, held_values] = memories.map(Held::new);

@@ -45,10 +45,14 @@ macro_rules! by_type {
 }
 pub(super) use by_type;
 
-/// Whether all tensors are on one GPU, of one type that the kernels have, not empty, and want no gradient.
+/// Whether all tensors are on one GPU that [`open`](super::open) has opened, of one type that the kernels have, not empty, and
+/// want no gradient.
+///
+/// The kernels depend on one stream that runs everything in order. candle's own way to open a GPU gives each thread a stream.
 pub(super) fn applies(tensors: &[&Tensor]) -> bool {
+    let has_one_stream = |x: &Tensor| x.device().as_cuda_device().is_ok_and(|gpu| !gpu.is_event_tracking());
     let alike = |x: &&Tensor| {
-        x.device().is_cuda()
+        has_one_stream(x)
             && x.device().same_device(tensors[0].device())
             && x.dtype() == tensors[0].dtype()
             && matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)

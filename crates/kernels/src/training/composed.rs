@@ -4,7 +4,7 @@
 //! their digits, are computed in f32 all the same. candle keeps whatever a composition makes until the backward pass, so
 //! compositions of many operations are computed again for their gradients.
 
-use candle_core::{D, DType, Device, Result, Tensor};
+use candle_core::{D, DType, Result, Tensor};
 use candle_gpt2_arithmetic::{Dropout, Finish};
 
 use super::operation::{recomputed, record_tensor};
@@ -33,19 +33,13 @@ pub(crate) fn in_wide_type(
     recomputed(x, move |x| function(&x.to_dtype(wide)?)?.to_dtype(dtype))
 }
 
-/// What dropout leaves of `x` where no kernel of the CPU is. An NVIDIA GPU draws what the CPU draws.
+/// Dropout without a kernel of the CPU. Every device drops the same elements as the CPU.
 pub(crate) fn composed_dropout(x: &Tensor, dropout: Dropout, draws: Draws) -> Result<Tensor> {
     if let Some(y) = cuda::dropout(&x.detach(), dropout, &draws)? {
         return record_tensor(&[x], y, DropOnGpu(dropout, draws));
     }
-    let kept = match x.device() {
-        Device::Cpu => Tensor::from_vec(draws.kept(dropout), x.shape(), x.device())?,
-        // From the host a mask would take longer to come than a step takes.
-        gpu => {
-            gpu.set_seed(dropout.seed ^ draws.first_query as u64)?;
-            Tensor::rand(0f32, 1f32, x.shape(), gpu)?.ge(dropout.rate)?
-        }
-    };
+    // Drawn on the host for every device: seeding the generator of a GPU would change the random numbers of the whole program.
+    let kept = Tensor::from_vec(draws.kept(dropout), x.shape(), x.device())?;
     in_wide_type(x, move |x| (x * kept.to_dtype(x.dtype())?)? * dropout.factor())
 }
 
