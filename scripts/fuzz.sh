@@ -54,6 +54,14 @@ grammar_seed 4 1 $'start: s\ns: s s | "a" | B{2,4}\nB[lazy]: /b(.|\\n){3}/'
 grammar_seed 5 2 '{"type":"object","properties":{"a":{"type":"string","pattern":"^a+$","maxLength":9},"b":{"$ref":"#/$defs/c"}},"required":["a"],"$defs":{"c":{"type":"number","minimum":-3,"multipleOf":0.5}}}'
 grammar_seed 6 2 '{"anyOf":[{"type":"array","items":{"enum":["a",1,null]},"maxItems":4},{"type":"string","format":"date"}],"allOf":[{"minLength":2}]}'
 
+mkdir -p target/fuzz/corpus/chat_template
+template_seed() { printf '%s' "$2" >"target/fuzz/corpus/chat_template/seed-$1"; }
+template_seed 1 "{% for message in messages %}{% if message['role'] == 'user' %}Q: {{ message.content.strip() | upper }}{% else %}A: {{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
+template_seed 2 '{% set ns=namespace(s=[]) %}{% for i in range(99000) %}{% set ns.s=[ns.s] %}{% endfor %}{{ ns.s }}'
+template_seed 3 '{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}{{ ns == ns }}{{ ns|tojson }}'
+template_seed 4 '{% set s="x"*10000000 %}{% for i in range(99999) %}{% set x=s[-1] %}{% endfor %}{{ [[1],[2]]|tojson(indent=10**9) }}'
+template_seed 5 '{% macro m(a, b=1) %}{{ a ~ b }}{{ m(a) }}{% endmacro %}{{ m(messages|map(attribute="role")|list) }}{{ "%s"|format(1) }}{{ not - -1 ** 2 is defined }}'
+
 seeds evaluation_data
 for file in "$fixtures"/evaluation/*.jsonl "$fixtures"/evaluation/blimp/*.jsonl "$fixtures"/evaluation/*.csv \
   "$fixtures"/evaluation/*.txt; do

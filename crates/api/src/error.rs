@@ -5,6 +5,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
+/// Time after which to retry a grammar or a template: usual ones take milliseconds.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
+
 /// Why a request was not served.
 ///
 /// ```

@@ -38,6 +38,7 @@ pub use call::Call;
 pub use chat::ChatRequest;
 pub use completion::CompletionRequest;
 pub use error::ApiError;
+pub use plan::GRAMMARS_BUSY;
 pub use routes::{Endpoint, OPENAPI, ROUTES, Route, find_route};
 pub use served::{ApiOptions, ChatTemplateChoice, Limits, ServedModel, SetupError};
 pub use session::Session;

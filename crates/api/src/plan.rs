@@ -1,7 +1,6 @@
 //! From a body that was read to a call: requests for the scheduler, and the answer that they fill.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use candle_gpt2_engine::{EngineError, banned_tokens};
 use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, LogitsProcessor, Request};
@@ -9,14 +8,19 @@ use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
 use crate::body::{Count, Integer, Text, TokenIds};
+use crate::error::RETRY_AFTER;
 use crate::options::Options;
 use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
 use crate::seen::observers;
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel, Warnings};
 
-/// When a grammar that found no room is worth sending again: usual ones take milliseconds.
-const GRAMMARS_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Code of the error for a grammar that finds no room; the same request may succeed a moment later.
+///
+/// ```
+/// assert_eq!(candle_gpt2_api::GRAMMARS_BUSY, "grammars_busy");
+/// ```
+pub const GRAMMARS_BUSY: &str = "grammars_busy";
 
 /// What both routes make of a body.
 struct Plan {
@@ -283,9 +287,7 @@ pub(crate) fn processors_of(
         let compiler = served.compiler.as_ref().ok_or_else(without)?;
         let compiled = compiler.compile(grammar, &config.eos_token_id);
         processors.push(compiled.map_err(|error| match error {
-            GrammarError::Busy { .. } => {
-                ApiError::busy(503, error.to_string(), "grammars_busy", GRAMMARS_RETRY_AFTER)
-            }
+            GrammarError::Busy { .. } => ApiError::busy(503, error.to_string(), GRAMMARS_BUSY, RETRY_AFTER),
             error => refused(error.to_string()),
         })?);
     }
@@ -319,6 +321,8 @@ impl From<&GenerationError> for ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use candle_gpt2_engine::{ModelOptions, Silent};
     use candle_gpt2_grammar::Grammar;
 

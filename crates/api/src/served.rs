@@ -7,14 +7,15 @@ use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use candle_gpt2::Gpt2Config;
+use candle_gpt2_confined::WorkerProgram;
 use candle_gpt2_engine::{Classifier, Defaults, EngineError, LoadedModel, Vocabulary};
 use candle_gpt2_generation::LogitsProcessor;
-use candle_gpt2_grammar::{Grammar, GrammarError, GrammarReader};
+use candle_gpt2_grammar::{Grammar, GrammarError};
 use candle_gpt2_interpret::Dictionary;
 use thiserror::Error;
 
 use crate::body::{Body, Text};
-use crate::chat::Template;
+use crate::chat::ChatTemplate;
 use crate::pieces::Pieces;
 use crate::{ApiError, Call, Endpoint, Warnings};
 
@@ -128,9 +129,9 @@ pub struct ApiOptions {
     pub parallel: usize,
     /// The time, in seconds since 1970, which answers tell: by default the system's. A browser's comes from JavaScript.
     pub now: fn() -> u64,
-    /// The program that reads the grammars of requests, so that nothing they do to it is noticed here; without it they are read
-    /// on threads of this process.
-    pub grammar_reader: Option<GrammarReader>,
+    /// Program that runs chat templates and grammars in child processes with limits. Without it they run on threads of this
+    /// process, where a hostile template can end the process.
+    pub worker: Option<WorkerProgram>,
 }
 
 impl Default for ApiOptions {
@@ -149,7 +150,7 @@ impl Default for ApiOptions {
             transcoders: Arc::default(),
             parallel: 0,
             now: system_time,
-            grammar_reader: None,
+            worker: None,
         }
     }
 }
@@ -194,7 +195,7 @@ pub struct ServedModel {
     pub(crate) defaults: Defaults,
     pub(crate) pieces: Arc<Pieces>,
     /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
-    pub(crate) template: Result<Option<Template>, String>,
+    pub(crate) template: Result<Option<ChatTemplate>, String>,
     /// `None` without a tokenizer, and if grammars are no part of what is served.
     pub(crate) compiler: Option<Box<dyn Compiles>>,
     /// `None` if conversations are no part of what is served.

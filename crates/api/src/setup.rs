@@ -4,7 +4,7 @@ use candle_gpt2_engine::LoadedModel;
 use candle_gpt2_generation::LogitsProcessor;
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
 
-use crate::chat::Template;
+use crate::chat::ChatTemplate;
 use crate::served::{Compiles, ReadChat};
 use crate::work::read_chat;
 use crate::{ApiOptions, ChatTemplateChoice, ServedModel, SetupError};
@@ -26,16 +26,17 @@ impl ServedModel {
     pub fn new(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
         let vocabulary = model.vocabulary();
         let named = |what| SetupError::ChatTemplate { what };
+        let parsed = |source: &str| ChatTemplate::new(source, options.worker.as_ref());
         let template = match &options.chat_template {
-            ChatTemplateChoice::EosJoin => Ok(Some(Template::new(EOS_JOIN).map_err(named)?)),
-            ChatTemplateChoice::Jinja(source) => Ok(Some(Template::new(source).map_err(named)?)),
+            ChatTemplateChoice::EosJoin => Ok(Some(parsed(EOS_JOIN).map_err(named)?)),
+            ChatTemplateChoice::Jinja(source) => Ok(Some(parsed(source).map_err(named)?)),
             ChatTemplateChoice::Checkpoint => {
                 let source = vocabulary.chat_template().map_err(ToString::to_string);
-                source.and_then(|source| source.map(Template::new).transpose())
+                source.and_then(|source| source.map(parsed).transpose())
             }
         };
-        let compiler = match options.grammar_reader.clone() {
-            Some(reader) => Compiler::isolated(vocabulary, reader),
+        let compiler = match options.worker.clone() {
+            Some(program) => Compiler::isolated(vocabulary, program),
             None => Compiler::new(vocabulary),
         };
         let compiler = compiler.ok();

@@ -122,9 +122,8 @@ pub(crate) fn read_chat(
     reuse: Option<u64>,
     reads_all: bool,
 ) -> Result<Option<Call>, ApiError> {
-    let request = ChatRequest::parse(body)?;
-    let is_read = reads_all || !request.options.takes_long();
-    is_read.then(|| Call::of_chat(request, served, reuse)).transpose()
+    // A template may take seconds.
+    reads_all.then(|| Call::of_chat(ChatRequest::parse(body)?, served, reuse)).transpose()
 }
 
 fn nothing_here() -> ApiError {

@@ -86,10 +86,6 @@ pub(crate) enum Command {
     Completions(CompletionsArguments),
     /// Print the manual page, or write those of all commands into a folder
     Man(ManArguments),
-    /// Read grammars for a server, which starts this itself
-    #[cfg(feature = "serve")]
-    #[command(hide = true)]
-    ReadGrammars,
 }
 
 #[cfg(test)]

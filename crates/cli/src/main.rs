@@ -13,6 +13,7 @@ mod other_names;
 mod output;
 mod parse;
 mod progress;
+mod worker;
 
 use std::panic;
 use std::process::ExitCode;
@@ -37,6 +38,9 @@ fn main() -> ExitCode {
         if std::env::var_os(BACKTRACE).is_none_or(|chosen| chosen != "full") {
             std::env::set_var(BACKTRACE, "0");
         }
+    }
+    if worker::is_asked_for() {
+        return worker::run();
     }
     let Arguments { command, offline, threads } = match parse::arguments() {
         Ok(arguments) => arguments,
@@ -104,7 +108,5 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Doctor(arguments) => commands::doctor::run(arguments, hub),
         Command::Completions(arguments) => commands::completions::run(arguments, program()),
         Command::Man(arguments) => commands::man::run(arguments, program()),
-        #[cfg(feature = "serve")]
-        Command::ReadGrammars => Ok(candle_gpt2_grammar::read_grammars().map(|()| ExitCode::SUCCESS)?),
     }
 }

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use candle_gpt2_confined::WorkerProgram;
+
 use crate::protocols::harness::HarnessTask;
 use crate::protocols::{KL, TASK};
 use crate::{EvaluationError, ExampleSource, ItemResult, Kl, Metric, Protocol, Totals, named};
@@ -29,12 +31,13 @@ pub(crate) enum Kind {
 }
 
 impl AskedProtocol {
-    pub(crate) fn named(name: &str) -> Result<Self, EvaluationError> {
+    /// The meaning of a name. Child processes of `worker` run the templates of a task file.
+    pub(crate) fn named(name: &str, worker: Option<&WorkerProgram>) -> Result<Self, EvaluationError> {
         if name == Kl::NAME {
             return Ok(Self { protocol: KL, number: None, kind: Kind::Kl });
         }
         if HarnessTask::is_file(name) {
-            let task = HarnessTask::read(Path::new(name))?;
+            let task = HarnessTask::read(Path::new(name), worker)?;
             // The task's file says where examples come from.
             let few_shot = task.takes_examples().then_some(ExampleSource::Training);
             let protocol = Protocol { few_shot, ..TASK };

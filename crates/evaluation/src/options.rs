@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_confined::WorkerProgram;
 use candle_gpt2_engine::{HubOptions, WeightDType};
 use serde::Deserialize;
 
@@ -73,6 +74,11 @@ pub struct EvaluationOptions {
     #[serde(skip)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub hub: HubOptions,
+    /// Program that runs the templates of task files in child processes with limits. Without it they run on threads of this process,
+    /// where a hostile template can end the process.
+    #[serde(skip)]
+    #[cfg_attr(feature = "clap", arg(skip))]
+    pub worker: Option<WorkerProgram>,
 }
 
 impl EvaluationOptions {

@@ -54,8 +54,8 @@ impl EvaluationOptions {
     /// # Errors
     /// When there is no protocol of a name, or options do not go together.
     pub fn check(self) -> Result<Plan, EvaluationError> {
-        let asked =
-            self.protocols.iter().map(|name| AskedProtocol::named(name)).collect::<Result<Vec<_>, _>>()?;
+        let named = |name: &String| AskedProtocol::named(name, self.worker.as_ref());
+        let asked = self.protocols.iter().map(named).collect::<Result<Vec<_>, _>>()?;
         self.check_protocols(&asked)?;
         self.check_base(&asked)?;
         if self.limit == Some(0) {

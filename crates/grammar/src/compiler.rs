@@ -6,12 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use candle_gpt2_confined::WorkerProgram;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{Constraint, GenerationConfig, LogitsProcessor, SearchMode};
 use candle_gpt2_weights::Tokenizer;
 
 use crate::prepared::{LONGEST, Prepared, STACK_BYTES};
-use crate::process::{GrammarReader, Processes};
+use crate::process::{Order, Processes};
+use crate::shared::Shared;
 use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
@@ -19,7 +21,7 @@ use crate::{Grammar, GrammarError};
 const MOST_AT_ONCE: usize = 3;
 /// Most grammars that wait for their turn.
 const MOST_WAITING: usize = 8;
-/// How long one waits for its turn, before its caller is told to ask again.
+/// Longest wait for a turn. Callers should retry afterward.
 const LONGEST_WAIT: Duration = Duration::from_millis(800);
 
 /// The tokens of a vocabulary as grammars need them; a clone shares them.
@@ -42,8 +44,8 @@ struct Inner {
     vocab_size: usize,
     /// What is built when the first grammar is read in this process.
     prepared: OnceLock<Result<Prepared, GrammarError>>,
-    /// Where grammars are read in processes of their own.
-    processes: Option<Processes>,
+    /// Child processes that read grammars, and the grammars that texts follow there.
+    isolated: Option<(Processes, Shared)>,
     turns: Mutex<Turns>,
     has_ended: Condvar,
 }
@@ -72,25 +74,26 @@ impl Compiler {
     /// # Errors
     /// When there is no tokenizer.
     pub fn new(vocabulary: &Vocabulary) -> Result<Self, GrammarError> {
-        Self::with_processes(vocabulary, None)
+        Self::with_program(vocabulary, None)
     }
 
-    /// A compiler for grammars of strangers: each is read and followed in a process of its own, a fork of the one that `reader`
-    /// starts, whose memory and time the system bounds. What such a process cannot do in time is an error of that text alone.
-    ///
-    /// Only Linux bounds a process as this needs it; elsewhere this is [`Compiler::new`].
+    /// A compiler for untrusted grammars. It reads and follows each in a child process of `program`, whose memory and time the
+    /// system bounds. Equal grammars with equal end tokens share a process, and texts fail together if it exceeds a limit.
     ///
     /// # Errors
-    /// When there is no tokenizer.
-    pub fn isolated(vocabulary: &Vocabulary, reader: GrammarReader) -> Result<Self, GrammarError> {
-        Self::with_processes(vocabulary, Processes::new(reader))
+    /// If there is no tokenizer.
+    pub fn isolated(vocabulary: &Vocabulary, program: WorkerProgram) -> Result<Self, GrammarError> {
+        Self::with_program(vocabulary, Some(program))
     }
 
-    fn with_processes(vocabulary: &Vocabulary, processes: Option<Processes>) -> Result<Self, GrammarError> {
+    fn with_program(vocabulary: &Vocabulary, program: Option<WorkerProgram>) -> Result<Self, GrammarError> {
         let tokenizer = Arc::clone(vocabulary.tokenizer().ok_or(GrammarError::NoTokenizer)?);
         let vocab_size = vocabulary.config().vocab_size;
         let (prepared, turns) = (OnceLock::new(), Mutex::default());
-        let inner = Inner { tokenizer, vocab_size, prepared, processes, turns, has_ended: Condvar::new() };
+        let of_words = Arc::clone(&tokenizer);
+        let words = move || Words::new(&of_words, vocab_size);
+        let isolated = program.map(|program| (Processes::new(program, words), Shared::default()));
+        let inner = Inner { tokenizer, vocab_size, prepared, isolated, turns, has_ended: Condvar::new() };
         Ok(Self(Arc::new(inner)))
     }
 
@@ -119,14 +122,16 @@ impl Compiler {
     pub fn compile(&self, grammar: &Grammar, end_tokens: &[u32]) -> Result<LogitsProcessor, GrammarError> {
         let kind = grammar.kind();
         grammar.check_length()?;
-        let reading = Reading::begin(&self.0).ok_or(GrammarError::Busy { kind })?;
-        let constraint = match &self.0.processes {
-            Some(processes) => {
-                let constraint = processes.read(|| self.0.words(), grammar, end_tokens);
-                drop(reading);
-                Arc::new(constraint?) as Arc<dyn Constraint>
+        let begin = || Reading::begin(&self.0).ok_or(GrammarError::Busy { kind });
+        let constraint: Arc<dyn Constraint> = match &self.0.isolated {
+            Some((processes, shared)) => {
+                let order = Order { grammar: grammar.clone(), end_tokens: end_tokens.to_vec() };
+                shared.read_with(&order, || {
+                    let _reading = begin()?;
+                    processes.read(&order)
+                })?
             }
-            None => read_on_a_thread(reading, grammar, end_tokens)?,
+            None => read_on_a_thread(begin()?, grammar, end_tokens)?,
         };
         Ok(LogitsProcessor::Constraint(constraint))
     }

@@ -54,7 +54,6 @@ impl GrammarConstraint {
     }
 
     /// The tokens that may follow, a bit each, the first in the lowest bit.
-    #[cfg(target_os = "linux")]
     pub(crate) fn allowed(&self, generated: &[u32]) -> Result<Vec<u32>, GenerationError> {
         Ok(self.state(generated)?.allowed.as_slice().to_vec())
     }

@@ -9,6 +9,8 @@ use toktrie::SimpleVob;
 
 /// Most tokens of all texts whose last state is kept: 256 texts of 1,024 tokens. A text beyond that is read again.
 const MAX_TOKENS: usize = 1 << 18;
+/// Most texts whose last state is kept: more than a server generates at the same time. Texts that have ended leave theirs here.
+const MAX_TEXTS: usize = 256;
 /// Most states that are kept of those that another one continues: the beams of the step before, and a draft.
 const MAX_CONTINUED: usize = 128;
 
@@ -66,7 +68,7 @@ impl States {
         }
         kept.latest_tokens += ids.len();
         kept.latest.push_back(Entry { ids: ids.to_vec(), state: Arc::clone(state) });
-        while kept.latest_tokens > MAX_TOKENS
+        while (kept.latest_tokens > MAX_TOKENS || kept.latest.len() > MAX_TEXTS)
             && kept.latest.len() > 1
             && let Some(oldest) = kept.latest.pop_front()
         {

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Crates that keep to it.
-const CRATES: [&str; 19] = [
+const CRATES: [&str; 20] = [
     "arithmetic",
     "kernels",
     "attention",
@@ -25,6 +25,7 @@ const CRATES: [&str; 19] = [
     "engine",
     "pictures",
     "look",
+    "confined",
     "grammar",
     "evaluation",
     "jobs",

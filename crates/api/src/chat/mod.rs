@@ -10,7 +10,7 @@ use candle_gpt2_generation::MAX_NEW_TOKENS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub(crate) use template::Template;
+pub(crate) use template::ChatTemplate;
 
 use crate::body::{
     Body, Count, Described, Field, Fields, List, Text, TextOrList, fields, words, wrong_value,

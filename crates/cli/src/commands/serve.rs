@@ -11,7 +11,6 @@ use anyhow::{Context, Result};
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::process::allow_open_files;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
-use candle_gpt2_grammar::GrammarReader;
 use candle_gpt2_interpret::Dictionary;
 use candle_gpt2_look::{built_in_dictionaries, read_dictionary};
 use candle_gpt2_server::{
@@ -24,6 +23,7 @@ use crate::exit::UsageError;
 use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
+use crate::worker;
 
 /// A key, if the command line and a file are not the place for it.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
@@ -163,7 +163,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
         name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options.model)),
         aliases: names.alias.clone(),
         chat_template: chat_template(names.chat_template.as_deref())?,
-        grammar_reader: grammar_reader(),
+        worker: worker::program(),
         prompt_tokens_details: arguments.enable_prompt_tokens_details,
         strict: arguments.strict,
         use_generation_config: arguments.generation_config == "auto",
@@ -194,14 +194,6 @@ fn dictionaries(named: &[String], model: &Gpt2Config) -> Result<BTreeMap<String,
         }
     }
     Ok(dictionaries)
-}
-
-/// This program reads the grammars of requests, in processes of their own.
-fn grammar_reader() -> Option<GrammarReader> {
-    // On Linux the file of a running program may have been replaced; this is still the one that runs.
-    let running = PathBuf::from("/proc/self/exe");
-    let program = if running.exists() { running } else { env::current_exe().ok()? };
-    Some(GrammarReader { program, arguments: vec!["read-grammars".into()] })
 }
 
 /// The keys of the file and of the environment.

@@ -6,6 +6,8 @@ mod built_in;
 mod classify;
 mod common;
 mod compress;
+#[cfg(all(feature = "serve", target_os = "linux"))]
+mod confined;
 mod dictionaries;
 mod doctor;
 mod encoder_states;

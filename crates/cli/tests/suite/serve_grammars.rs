@@ -174,8 +174,41 @@ fn the_process_that_waits_is_started_again_and_ends_with_the_server() {
 }
 
 #[test]
-fn what_is_no_vocabulary_ends_the_command_for_servers() {
-    let ended =
-        program(&["read-grammars"]).stdin(std::process::Stdio::null()).output().expect("the program runs");
+fn a_worker_without_work_ends_and_nobody_sees_its_command() {
+    let ended = program(&["confined"]).stdin(std::process::Stdio::null()).output().expect("the program runs");
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    for listing in [&["--help"][..], &["completions", "bash"], &["completions", "fish"], &["man"]] {
+        let listed = run(listing).stdout;
+        assert!(!listed.contains("confined") && !listed.contains("read-grammars"), "{listing:?}");
+    }
+}
+
+#[test]
+fn equal_grammars_share_a_process_and_others_wait_for_room() {
+    const TEXTS: usize = 64;
+    let served = Served::start(&["--port", "0"]);
+    for schemas in [1, TEXTS] {
+        let ask = |index: usize| {
+            let name = format!("field{}", index % schemas);
+            let schema = serde_json::json!({
+                "type": "object", "properties": { &name: { "type": "integer" }, "b": { "type": "string", "maxLength": 9 } },
+                "required": [&name, "b"], "additionalProperties": false,
+            });
+            let body =
+                serde_json::json!({ "prompt": "x", "guided_json": schema, "max_tokens": 30, "seed": index });
+            complete(&served, &body).0
+        };
+        let (statuses, most) = thread::scope(|scope| {
+            let asked: Vec<_> = (0..TEXTS).map(|index| scope.spawn(move || ask(index))).collect();
+            let mut most = 0;
+            while asked.iter().any(|asked| !asked.is_finished()) {
+                most = most.max(descendants(served.child.id()).len());
+                thread::sleep(Duration::from_millis(20));
+            }
+            (asked.into_iter().map(|asked| asked.join().expect("a status")).collect::<Vec<_>>(), most)
+        });
+        assert!(statuses.iter().all(|status| status.contains(" 200 ")), "{schemas} schemas: {statuses:?}");
+        // The one that waits, and one for the schema.
+        assert!(schemas > 1 || most <= 2, "{most} processes for one schema");
+    }
 }

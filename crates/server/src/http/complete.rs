@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use candle_gpt2_api::{Answer, ApiError, Call, Endpoint, Work};
+use candle_gpt2_api::{Answer, ApiError, Call, Endpoint, GRAMMARS_BUSY, Work};
 use candle_gpt2_generation::Request;
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::activations::Held;
 use super::body::{Content, Stream};
@@ -19,11 +19,15 @@ use super::record::{Accepted, CLIENT_GONE, Numbers};
 use super::reply;
 use super::{Caller, Shared};
 use crate::backend::Backend;
+use crate::busy::{draining, queue_full, queue_timeout};
 use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
 
 /// Tokens whose answer is written at once.
 const LONG_ANSWER: usize = 2 << 10;
+
+/// Time after which the first grammar in the queue tries again.
+const GRAMMAR_RETRY: Duration = Duration::from_millis(20);
 
 /// Tokens that an answer may have.
 fn answer_tokens(requests: &[Request]) -> usize {
@@ -52,7 +56,7 @@ pub(crate) async fn answer(
     let work = match served.read_now(endpoint, received.bytes(), reuse)? {
         Some(work) => work,
         // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
-        None => blocking(&caller.id, move || served.read(endpoint, received.bytes(), reuse)).await?,
+        None => read_queued(endpoint, received, caller).await?,
     };
     let Work::Texts(Call { mut requests, answer, stream, activation_bytes }) = work else {
         return Err(ApiError::failed("a path of texts that asks for something else"));
@@ -75,6 +79,47 @@ pub(crate) async fn answer(
     let running = Running { id, answer, ticket, numbers, is_long, wants_file, held, _accepted };
     let peer = Arc::clone(&caller.peer);
     if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
+}
+
+/// Reads a request on a thread of its own. One whose grammar finds no room waits in a queue, as prompts do, and tries again.
+async fn read_queued(endpoint: Endpoint, received: Received, caller: &Caller) -> Result<Work, ApiError> {
+    let (shared, received) = (&caller.shared, Arc::new(received));
+    let read = || {
+        let (served, received, reuse) = (Arc::clone(&shared.served), Arc::clone(&received), Some(caller.key));
+        blocking(&caller.id, move || served.read(endpoint, received.bytes(), reuse))
+    };
+    let is_busy =
+        |work: &Result<Work, ApiError>| work.as_ref().is_err_and(|error| error.code() == Some(GRAMMARS_BUSY));
+    let work = read().await;
+    if !is_busy(&work) {
+        return work;
+    }
+    let _place = shared.grammars.places(1).ok_or_else(|| {
+        shared.metrics.reject("queue_full");
+        queue_full(None)
+    })?;
+    let queued = async {
+        // The first in the queue tries until there is room.
+        let _turn = shared.grammars.turn().await?;
+        loop {
+            let work = read().await;
+            if !is_busy(&work) {
+                return work;
+            }
+            sleep(GRAMMAR_RETRY).await;
+        }
+    };
+    let most = shared.options.timeouts.queue;
+    let work = tokio::select! {
+        work = timeout(most, queued) => work.unwrap_or_else(|_| Err(queue_timeout(None))),
+        () = caller.peer.closed() => return Err(gone()),
+        () = shared.draining() => return Err(draining()),
+    };
+    work.inspect_err(|error| {
+        if error.code() == Some("queue_timeout") {
+            shared.metrics.reject("queue_timeout");
+        }
+    })
 }
 
 fn limit_time(requests: &mut [Request], most: Option<Duration>) {

@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(super) activations: Arc<Activations>,
     /// Analyses, of which one is made at a time, so that memory stays bounded.
     pub(super) looks: Turns,
+    /// Requests whose grammars find no room.
+    pub(super) grammars: Turns,
     pub(super) ids: AtomicU64,
 }
 
@@ -91,6 +93,7 @@ impl Shared {
             rooms: Arc::new(Rooms::new(options.max_body)),
             activations: Arc::new(Activations::new(options.api.limits.max_activation_bytes)),
             looks: Turns::new(MOST_LOOKS, options.timeouts.queue),
+            grammars: Turns::new(options.queue, options.timeouts.queue),
             options,
             backend,
             served: Arc::new(served),
@@ -107,6 +110,12 @@ impl Shared {
 
     pub(super) fn is_ending(&self) -> bool {
         *self.phase.borrow() == Phase::Ending
+    }
+
+    /// Returns when nothing more is accepted.
+    pub(super) async fn draining(&self) {
+        // The sender is here, so this does not fail.
+        _ = self.phase.subscribe().wait_for(|phase| *phase != Phase::Serving).await;
     }
 
     /// Returns when connections close.

@@ -10,6 +10,7 @@ use clap::Args;
 use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
+use crate::worker;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -49,7 +50,9 @@ pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCod
         list(arguments.json)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let plan = EvaluationOptions { hub: hub.clone(), ..arguments.options.clone() }.check()?;
+    let options =
+        EvaluationOptions { hub: hub.clone(), worker: worker::program(), ..arguments.options.clone() };
+    let plan = options.check()?;
     let options = arguments.model.options(hub);
     let opened = arguments.model.open(hub)?;
     let base_options = plan.base_of(&options);

@@ -11,10 +11,10 @@ mod template;
 
 use std::path::{Path, PathBuf};
 
-use minijinja::Environment;
+use candle_gpt2_confined::{Style, Templates, WorkerProgram};
 
 use self::keys::{FewShotKeys, FormKey, Keys, wrong};
-use self::template::{Entry, Form, FormValue, environment};
+use self::template::{Entry, Form, FormValue};
 use super::few_shot::{Examples, Pool, Sampler};
 use super::lm_eval::{self, Pair};
 use super::shared::{Made, prepare_records};
@@ -73,7 +73,7 @@ pub(crate) struct HarnessTask {
     few_shot_data: Option<Vec<PathBuf>>,
     /// Whether files are texts, of which each line is an entry.
     has_lines: bool,
-    environment: Environment<'static>,
+    templates: Templates,
 }
 
 /// How the parts of an entry are made, and what separates them.
@@ -95,8 +95,8 @@ impl HarnessTask {
         extension.is_some_and(|end| end.eq_ignore_ascii_case("yaml") || end.eq_ignore_ascii_case("yml"))
     }
 
-    /// Reads a task file.
-    pub(crate) fn read(path: &Path) -> Result<Self, EvaluationError> {
+    /// Reads a task file, whose templates child processes of `worker` render.
+    pub(crate) fn read(path: &Path, worker: Option<&WorkerProgram>) -> Result<Self, EvaluationError> {
         let keys = Keys::read(path)?;
         let wrong = |what: String| wrong(path, what);
         let output_type = keys.output_type.as_deref().unwrap_or("generate_until");
@@ -194,7 +194,7 @@ impl HarnessTask {
             data: splits.data,
             few_shot_data: splits.few_shot_data,
             has_lines: keys.dataset_path.as_deref() == Some("text"),
-            environment: environment().map_err(wrong)?,
+            templates: Templates::new(Style::Task, &[], worker).map_err(|error| wrong(error.to_string()))?,
             path: path.to_owned(),
         })
     }
@@ -297,7 +297,7 @@ impl HarnessTask {
     }
 
     fn entry<'a>(&'a self, record: &'a Record) -> Entry<'a> {
-        Entry { environment: &self.environment, record, has_choices: self.question.choice.is_some() }
+        Entry { templates: &self.templates, record, has_choices: self.question.choice.is_some() }
     }
 
     /// An example as it precedes a question.

@@ -1,18 +1,10 @@
-//! The templates of a task file: Jinja, as lm-evaluation-harness runs it. They are a stranger's programs: they read one entry, and
-//! their steps, their depth and what they write are bounded.
+//! The templates of a task file: Jinja, as lm-evaluation-harness runs it. They are untrusted programs, which
+//! `candle-gpt2-confined` parses and renders with one entry at a time.
 
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Serde, Value as JinjaValue, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use candle_gpt2_confined::{TemplateError, Templates};
 use serde_json::Value;
 
 use crate::{DataError, EvaluationError, Record};
-
-/// Most steps of a template for one entry.
-const FUEL: u64 = 1_000_000;
-/// Deepest nesting.
-const MAX_DEPTH: usize = 64;
 
 /// A `doc_to_…` of a task file.
 #[derive(Debug, Clone)]
@@ -34,38 +26,9 @@ pub(super) enum FormValue {
     List(Vec<String>),
 }
 
-/// What runs templates.
-pub(super) fn environment() -> Result<Environment<'static>, String> {
-    let mut environment = Environment::new();
-    let syntax = SyntaxConfig::builder().keep_trailing_newline(true).build();
-    environment.set_syntax(syntax.map_err(|error| error.to_string())?);
-    environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    environment.set_fuel(Some(FUEL));
-    environment.set_recursion_limit(MAX_DEPTH);
-    environment.set_unknown_method_callback(method_of_python);
-    Ok(environment)
-}
-
-/// The methods of Python's texts, lists and dicts, and `index` of lists.
-fn method_of_python(
-    state: &mut State<'_, '_>,
-    of: &JinjaValue,
-    method: &str,
-    arguments: &[JinjaValue],
-) -> Result<JinjaValue, Error> {
-    match (method, of.kind(), arguments) {
-        ("index", ValueKind::Seq | ValueKind::Iterable, [wanted]) => {
-            let place = of.try_iter()?.position(|value| value == *wanted);
-            let missing = || Error::new(ErrorKind::InvalidOperation, format!("{wanted} is not in the list"));
-            place.map(JinjaValue::from).ok_or_else(missing)
-        }
-        _ => unknown_method_callback(state, of, method, arguments),
-    }
-}
-
 /// An entry under the templates of its task.
 pub(super) struct Entry<'a> {
-    pub(super) environment: &'a Environment<'static>,
+    pub(super) templates: &'a Templates,
     pub(super) record: &'a Record,
     /// Whether the task has choices, of which a number is the place of one.
     pub(super) has_choices: bool,
@@ -96,7 +59,10 @@ impl Entry<'_> {
     pub(super) fn list(&self, key: &str, form: &Form) -> Result<Vec<String>, EvaluationError> {
         let given = match self.value(key, form)? {
             // As Python's `ast.literal_eval`: what the template writes is read as a list.
-            FormValue::Text(text) => self.literal(&text).unwrap_or(FormValue::Text(text)),
+            FormValue::Text(text) => {
+                let list = self.templates.list(&text).map_err(|error| self.unfit(key, &error))?;
+                list.map_or(FormValue::Text(text), FormValue::List)
+            }
             given => given,
         };
         match given {
@@ -118,11 +84,11 @@ impl Entry<'_> {
     }
 
     fn rendered(&self, key: &str, template: &str) -> Result<String, DataError> {
-        let entry = JinjaValue::from(Serde(self.record.map()));
-        self.environment.render_str(template, entry).map_err(|error| {
-            let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-            self.error(key, &format!("the template does not fit: {what}"))
-        })
+        self.templates.render(template, self.record.map()).map_err(|error| self.unfit(key, &error))
+    }
+
+    fn unfit(&self, key: &str, error: &TemplateError) -> DataError {
+        self.error(key, &format!("the template does not fit: {error}"))
     }
 
     fn of_field(&self, key: &str, name: &str, value: &Value) -> Result<FormValue, DataError> {
@@ -141,12 +107,5 @@ impl Entry<'_> {
             }
             _ => Err(unexpected()),
         }
-    }
-
-    /// A list that is written as Python writes one.
-    fn literal(&self, text: &str) -> Option<FormValue> {
-        let value = self.environment.compile_expression(text).ok()?.eval(()).ok()?;
-        let values = value.try_iter().ok().filter(|_| value.kind() == ValueKind::Seq)?;
-        values.map(|value| value.as_str().map(str::to_owned)).collect::<Option<_>>().map(FormValue::List)
     }
 }

@@ -1,0 +1,119 @@
+//! `gpt2 serve` and `gpt2 eval` with hostile templates: a worker's limits end them, and nothing else notices.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use candle_gpt2_testing::fixture_path;
+
+use crate::common::{path, run};
+use crate::serve::{JSON, Served, ask};
+
+/// A render's two seconds of CPU time, on a very busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Jinja that takes hours for a few steps.
+const FOREVER: &str = "{% set s='é'*10000000 %}{% for i in range(99999) %}{% set x=s[-1] %}{% endfor %}";
+
+fn serve(template: &str) -> (tempfile::TempDir, Served) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("chat.jinja");
+    fs::write(&file, template).expect("a file");
+    let served = Served::start(&["--port", "0", "--chat-template", path(&file)]);
+    (folder, served)
+}
+
+fn chat(served: &Served) -> String {
+    let body = r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}"#;
+    ask(served.connect(), "POST", "/v1/chat/completions", JSON, body)
+}
+
+#[test]
+fn a_hostile_chat_template_fails_its_request_alone() {
+    for (template, expected) in [
+        ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
+        ("{{ [[1],[2]]|tojson(indent=10**9) }}", "takes more than 256 MB of memory"),
+        (FOREVER, "takes more than 2s of CPU time"),
+    ] {
+        let (_folder, mut served) = serve(template);
+        let answer = chat(&served);
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains(expected), "{answer}");
+        let completed =
+            ask(served.connect(), "POST", "/v1/completions", JSON, r#"{"prompt": "x", "max_tokens": 1}"#);
+        assert!(completed.starts_with("HTTP/1.1 200 "), "{completed}");
+        assert_eq!(served.child.try_wait().expect("a state"), None);
+    }
+}
+
+#[test]
+fn a_template_that_takes_long_delays_neither_health_nor_the_end() {
+    let (_folder, mut served) = serve(FOREVER);
+    let mut stream = served.connect();
+    let body = r#"{"messages": [{"role": "user", "content": "Hi"}]}"#;
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).expect("a request to send");
+    thread::sleep(Duration::from_millis(300));
+    let health = ask(served.connect(), "GET", "/health", "", "");
+    assert!(health.starts_with("HTTP/1.1 200 "), "{health}");
+    let process = served.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &process]).status().expect("`kill` runs").success());
+    let started = Instant::now();
+    while served.child.try_wait().expect("a state").is_none() {
+        assert!(started.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(20));
+    }
+    _ = stream.read(&mut [0; 1]);
+}
+
+#[test]
+fn a_chat_template_that_cannot_be_parsed_is_an_error_at_the_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("chat.jinja");
+    for template in
+        [format!("{{{{ {}1 }}}}", "- ".repeat(50_000)), format!("{{{{ {}1 }}}}", "1+".repeat(50_000))]
+    {
+        fs::write(&file, template).expect("a file");
+        let ended = run(&["serve", "--port", "0", "--chat-template", path(&file)]);
+        assert_eq!((ended.code, ended.stdout.as_str()), (2, ""));
+        assert_eq!(ended.stderr, "error: the chat template: it is nested too deeply\n");
+    }
+}
+
+#[test]
+fn a_task_stops_at_the_first_entry_that_exceeds_a_limit() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["choices.yaml", "test.jsonl", "train.jsonl"] {
+        fs::copy(fixture_path(&format!("evaluation/tasks/{file}")), folder.path().join(file))
+            .expect("a copy");
+    }
+    let task = fs::read_to_string(folder.path().join("choices.yaml")).expect("a task");
+    let slow = FOREVER.replace("10000000", "100000").replace("99999", "99");
+    for (template, expected) in [
+        ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
+        ("{{ '{:1000000000}'.format(1) }}", "takes more than 256 MB of memory"),
+        (FOREVER, "takes more than 2s of CPU time"),
+        (&format!("{{% for i in range(30) %}}{slow}{{% endfor %}}"), "of CPU time"),
+    ] {
+        let lines = task.lines().map(|line| match line.starts_with("doc_to_text:") {
+            true => format!("doc_to_text: \"{}\"", template.replace('"', "'")),
+            false => line.to_owned(),
+        });
+        let hostile = folder.path().join("hostile.yaml");
+        fs::write(&hostile, lines.collect::<Vec<_>>().join("\n")).expect("a task");
+        let started = Instant::now();
+        let model = fixture_path("tiny-checkpoint");
+        let ended = run(&["eval", path(&hostile), "--model", path(&model)]);
+        assert_eq!(ended.code, 1, "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains("`doc_to_text` of the task file") && ended.stderr.contains(expected),
+            "{}",
+            ended.stderr
+        );
+        assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
+    }
+}

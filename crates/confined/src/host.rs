@@ -1,0 +1,82 @@
+//! The worker's side: a process that prepares a program and answers questions about it under limits.
+
+use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::limits;
+use crate::message::{AnswerHead, MAX_MESSAGE_BYTES, QuestionHead, receive, send};
+
+/// Stack of the thread that answers. It is part of the memory that [`Limits`](crate::Limits) bound.
+pub(crate) const STACK_BYTES: usize = 64 << 20;
+
+/// An untrusted program, prepared: it answers questions.
+///
+/// See [`Worker`](crate::Worker) for an example.
+pub trait Program: Send {
+    /// Answers a question. A panic ends the session.
+    fn answer(&mut self, question: &[u8]) -> Vec<u8>;
+}
+
+/// A kind of program that a worker runs.
+///
+/// See [`Worker`](crate::Worker) for an example.
+#[derive(Debug, Clone, Copy)]
+pub struct Service {
+    /// Name that both sides use.
+    pub name: &'static str,
+    /// Prepares a program from its source; the error is what is wrong with it.
+    pub prepare: fn(&[u8]) -> Result<Box<dyn Program>, String>,
+}
+
+/// The first message to a worker; the program's source follows.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    pub(crate) service: String,
+    /// Whether standard input is a socket, over which the worker gets one more socket for each session.
+    pub(crate) forks: bool,
+    pub(crate) cpu_micros: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+/// Prepares a program under the limits for that.
+pub(crate) fn prepare(
+    service: &Service,
+    hello: &Hello,
+    source: &[u8],
+) -> io::Result<Result<Box<dyn Program>, String>> {
+    limits::bound_memory(limits::data_bytes().saturating_add(hello.memory_bytes))?;
+    limits::bound_time(Some(Duration::from_micros(hello.cpu_micros)))?;
+    let prepared = catch_unwind(AssertUnwindSafe(|| (service.prepare)(source)));
+    limits::bound_time(None)?;
+    Ok(prepared.unwrap_or_else(|_| Err("it cannot be read".into())))
+}
+
+/// Answers questions until there are no more.
+pub(crate) fn answer_all(
+    program: &mut dyn Program,
+    mut input: impl Read,
+    mut output: impl Write,
+) -> io::Result<()> {
+    let before = limits::data_bytes().saturating_sub(STACK_BYTES as u64);
+    loop {
+        let message = received(&mut input)?;
+        let (head, question) = QuestionHead::split(&message).ok_or(io::ErrorKind::InvalidData)?;
+        limits::bound_memory(before.saturating_add(head.memory_bytes))?;
+        limits::bound_time(Some(head.cpu))?;
+        let start = limits::used_cpu();
+        let answer = catch_unwind(AssertUnwindSafe(|| program.answer(question)));
+        limits::bound_time(None)?;
+        let cpu = limits::used_cpu().saturating_sub(start);
+        let private_bytes = if head.measures { limits::private_bytes() } else { 0 };
+        let head = AnswerHead { cpu, private_bytes, panicked: answer.is_err() };
+        send(&mut output, &[&head.to_bytes(), &answer.unwrap_or_default()])?;
+    }
+}
+
+/// Receives a message from the caller.
+pub(crate) fn received(input: impl Read) -> io::Result<Vec<u8>> {
+    receive(input, MAX_MESSAGE_BYTES)?.map_err(|_| io::ErrorKind::InvalidData.into())
+}

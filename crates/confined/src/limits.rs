@@ -1,0 +1,243 @@
+//! Limits of a worker, which the system enforces inside its process.
+
+use std::time::Duration;
+
+/// Limits of one answer.
+///
+/// See [`Worker`](crate::Worker) for an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// CPU time.
+    pub cpu: Duration,
+    /// Memory beyond what the process had before its first question, in bytes; 64 MB of it are the stack's.
+    pub memory_bytes: u64,
+    /// Wall-clock time, which the caller waits at most.
+    pub wall: Duration,
+}
+
+/// A limit that a program went beyond.
+///
+/// Part of [`WorkerError::Exceeded`](crate::WorkerError::Exceeded).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Limit {
+    /// CPU time.
+    CpuTime,
+    /// Memory.
+    Memory,
+    /// Stack: the program is nested too deeply.
+    Stack,
+    /// Wall-clock time.
+    WallTime,
+}
+
+impl Limit {
+    /// Mark that replaces an answer's length.
+    pub(crate) const fn mark(self) -> u64 {
+        match self {
+            Self::CpuTime => u64::MAX,
+            Self::Memory => u64::MAX - 1,
+            Self::Stack => u64::MAX - 2,
+            Self::WallTime => u64::MAX - 3,
+        }
+    }
+
+    pub(crate) fn of_mark(mark: u64) -> Option<Self> {
+        [Self::CpuTime, Self::Memory, Self::Stack, Self::WallTime]
+            .into_iter()
+            .find(|limit| limit.mark() == mark)
+    }
+}
+
+#[cfg(not(unix))]
+pub(crate) use other::{
+    bound_memory, bound_process, bound_time, close_other_files, data_bytes, private_bytes,
+    report_limits_to_output, used_cpu,
+};
+#[cfg(target_os = "linux")]
+pub(crate) use unix::report_limits;
+#[cfg(unix)]
+pub(crate) use unix::{
+    bound_memory, bound_process, bound_time, close_other_files, data_bytes, private_bytes,
+    report_limits_to_output, used_cpu,
+};
+
+/// Systems whose limits are not set here: only the wall clock bounds a worker, whose process the caller ends.
+#[cfg(not(unix))]
+mod other {
+    use std::io;
+    use std::time::Duration;
+
+    pub(crate) fn bound_process() -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(crate) fn close_other_files() {}
+
+    pub(crate) fn bound_memory(_: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(crate) fn bound_time(_: Option<Duration>) -> io::Result<()> {
+        Ok(())
+    }
+
+    pub(crate) fn used_cpu() -> Duration {
+        Duration::ZERO
+    }
+
+    pub(crate) fn data_bytes() -> u64 {
+        0
+    }
+
+    pub(crate) fn private_bytes() -> u64 {
+        0
+    }
+
+    pub(crate) fn report_limits_to_output() {}
+}
+
+#[cfg(unix)]
+mod unix {
+    use std::fs;
+    use std::io;
+    use std::os::fd::RawFd;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::time::Duration;
+
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    use super::Limit;
+
+    /// Descriptors of a worker: three standard streams, a socket or two, and one more to read `/proc`.
+    const MAX_FILES: u64 = 16;
+    /// Stack of the main thread, which prepares programs.
+    const MAIN_STACK_BYTES: u64 = 8 << 20;
+
+    /// Lowers the limits that a worker needs from its start: no core file, no file to write, few descriptors.
+    pub(crate) fn bound_process() -> io::Result<()> {
+        for (resource, most) in [
+            (Resource::Core, 0),
+            (Resource::Fsize, 0),
+            (Resource::Nofile, MAX_FILES),
+            (Resource::Stack, MAIN_STACK_BYTES),
+        ] {
+            lower(resource, most)?;
+        }
+        Ok(())
+    }
+
+    /// Closes everything but the standard streams: what the caller's own parent left open.
+    pub(crate) fn close_other_files() {
+        #[cfg(target_os = "linux")]
+        #[expect(unsafe_code, reason = "the standard library closes only what it opened")]
+        // SAFETY: a worker calls this first, so nothing in it owns a descriptor above the standard streams.
+        unsafe {
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
+        }
+    }
+
+    /// Bounds the memory that this process has for itself, in bytes.
+    pub(crate) fn bound_memory(bytes: u64) -> io::Result<()> {
+        lower(Resource::Data, bytes)
+    }
+
+    /// Sets the soft limit and keeps the hard one: only a privileged process could raise that again.
+    fn lower(resource: Resource, most: u64) -> io::Result<()> {
+        let Rlimit { current: _, maximum } = getrlimit(resource);
+        let current = Some(maximum.map_or(most, |maximum| maximum.min(most)));
+        Ok(setrlimit(resource, Rlimit { current, maximum })?)
+    }
+
+    /// Bounds the CPU time of this process from now on; `None` removes the bound.
+    pub(crate) fn bound_time(time: Option<Duration>) -> io::Result<()> {
+        let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let value = time.map_or(zero, |time| libc::timeval {
+            tv_sec: time.as_secs().try_into().unwrap_or(i32::MAX.into()),
+            tv_usec: time.subsec_micros().try_into().unwrap_or(0),
+        });
+        #[expect(unsafe_code, reason = "the standard library has no timers")]
+        // SAFETY: the pointer is to a value that lives through the call; the old value is not requested.
+        let set = unsafe {
+            libc::setitimer(
+                libc::ITIMER_PROF,
+                &libc::itimerval { it_interval: zero, it_value: value },
+                std::ptr::null_mut(),
+            )
+        };
+        match set {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// CPU time that this process has used.
+    pub(crate) fn used_cpu() -> Duration {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        #[expect(unsafe_code, reason = "the standard library has no clock of CPU time")]
+        // SAFETY: the pointer is to a value that lives through the call.
+        unsafe {
+            libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time);
+        }
+        Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+    }
+
+    /// Data and stacks of this process, which `RLIMIT_DATA` counts, in bytes; 0 where the system does not report them.
+    pub(crate) fn data_bytes() -> u64 {
+        field("/proc/self/status", "VmData:")
+    }
+
+    /// Memory that this process has written since it was forked, in bytes; 0 where the system does not report it.
+    pub(crate) fn private_bytes() -> u64 {
+        field("/proc/self/smaps_rollup", "Private_Dirty:")
+    }
+
+    fn field(file: &str, name: &str) -> u64 {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let kilobytes = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        kilobytes.unwrap_or(0) << 10
+    }
+
+    /// Where the signal handlers write.
+    static REPORT: AtomicI32 = AtomicI32::new(-1);
+
+    /// [`report_limits`] to standard output.
+    pub(crate) fn report_limits_to_output() {
+        report_limits(libc::STDOUT_FILENO);
+    }
+
+    /// Makes this process report the limit that ends it to `to`, in place of an answer.
+    pub(crate) fn report_limits(to: RawFd) {
+        REPORT.store(to, Ordering::Relaxed);
+        // `abort` follows a failed allocation; memory faults follow a full stack.
+        for signal in [libc::SIGPROF, libc::SIGABRT, libc::SIGSEGV, libc::SIGBUS] {
+            #[expect(unsafe_code, reason = "the standard library has no signal handlers")]
+            // SAFETY: `report` calls only functions that are safe in a signal handler. It runs on the alternate stack that the
+            // standard library gives each thread, so a full stack does not stop it.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                let handler: extern "C" fn(libc::c_int) = report;
+                action.sa_sigaction = handler as libc::sighandler_t;
+                action.sa_flags = libc::SA_ONSTACK;
+                libc::sigemptyset(&mut action.sa_mask);
+                libc::sigaction(signal, &action, std::ptr::null_mut());
+            }
+        }
+    }
+
+    extern "C" fn report(signal: libc::c_int) {
+        let limit = match signal {
+            libc::SIGPROF => Limit::CpuTime,
+            libc::SIGABRT => Limit::Memory,
+            _ => Limit::Stack,
+        };
+        let mark = limit.mark().to_le_bytes();
+        #[expect(unsafe_code, reason = "a signal handler may call little else")]
+        // SAFETY: `write` and `_exit` are safe in a signal handler, and the bytes live through the call.
+        unsafe {
+            libc::write(REPORT.load(Ordering::Relaxed), mark.as_ptr().cast(), mark.len());
+            libc::_exit(1);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Workers that cannot fork: each session starts the program, which prepares its source again.
+
+use std::io;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
+
+use crate::message::{Received, receive, send};
+
+/// A process with one program, which talks over its standard streams. Dropping it ends the process.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    process: Child,
+    input: ChildStdin,
+    /// Messages of the process; a thread reads them, because pipes have no timeout.
+    messages: Receiver<io::Result<Received>>,
+}
+
+impl Spawned {
+    /// Starts the process and sends it the first two messages; the next [`Spawned::receive`] has the answer.
+    pub(crate) fn start(mut command: Command, hello: &[u8], source: &[u8], most: u64) -> io::Result<Self> {
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = command.spawn()?;
+        let pipes = process.stdin.take().zip(process.stdout.take());
+        let (input, mut output) = pipes.ok_or(io::ErrorKind::BrokenPipe)?;
+        let (sender, messages) = channel();
+        let mut spawned = Self { process, input, messages };
+        thread::Builder::new().spawn(move || {
+            loop {
+                let received = receive(&mut output, most);
+                let is_last = !matches!(received, Ok(Ok(_)));
+                // The session may be over.
+                if sender.send(received).is_err() || is_last {
+                    return;
+                }
+            }
+        })?;
+        spawned.send(&[hello])?;
+        spawned.send(&[source])?;
+        Ok(spawned)
+    }
+
+    pub(crate) fn send(&mut self, parts: &[&[u8]]) -> io::Result<()> {
+        send(&mut self.input, parts)
+    }
+
+    pub(crate) fn receive(&mut self, wall: Duration) -> io::Result<Received> {
+        match self.messages.recv_timeout(wall) {
+            Ok(received) => received,
+            Err(RecvTimeoutError::Timeout) => Err(io::ErrorKind::TimedOut.into()),
+            Err(RecvTimeoutError::Disconnected) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        // It may have ended.
+        _ = self.process.kill();
+        _ = self.process.wait();
+    }
+}

@@ -1,0 +1,274 @@
+//! The caller's side: starts workers, and asks them.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+#[cfg(target_os = "linux")]
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+#[cfg(target_os = "linux")]
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+#[cfg(target_os = "linux")]
+use crate::forked::ForkServer;
+use crate::host::Hello;
+use crate::message::{AnswerHead, MAX_MESSAGE_BYTES, QuestionHead, Received};
+#[cfg(target_os = "linux")]
+use crate::message::{receive, send};
+use crate::spawned::Spawned;
+use crate::{Limit, Limits, WorkerError};
+
+/// Variables that a program may need to start at all; workers have no others.
+const ENVIRONMENT: [&str; 2] = ["LD_LIBRARY_PATH", "SystemRoot"];
+
+/// A program whose `main` calls [`run_worker`](crate::run_worker), and does little else before.
+///
+/// `gpt2` names itself, with a hidden command.
+///
+/// ```
+/// use candle_gpt2_confined::WorkerProgram;
+///
+/// // In a program whose `main` calls `run_worker` for this argument, before it starts a thread.
+/// let program = WorkerProgram::this("confined")?;
+/// assert_eq!(program.arguments, ["confined"]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WorkerProgram {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Whether it forks for each session, which only Linux can; otherwise each session starts the program.
+    pub forks: bool,
+}
+
+impl WorkerProgram {
+    /// The running program, with this argument. It forks where the system can.
+    ///
+    /// # Errors
+    /// If the system does not report the program's path.
+    pub fn this(argument: &str) -> io::Result<Self> {
+        // Someone may have replaced the program's file; on Linux this link leads to the one that runs.
+        let running = PathBuf::from("/proc/self/exe");
+        let program = if running.exists() { running } else { env::current_exe()? };
+        Ok(Self { program, arguments: vec![argument.into()], forks: cfg!(target_os = "linux") })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).env_clear();
+        for name in ENVIRONMENT {
+            if let Some(value) = env::var_os(name) {
+                command.env(name, value);
+            }
+        }
+        command
+    }
+}
+
+/// The source of a program, in bytes, or what is wrong with it.
+type Source = Box<dyn Fn() -> Result<Vec<u8>, String> + Send + Sync>;
+
+/// An untrusted program that runs in child processes.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use candle_gpt2_confined::{Limits, Program, Service, Worker, WorkerProgram};
+///
+/// struct Repeated(Vec<u8>);
+///
+/// impl Program for Repeated {
+///     fn answer(&mut self, question: &[u8]) -> Vec<u8> {
+///         self.0.repeat(question.len())
+///     }
+/// }
+///
+/// // In `main`, for the argument below: `run_worker(&[SERVICE])`.
+/// const SERVICE: Service =
+///     Service { name: "repeated", prepare: |source| Ok(Box::new(Repeated(source.to_vec()))) };
+///
+/// let limits =
+///     Limits { cpu: Duration::from_secs(2), memory_bytes: 64 << 20, wall: Duration::from_secs(10) };
+/// let source = || Ok(b"ab".to_vec());
+/// let worker = Worker::new(WorkerProgram::this("confined")?, SERVICE.name, limits, source);
+/// // `worker.session()?.ask(b"12", &limits, false)?.bytes` is `abab`.
+/// # let _ = worker;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct Worker {
+    program: WorkerProgram,
+    service: &'static str,
+    /// Limits of preparing the program.
+    limits: Limits,
+    source: Source,
+    /// The process that forks, once it has started.
+    #[cfg(target_os = "linux")]
+    server: Mutex<Option<ForkServer>>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("program", &self.program)
+            .field("service", &self.service)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// A worker for the program of this source. It starts no process yet.
+    pub fn new(
+        program: WorkerProgram,
+        service: &'static str,
+        limits: Limits,
+        source: impl Fn() -> Result<Vec<u8>, String> + Send + Sync + 'static,
+    ) -> Self {
+        let source = Box::new(source);
+        Self {
+            program,
+            service,
+            limits,
+            source,
+            #[cfg(target_os = "linux")]
+            server: Mutex::default(),
+        }
+    }
+
+    /// Begins a session: a process with the prepared program.
+    ///
+    /// # Errors
+    /// If the program is wrong, preparing it exceeds a limit, or the system has no process for it.
+    pub fn session(&self) -> Result<Session, WorkerError> {
+        #[cfg(target_os = "linux")]
+        if self.program.forks {
+            return Ok(Session(Some(Channel::Socket(self.forked()?))));
+        }
+        Ok(Session(Some(Channel::Process(self.spawned()?))))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn forked(&self) -> Result<UnixStream, WorkerError> {
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        // It may have ended since.
+        if let Some(session) = server.as_ref().and_then(|server| server.session().ok()) {
+            return Ok(session);
+        }
+        let (hello, source) = self.first_messages()?;
+        let started = ForkServer::start(self.program.command(), &hello, &source, self.limits.wall);
+        let started = started.map_err(WorkerError::unavailable)?;
+        self.check_prepared(started.prepared(MAX_MESSAGE_BYTES))?;
+        server.insert(started).session().map_err(WorkerError::unavailable)
+    }
+
+    fn spawned(&self) -> Result<Spawned, WorkerError> {
+        let (hello, source) = self.first_messages()?;
+        let started = Spawned::start(self.program.command(), &hello, &source, MAX_MESSAGE_BYTES);
+        let mut started = started.map_err(WorkerError::unavailable)?;
+        self.check_prepared(started.receive(self.limits.wall))?;
+        Ok(started)
+    }
+
+    fn first_messages(&self) -> Result<(Vec<u8>, Vec<u8>), WorkerError> {
+        let source = (self.source)().map_err(|what| WorkerError::Refused { what })?;
+        let hello = Hello {
+            service: self.service.to_owned(),
+            forks: self.program.forks && cfg!(target_os = "linux"),
+            cpu_micros: u64::try_from(self.limits.cpu.as_micros()).unwrap_or(u64::MAX),
+            memory_bytes: self.limits.memory_bytes,
+        };
+        Ok((serde_json::to_vec(&hello).map_err(WorkerError::unavailable)?, source))
+    }
+
+    fn check_prepared(&self, received: io::Result<Received>) -> Result<(), WorkerError> {
+        let answer = received_within(received, &self.limits)?;
+        match answer.split_first() {
+            Some((1, _)) => Ok(()),
+            Some((_, what)) => Err(WorkerError::Refused { what: String::from_utf8_lossy(what).into_owned() }),
+            None => Err(WorkerError::Ended),
+        }
+    }
+}
+
+/// A process with a program that answers questions. It ends when this is dropped, or at the first failure.
+///
+/// [`Worker::session`] begins it.
+#[derive(Debug)]
+pub struct Session(Option<Channel>);
+
+#[derive(Debug)]
+enum Channel {
+    #[cfg(target_os = "linux")]
+    Socket(UnixStream),
+    Process(Spawned),
+}
+
+/// An answer and its cost.
+///
+/// [`Session::ask`] returns it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// The answer.
+    pub bytes: Vec<u8>,
+    /// CPU time that it took; zero on systems that do not report it.
+    pub cpu: Duration,
+    /// Memory that the process has written, in bytes; 0 if it was not measured.
+    pub private_bytes: usize,
+}
+
+impl Session {
+    /// Asks the program. `measures`: whether the answer reports the memory.
+    ///
+    /// # Errors
+    /// If the answer exceeds a limit, or the process ends without it. The session is over then.
+    pub fn ask(&mut self, question: &[u8], limits: &Limits, measures: bool) -> Result<Answer, WorkerError> {
+        // Taken: a panic between question and answer must not mix up the next ones.
+        let mut channel = self.0.take().ok_or(WorkerError::Ended)?;
+        let head = QuestionHead::new(limits, measures).to_bytes();
+        let message = received_within(channel.exchange(&[&head, question], limits.wall), limits)?;
+        let (head, bytes) = AnswerHead::split(&message).ok_or(WorkerError::Ended)?;
+        if head.panicked {
+            return Err(WorkerError::Ended);
+        }
+        self.0 = Some(channel);
+        let private_bytes = usize::try_from(head.private_bytes).unwrap_or(usize::MAX);
+        Ok(Answer { bytes: bytes.to_vec(), cpu: head.cpu, private_bytes })
+    }
+}
+
+impl Channel {
+    fn exchange(&mut self, question: &[&[u8]], wall: Duration) -> io::Result<Received> {
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::Socket(socket) => {
+                socket.set_read_timeout(Some(wall))?;
+                socket.set_write_timeout(Some(wall))?;
+                // A process that has reported a limit may have closed its side before the question came.
+                let sent = send(&*socket, question);
+                match receive(&*socket, MAX_MESSAGE_BYTES) {
+                    Err(error) => Err(sent.err().unwrap_or(error)),
+                    received => received,
+                }
+            }
+            Self::Process(process) => {
+                process.send(question)?;
+                process.receive(wall)
+            }
+        }
+    }
+}
+
+fn received_within(received: io::Result<Received>, limits: &Limits) -> Result<Vec<u8>, WorkerError> {
+    let exceeded = |limit| WorkerError::Exceeded { limit, limits: *limits };
+    match received {
+        Ok(message) => message.map_err(exceeded),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+            Err(exceeded(Limit::WallTime))
+        }
+        Err(_) => Err(WorkerError::Ended),
+    }
+}

@@ -1,0 +1,45 @@
+//! Tests of workers. The test program is its own worker, so it has a `main` of its own.
+
+mod templates;
+mod workers;
+
+use std::process::ExitCode;
+
+use candle_gpt2_confined::{TEMPLATES, WorkerProgram, run_worker};
+use libtest_mimic::{Arguments, Trial};
+
+/// Argument of the test program as a worker.
+const WORKER: &str = "worker";
+
+/// The test program as a worker, which forks if the system can.
+fn forking() -> WorkerProgram {
+    WorkerProgram::this(WORKER).unwrap()
+}
+
+/// The test program as a worker that starts anew for each session, as on systems without `fork`.
+fn spawning() -> WorkerProgram {
+    WorkerProgram { forks: false, ..forking() }
+}
+
+fn main() -> ExitCode {
+    if std::env::args().nth(1).as_deref() == Some(WORKER) {
+        let served = run_worker(&[TEMPLATES, workers::OBEDIENT]);
+        return if served.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let trials = [workers::TESTS, templates::TESTS].concat().into_iter().map(|(name, test)| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+/// A test and its name.
+type Test = (&'static str, fn());
+
+/// The functions as tests.
+macro_rules! tests {
+    ($($test:ident),+ $(,)?) => { &[$((stringify!($test), $test)),+] };
+}
+pub(crate) use tests;

@@ -1,0 +1,32 @@
+//! Chat templates through a worker, which is this program itself. A finding is a dead parent or a late answer: whatever a template
+//! does, its worker's limits end it.
+#![no_main]
+
+use std::process::exit;
+use std::time::{Duration, Instant};
+
+use candle_gpt2_confined::{Style, TEMPLATES, TemplateError, Templates, WorkerProgram, run_worker};
+use serde_json::json;
+
+/// Argument of this program as a worker.
+const WORKER: &str = "worker";
+/// The limits of CPU time for parsing and rendering, and a busy machine.
+const LATE: Duration = Duration::from_secs(9);
+
+libfuzzer_sys::fuzz_target!(
+    init: {
+        if std::env::args().nth(1).as_deref() == Some(WORKER) {
+            exit(i32::from(run_worker(&[TEMPLATES]).is_err()));
+        }
+    },
+    |source: &str| {
+        let started = Instant::now();
+        let program = WorkerProgram::this(WORKER).expect("the path of this program");
+        let messages = json!([{ "role": "user", "content": "Hi \u{e9}" }, { "role": "assistant", "content": "" }]);
+        let context = json!({ "messages": messages, "add_generation_prompt": true, "eos_token": "</s>", "bos_token": "" });
+        let rendered = Templates::new(Style::Chat, &[source], Some(&program))
+            .and_then(|templates| templates.render(source, &context));
+        assert!(!matches!(rendered, Err(TemplateError::Busy { .. })), "{rendered:?}");
+        assert!(started.elapsed() < LATE, "{:?}", started.elapsed());
+    }
+);
