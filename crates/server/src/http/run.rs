@@ -1,10 +1,8 @@
 //! The server's life: it accepts connections until it is told to end, lets what runs come to its end, and closes.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
@@ -13,6 +11,7 @@ use super::{Listener, Phase, Shared, connection};
 use crate::ServerError;
 use crate::fault::caught;
 use crate::log::log_failure;
+use crate::signals::Stops;
 
 /// How long is waited for the last bytes of connections.
 const LAST_BYTES: Duration = Duration::from_secs(2);
@@ -23,11 +22,8 @@ const NO_CONNECTION: Duration = Duration::from_millis(50);
 pub(crate) async fn run(
     shared: Arc<Shared>,
     listener: Listener,
-    stops: Arc<watch::Sender<usize>>,
+    stops: Arc<Stops>,
 ) -> Result<(), ServerError> {
-    if shared.options.signals {
-        count_signals(&stops).map_err(ServerError::System)?;
-    }
     let seats = Arc::new(Seats::new(shared.options.connections()));
     let mut ended = tokio::select! {
         () = accept(&shared, &listener, &seats) => Ok(()),
@@ -47,7 +43,7 @@ pub(crate) async fn run(
     ended
 }
 
-async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), ServerError> {
+async fn drain(shared: &Shared, stops: &Stops) -> Result<(), ServerError> {
     shared.backend.drain();
     let after = shared.options.timeouts.drain;
     let calls = || *shared.calls.borrow();
@@ -102,33 +98,6 @@ async fn drained(shared: &Shared) {
 }
 
 /// Returns when the server was told so often to end.
-async fn told(stops: &watch::Sender<usize>, times: usize) {
+async fn told(stops: &Stops, times: usize) {
     _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
-}
-
-/// Adds one for each SIGTERM and SIGINT.
-#[cfg(unix)]
-fn count_signals(stops: &Arc<watch::Sender<usize>>) -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let (mut signal, stops) = (signal(kind)?, Arc::clone(stops));
-        tokio::spawn(async move {
-            while signal.recv().await.is_some() {
-                stops.send_modify(|stops| *stops += 1);
-            }
-        });
-    }
-    Ok(())
-}
-
-/// Adds one for each Ctrl-C.
-#[cfg(not(unix))]
-fn count_signals(stops: &Arc<watch::Sender<usize>>) -> io::Result<()> {
-    let stops = Arc::clone(stops);
-    tokio::spawn(async move {
-        while tokio::signal::ctrl_c().await.is_ok() {
-            stops.send_modify(|stops| *stops += 1);
-        }
-    });
-    Ok(())
 }
