@@ -14,7 +14,7 @@ use crate::busy::queue_timeout;
 #[derive(Debug)]
 pub(crate) struct Turns {
     turn: Arc<Semaphore>,
-    /// Places that are taken, and how many may be.
+    /// Number of places in use, at most `most`.
     taken: AtomicUsize,
     most: usize,
     /// Maximum time in the queue.
@@ -42,7 +42,7 @@ impl Turns {
         Self { turn: Arc::new(Semaphore::new(at_once)), taken: AtomicUsize::new(0), most, longest }
     }
 
-    /// Takes so many places; `None` if there are not as many.
+    /// Takes `count` places; `None` if fewer are free.
     pub(crate) fn places(&self, count: usize) -> Option<Places<'_>> {
         let taken = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= self.most);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;

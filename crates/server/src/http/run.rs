@@ -18,7 +18,7 @@ const LAST_BYTES: Duration = Duration::from_secs(2);
 /// How long is waited when the system gives no connection, for want of file descriptors say.
 const NO_CONNECTION: Duration = Duration::from_millis(50);
 
-/// Serves until `stops`, how often the server was told to end, is above 0 and all is done, or until it is above 1.
+/// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     listener: Listener,
@@ -97,7 +97,7 @@ async fn drained(shared: &Shared) {
     _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
 }
 
-/// Returns when the server was told so often to end.
+/// Returns when `stops` has reached this number.
 async fn told(stops: &Stops, times: usize) {
     _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
 }
