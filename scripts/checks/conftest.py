@@ -17,6 +17,8 @@ OPTIONS = {
     "base-url": (str, None, "a server that runs, in place of one that is started"),
     "key": (str, None, "a key that the server of --base-url takes, where it asks for one"),
     "queue": (int, None, "prompts that the queue of the server of --base-url holds"),
+    "clients": (int, 32, "clients of the soak"),
+    "seconds": (float, 120, "length of the soak"),
     "tasks": (str, None, "lm-evaluation-harness' task files of your own, by commas"),
     "items": (int, 8, "items of each of the harness' tasks that are made here"),
     "protocol": (str, None, "evaluate this protocol on --data, in place of all on samples"),
@@ -57,8 +59,9 @@ class Program:
 
     @contextlib.contextmanager
     def serving(self, *options):
-        """A server of the program; gives its address."""
+        """A server of the program; yields its address. `server` is its process."""
         process = subprocess.Popen([self.path, "serve", "--port", "0", *options], stdout=subprocess.PIPE, text=True)
+        self.server = process
         try:
             line = process.stdout.readline().strip()
             assert line.startswith("http://"), f"expected the server's address, found {line!r}"

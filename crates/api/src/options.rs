@@ -263,7 +263,7 @@ impl Options {
         Ok(Self { max_tokens, settings, grammar: read_grammar(body)?, inside: Asked::read(body)?, fields })
     }
 
-    /// Whether checking it for a model takes longer than a millisecond.
+    /// Whether checking the options against a model may take longer than a few milliseconds.
     pub(crate) fn takes_long(&self) -> bool {
         self.grammar.is_some() || self.inside.is_something()
     }

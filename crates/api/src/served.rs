@@ -181,8 +181,8 @@ pub(crate) trait Compiles: Debug + Send + Sync {
     fn compile(&self, grammar: &Grammar, ends: &[u32]) -> Result<LogitsProcessor, GrammarError>;
 }
 
-/// Reads a conversation. `None` for one with a grammar, unless those are read too.
-pub(crate) type ReadChat = fn(&[u8], &ServedModel, Option<u64>, bool) -> Result<Option<Call>, ApiError>;
+/// Reads a conversation.
+pub(crate) type ReadChat = fn(&[u8], &ServedModel, Option<u64>) -> Result<Call, ApiError>;
 
 /// A model under its names, with its tokens, its defaults and the limits of requests. It holds no weights; requests are checked
 /// and answered with it on any thread.

@@ -11,7 +11,7 @@ use crate::{
     Analysis, ApiError, Call, ChatRequest, CompletionRequest, Endpoint, Reply, ServedModel, Warnings,
 };
 
-/// Longest body, in bytes, that is read within a millisecond.
+/// Maximum length of a body, in bytes, that [`Endpoint::reads_quickly`] accepts.
 const SHORT_BODY: usize = 8 << 10;
 
 /// A parsed and checked request. It holds no model, and goes to the thread that has it.
@@ -49,8 +49,12 @@ impl ServedModel {
         self.check_asked(endpoint)?;
         let reply = |json| Work::Reply(Reply::new(json, Warnings::default()));
         Ok(match endpoint {
-            Endpoint::Completions | Endpoint::ChatCompletions => {
-                Work::Texts(self.call(endpoint, body, reuse, true)?.ok_or_else(nothing_here)?)
+            Endpoint::Completions => {
+                Work::Texts(Call::of_completion(CompletionRequest::parse(body)?, self, reuse)?)
+            }
+            Endpoint::ChatCompletions => {
+                let read = self.read_chat.ok_or_else(nothing_here)?;
+                Work::Texts(read(body, self, reuse)?)
             }
             Endpoint::Activations => Work::Texts(Call::of_activations(body, self)?),
             Endpoint::Classify => Work::Analysis(Analysis::labels(ClassifyCall::read(body, self)?)),
@@ -77,53 +81,49 @@ impl ServedModel {
         })
     }
 
-    /// The same, if it takes no longer than a millisecond: that of texts without a grammar, whose activations are not asked for, from a
-    /// short body.
+    /// Reads a request as [`read`](Self::read) does, unless that may take longer than a few milliseconds: `None` for texts with a
+    /// grammar or with activations.
+    ///
+    /// For servers that read short and long requests on separate threads. [`Endpoint::reads_quickly`] excludes other long requests.
     ///
     /// # Errors
     /// As [`ServedModel::read`].
-    pub fn read_now(
+    pub fn read_quickly(
         &self,
         endpoint: Endpoint,
         body: &[u8],
         reuse: Option<u64>,
     ) -> Result<Option<Work>, ApiError> {
+        if endpoint != Endpoint::Completions {
+            return self.read(endpoint, body, reuse).map(Some);
+        }
         self.check_asked(endpoint)?;
-        if body.len() > SHORT_BODY {
+        let request = CompletionRequest::parse(body)?;
+        if request.options.takes_long() {
             return Ok(None);
         }
-        Ok(self.call(endpoint, body, reuse, false)?.map(Work::Texts))
+        Ok(Some(Work::Texts(Call::of_completion(request, self, reuse)?)))
     }
+}
 
-    /// `None` for what takes long and is not to be read here, and if there are no texts.
-    fn call(
-        &self,
-        endpoint: Endpoint,
-        body: &[u8],
-        reuse: Option<u64>,
-        reads_all: bool,
-    ) -> Result<Option<Call>, ApiError> {
-        match (endpoint, self.read_chat) {
-            (Endpoint::ChatCompletions, Some(read)) => read(body, self, reuse, reads_all),
-            (Endpoint::Completions, _) => {
-                let request = CompletionRequest::parse(body)?;
-                let is_read = reads_all || !request.options.takes_long();
-                is_read.then(|| Call::of_completion(request, self, reuse)).transpose()
-            }
-            _ => Ok(None),
-        }
+impl Endpoint {
+    /// Whether reading a body of `bytes` bytes usually takes less than a few milliseconds. Chat templates are programs of the
+    /// checkpoint, and long texts take up to a second to tokenize.
+    ///
+    /// ```
+    /// use candle_gpt2_api::Endpoint;
+    ///
+    /// assert!(Endpoint::Completions.reads_quickly(100) && !Endpoint::Completions.reads_quickly(1 << 20));
+    /// assert!(!Endpoint::ChatCompletions.reads_quickly(100));
+    /// ```
+    pub fn reads_quickly(self, bytes: usize) -> bool {
+        !matches!(self, Self::ChatCompletions | Self::Activations) && bytes <= SHORT_BODY
     }
 }
 
 /// A [`ReadChat`](crate::served::ReadChat), which holds the code of conversations.
-pub(crate) fn read_chat(
-    body: &[u8],
-    served: &ServedModel,
-    reuse: Option<u64>,
-    reads_all: bool,
-) -> Result<Option<Call>, ApiError> {
-    // A template may take seconds.
-    reads_all.then(|| Call::of_chat(ChatRequest::parse(body)?, served, reuse)).transpose()
+pub(crate) fn read_chat(body: &[u8], served: &ServedModel, reuse: Option<u64>) -> Result<Call, ApiError> {
+    Call::of_chat(ChatRequest::parse(body)?, served, reuse)
 }
 
 fn nothing_here() -> ApiError {

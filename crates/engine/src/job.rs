@@ -167,7 +167,7 @@ impl LoadedModel {
         let mut texts = Texts::new(scheduler);
         let mut prompt = 0;
         loop {
-            while texts.scheduler().waiting() < batch_size
+            while texts.scheduler().is_some_and(|scheduler| scheduler.waiting() < batch_size)
                 && texts.owners().count() < batch_size.saturating_mul(OPEN_PROMPTS)
                 && !job.is_interrupted()
             {

@@ -232,6 +232,29 @@ pub fn allow_open_files(wanted: usize) -> Option<usize> {
     open_files()
 }
 
+/// Whether the process ignores SIGHUP, as one started with `nohup` does. False where the signal does not exist.
+///
+/// ```
+/// // Only true under `nohup`.
+/// println!("{}", candle_gpt2_engine::process::ignores_hangup());
+/// ```
+#[cfg_attr(unix, expect(unsafe_code, reason = "the action is read by a call of the C library"))]
+pub fn ignores_hangup() -> bool {
+    #[cfg(unix)]
+    let is_ignored = {
+        let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: the call writes the current action into the structure and changes nothing. All fields are valid when zero.
+        let (read, action) = unsafe {
+            let read = libc::sigaction(libc::SIGHUP, std::ptr::null(), action.as_mut_ptr());
+            (read, action.assume_init())
+        };
+        read == 0 && action.sa_sigaction == libc::SIG_IGN
+    };
+    #[cfg(not(unix))]
+    let is_ignored = false;
+    is_ignored
+}
+
 /// The number of files and connections that the process may have open, if there is one.
 ///
 /// See [`allow_open_files`].

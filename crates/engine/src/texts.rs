@@ -31,7 +31,8 @@ use candle_gpt2_generation::{Event, GenerationError, Request, RequestId, Schedul
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Texts<O> {
-    scheduler: Scheduler,
+    /// `None` once [`Texts::rebuild`] has failed.
+    scheduler: Option<Scheduler>,
     calls: BTreeMap<CallId, Call<O>>,
     /// Calls with prompts that the scheduler does not have yet.
     turns: VecDeque<CallId>,
@@ -79,7 +80,7 @@ impl<O> Texts<O> {
     /// No calls, with a scheduler that has no requests.
     pub fn new(scheduler: Scheduler) -> Self {
         let (calls, turns, prompts) = (BTreeMap::new(), VecDeque::new(), BTreeMap::new());
-        Self { scheduler, calls, turns, prompts, count: 0 }
+        Self { scheduler: Some(scheduler), calls, turns, prompts, count: 0 }
     }
 
     /// Takes a call, whose prompts wait for their turns.
@@ -96,13 +97,14 @@ impl<O> Texts<O> {
     /// Gives the scheduler the next prompt, one of each call in turn, while it makes fewer texts than `limit` and fewer wait there: the
     /// call, which of its prompts, and why the scheduler does not take it if it does not. The call is then the caller's to end.
     pub fn feed(&mut self, limit: usize) -> Option<(CallId, usize, Result<(), GenerationError>)> {
-        while self.scheduler.running() + self.scheduler.waiting() < limit {
+        let scheduler = self.scheduler.as_mut()?;
+        while scheduler.running() + scheduler.waiting() < limit {
             let id = self.turns.pop_front()?;
             let Some(call) = self.calls.get_mut(&id) else { continue };
             let Some((prompt, request)) = call.rest.pop_front() else { continue };
             self.turns.push_back(id);
             let submitted = Submitted { call: id, prompt, sequences: request.config.num_return_sequences };
-            let taken = self.scheduler.submit(request);
+            let taken = scheduler.submit(request);
             return Some((id, prompt, taken.map(|request| _ = self.prompts.insert(request, submitted))));
         }
         None
@@ -114,7 +116,8 @@ impl<O> Texts<O> {
         &mut self,
         progress: &dyn Fn() -> ControlFlow<()>,
     ) -> (Vec<Happened>, Option<GenerationError>) {
-        let Step { events, failure } = self.scheduler.step_with(progress);
+        let Some(scheduler) = &mut self.scheduler else { return (Vec::new(), None) };
+        let Step { events, failure } = scheduler.step_with(progress);
         let happened = events.into_iter().filter_map(|event| {
             let Submitted { call, prompt, sequences } = *self.prompts.get(&event.request())?;
             let unfinished = &mut self.calls.get_mut(&call)?.unfinished;
@@ -132,10 +135,10 @@ impl<O> Texts<O> {
     pub fn end(&mut self, id: CallId) -> Option<O> {
         let call = self.calls.remove(&id)?;
         self.turns.retain(|turn| *turn != id);
-        let scheduler = &mut self.scheduler;
+        let mut scheduler = self.scheduler.as_mut();
         self.prompts.retain(|request, submitted| {
             let is_kept = submitted.call != id;
-            if !is_kept {
+            if !is_kept && let Some(scheduler) = &mut scheduler {
                 scheduler.cancel(*request);
             }
             is_kept
@@ -155,17 +158,65 @@ impl<O> Texts<O> {
 
     /// Whether no call is there, ended ones aside.
     pub fn is_idle(&self) -> bool {
-        self.scheduler.is_idle() && self.calls.values().all(|call| call.rest.is_empty())
+        self.scheduler.as_ref().is_none_or(Scheduler::is_idle)
+            && self.calls.values().all(|call| call.rest.is_empty())
     }
 
-    /// The scheduler, for its settings and numbers.
-    pub fn scheduler(&mut self) -> &mut Scheduler {
-        &mut self.scheduler
+    /// The scheduler, for its settings and numbers; `None` if it could not be rebuilt.
+    pub fn scheduler(&mut self) -> Option<&mut Scheduler> {
+        self.scheduler.as_mut()
     }
 
-    /// Puts another scheduler in its place, after a panic in a step: calls of which a prompt had its turn are the caller's to end.
-    pub fn set_scheduler(&mut self, scheduler: Scheduler) {
-        self.scheduler = scheduler;
+    /// Replaces the scheduler after a panic in a step. Frees the old one and its KV cache before `make` allocates the new one.
+    ///
+    /// The caller ends the calls that had begun. If `make` fails, nothing more can be computed.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn rebuild<E>(&mut self, make: impl FnOnce() -> Result<Scheduler, E>) -> Result<(), E> {
         self.prompts.clear();
+        self.scheduler = None;
+        self.scheduler = Some(make()?);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use candle_gpt2_generation::{Clock, GenerationConfig, SchedulerOptions};
+
+    use super::*;
+    use crate::{ModelOptions, Silent};
+
+    #[test]
+    fn a_rebuild_frees_the_old_scheduler_before_it_makes_the_new_one() {
+        let model = ModelOptions::default().open(&Silent).unwrap().load(&Silent).unwrap();
+        let options = SchedulerOptions { max_texts: 1, kv_tokens: 512, chunk_tokens: 64 };
+        let mut scheduler = model.scheduler(options).unwrap();
+        // The scheduler holds the only other reference.
+        let clock: Clock = Arc::new(std::time::Duration::default);
+        scheduler.set_clock(Arc::clone(&clock));
+        let mut texts = Texts::new(scheduler);
+        let config = GenerationConfig { max_new_tokens: 2, ..GenerationConfig::default() };
+        let begin =
+            |texts: &mut Texts<&str>, owner| texts.begin(vec![Request::new(vec![5], config.clone())], owner);
+        let first = begin(&mut texts, "first");
+        assert!(texts.feed(1).is_some() && Arc::strong_count(&clock) == 2);
+        let rebuilt = texts.rebuild(|| {
+            assert_eq!(Arc::strong_count(&clock), 1, "the old scheduler is still there");
+            model.scheduler(options)
+        });
+        rebuilt.unwrap();
+        assert_eq!(texts.end(first), Some("first"));
+        begin(&mut texts, "second");
+        assert!(texts.feed(1).is_some_and(|(_, _, taken)| taken.is_ok()));
+        assert!(!texts.step(&|| ControlFlow::Continue(())).0.is_empty());
+        // Without a scheduler nothing more happens.
+        assert_eq!(texts.rebuild(|| Err("out of memory")), Err("out of memory"));
+        let third = begin(&mut texts, "third");
+        assert!(texts.feed(1).is_none() && texts.step(&|| ControlFlow::Continue(())).0.is_empty());
+        assert_eq!(texts.end(third), Some("third"));
     }
 }

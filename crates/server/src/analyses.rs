@@ -15,6 +15,7 @@ use crate::busy::{looks_full, queue_full};
 use crate::fault::blocking;
 use crate::http::receive::Received;
 use crate::metrics::Metrics;
+use crate::threads::RequestThreads;
 use crate::turns::{Places, Turns};
 
 /// Bytes of a body that asks for a look: more than those of the longest text that one is taken at.
@@ -27,6 +28,7 @@ pub(crate) struct Analyses<'a> {
     pub(crate) backend: &'a Backend,
     pub(crate) served: &'a Arc<ServedModel>,
     pub(crate) turns: &'a Turns,
+    pub(crate) threads: &'a RequestThreads,
     pub(crate) metrics: &'a Metrics,
 }
 
@@ -42,7 +44,7 @@ impl Analyses<'_> {
     ) -> Result<Reply, ApiError> {
         self.served.check_asked(endpoint)?;
         let is_look = !matches!(endpoint, Endpoint::Embeddings | Endpoint::Classify);
-        if is_look && received.bytes().len() > MAX_BODY {
+        if is_look && received.as_ref().len() > MAX_BODY {
             let message = format!("analyses are for short texts: the body may have at most {MAX_BODY} bytes");
             return Err(ApiError::new(413, message).with_code("body_too_large"));
         }
@@ -56,9 +58,8 @@ impl Analyses<'_> {
             Backend::Labels(_) => None,
         };
         let turn = alone.as_ref().map(|(_, turn, _)| Arc::clone(turn));
-        let served = Arc::clone(self.served);
-        let read = move || served.read(endpoint, received.bytes(), None);
-        let mut analysis = match blocking(id, read).await? {
+        let read = self.threads.read(id, endpoint, received, None, Ok);
+        let mut analysis = match read.await? {
             Work::Analysis(analysis) => analysis,
             Work::Reply(reply) => return Ok(reply),
             Work::Texts(_) => return Err(ApiError::failed("texts, at the path of an analysis")),

@@ -34,7 +34,7 @@ impl Labels {
         Self {
             classifier: Arc::new(classifier),
             // As with texts that are made: what is computed does not wait.
-            turns: Turns::new(queue.saturating_add(at_once), longest),
+            turns: Turns::new(1, queue.saturating_add(at_once), longest),
             at_once,
             is_stopped: AtomicBool::new(false),
         }

@@ -26,13 +26,12 @@ pub(crate) async fn caught<T>(
     .await
 }
 
-/// Runs what takes long for this request on a thread of its own.
+/// Runs work of the request with this id on a request thread. Failures are logged there, because the client may have left.
 pub(crate) async fn blocking<T: Send + 'static>(
     id: &Arc<str>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let own = Arc::clone(id);
-    // Logged there: the client may have gone.
     let work = move || {
         let worked = catch_unwind(AssertUnwindSafe(work));
         let worked = worked.unwrap_or_else(|panic| Err(ApiError::failed(internal(panic.as_ref()))));

@@ -12,6 +12,8 @@ mod log;
 mod metrics;
 mod options;
 mod page;
+mod signals;
+mod threads;
 mod turns;
 
 use std::sync::Arc;
@@ -22,7 +24,6 @@ pub use candle_gpt2_api::{ApiOptions, ChatTemplateChoice, Limits};
 pub use candle_gpt2_engine::SecretString;
 use candle_gpt2_engine::{Classifier, LoadedModel};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::watch;
 
 use backend::{Backend, Labels};
 use engine::{Engine, EngineOptions};
@@ -32,10 +33,8 @@ use http::{Listener, Shared};
 pub use log::LogFormat;
 use metrics::Metrics;
 pub use options::{ServerOptions, Timeouts};
-
-/// Threads that tokenise and check requests, beside the one of the connections and the engine's: more than those that can wait
-/// for grammars to be read.
-const WORKERS: usize = 16;
+use signals::{Signals, Stops};
+use threads::THREADS;
 
 /// The served model.
 ///
@@ -74,7 +73,7 @@ pub struct Server {
     runtime: Runtime,
     listener: Listener,
     shared: Arc<Shared>,
-    stops: Arc<watch::Sender<usize>>,
+    stops: Arc<Stops>,
 }
 
 /// Ends a server from elsewhere; a clone ends the same one.
@@ -93,7 +92,7 @@ pub struct Server {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Handle {
-    stops: Arc<watch::Sender<usize>>,
+    stops: Arc<Stops>,
 }
 
 impl Handle {
@@ -120,6 +119,8 @@ pub struct Listening {
     runtime: Runtime,
     listener: Listener,
     options: ServerOptions,
+    stops: Arc<Stops>,
+    signals: Option<Signals>,
 }
 
 impl Listening {
@@ -131,12 +132,19 @@ impl Listening {
         options.check()?;
         let mut builder = Builder::new_current_thread();
         let runtime =
-            builder.enable_all().max_blocking_threads(WORKERS).build().map_err(ServerError::System)?;
-        let listener = {
+            builder.enable_all().max_blocking_threads(THREADS).build().map_err(ServerError::System)?;
+        let stops = Arc::new(Stops::new(0));
+        let signals = options.signals.then(|| Signals::install(&stops)).transpose();
+        let signals = signals.map_err(ServerError::System)?;
+        let bind = || {
             let _within = runtime.enter();
-            Listener::bind(&options)?
+            Listener::bind(&options)
         };
-        Ok(Self { runtime, listener, options })
+        let listener = match &signals {
+            Some(signals) => signals.while_binding(options.unix_socket.clone(), bind),
+            None => bind(),
+        }?;
+        Ok(Self { runtime, listener, options, stops, signals })
     }
 
     /// The settings of the API that depend on the model.
@@ -150,7 +158,7 @@ impl Listening {
     /// When the model cannot be served: its keys and values do not fit into the memory, or its defaults or its chat template
     /// cannot be used.
     pub fn start(self, model: impl Into<Model>) -> Result<Server, ServerError> {
-        let Self { runtime, listener, mut options } = self;
+        let Self { runtime, listener, mut options, stops, signals } = self;
         let (backend, served, metrics) = match model.into() {
             Model::Texts(model) => {
                 options.check_for(model.config())?;
@@ -169,7 +177,10 @@ impl Listening {
             }
         };
         let shared = Arc::new(Shared::new(options, &listener, backend, served, metrics));
-        Ok(Server { runtime, listener, shared, stops: Arc::new(watch::Sender::new(0)) })
+        if let Some(signals) = signals {
+            signals.serve();
+        }
+        Ok(Server { runtime, listener, shared, stops })
     }
 }
 
@@ -198,7 +209,7 @@ impl Server {
     /// When the engine fails again and again, or calls were cut off because they had not ended in time.
     pub fn run(self) -> Result<(), ServerError> {
         let ended = self.runtime.block_on(http::run(self.shared, self.listener, self.stops));
-        // A request that is being read may take a second; it is not waited for.
+        // Does not wait for requests that are still being read.
         self.runtime.shutdown_background();
         ended
     }

@@ -1,16 +1,30 @@
-//! The server's log: events of `tracing`, which a program shows as it likes, or as lines of text or of JSON.
+//! The server's log: `tracing` events, which a program can subscribe to or have written as lines of text or JSON.
 
-use std::fmt::{self, Debug, Display};
-use std::io;
-use std::sync::Arc;
+mod queue;
 
-use tracing::{Subscriber, error, field::Field};
+use std::fmt::{self, Debug, Display, Write as _};
+use std::io::{self, Write as _};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use queue::{Entry, Queue};
+use tracing::subscriber::with_default;
+use tracing::{Subscriber, error, field::Field, warn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 
-/// The format of the log.
+/// Maximum length in bytes of a text that comes from a request or an error.
+const MAX_FIELD: usize = 1 << 10;
+
+/// Lines of the process's log that were not written.
+static DROPPED_LINES: LazyLock<Counter> = LazyLock::new(Counter::default);
+/// Lines on their way to standard error.
+static STDERR: OnceLock<Queue> = OnceLock::new();
+
+/// Log format.
 ///
-/// The server's events go to the subscriber of `tracing` that the process has; without one nothing is written.
+/// The server's events go to the process's `tracing` subscriber; without one, nothing is written.
 ///
 /// ```
 /// use candle_gpt2_server::LogFormat;
@@ -30,17 +44,39 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// From here on, writes each event of this process as one line on standard error, unless the process has a subscriber already.
+    /// Writes each event of this process as one line to standard error, unless the process already has a subscriber.
+    ///
+    /// A thread writes the lines, so a slow reader never blocks the server. While its queue is full, lines are dropped and
+    /// counted; a later line and the metric `gpt2_log_lines_dropped_total` report the number.
     pub fn write_to_stderr(self) {
-        // An error says that it has one.
-        _ = tracing::subscriber::set_global_default(self.lines_to(io::stderr));
+        if tracing::dispatcher::has_been_set() {
+            return;
+        }
+        let report = self.lines_to(io::stderr);
+        let write = move |entry| match entry {
+            Entry::Line(line) => io::stderr().write_all(&line),
+            Entry::Dropped(count) => {
+                with_default(Arc::clone(&report), || warn!(dropped_lines = count));
+                Ok(())
+            }
+        };
+        let queue = STDERR.get_or_init(|| Queue::start(DROPPED_LINES.clone(), write));
+        // Another thread may have set a subscriber meanwhile.
+        _ = tracing::subscriber::set_global_default(self.lines_to(queue.clone()));
+    }
+
+    /// Waits until the lines of [`write_to_stderr`](Self::write_to_stderr) are written, for example before the process exits.
+    ///
+    /// Returns false if `timeout` ends first: then the reader of standard error has stalled, and writing to it blocks.
+    pub fn flush_stderr(timeout: Duration) -> bool {
+        STDERR.get().is_none_or(|queue| queue.flush(timeout))
     }
 
     fn lines_to(
         self,
         writer: impl for<'a> MakeWriter<'a> + Send + Sync + 'static,
     ) -> Arc<dyn Subscriber + Send + Sync> {
-        // What cannot be written is not told elsewhere.
+        // Write errors are not reported elsewhere.
         let lines =
             tracing_subscriber::fmt().with_writer(writer).log_internal_errors(false).with_target(false);
         match self {
@@ -52,7 +88,12 @@ impl LogFormat {
     }
 }
 
-/// Writes a field of an event as the line has it. The fields come in the order that the event names them in.
+/// Counter of log lines that were not written, for all servers of the process.
+pub(crate) fn dropped_lines() -> Counter {
+    DROPPED_LINES.clone()
+}
+
+/// Formats one field of an event. Fields arrive in the event's order.
 fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::Result {
     match field.name() {
         "request_id" => write!(line, "{value:?}"),
@@ -60,22 +101,56 @@ fn write_field(line: &mut Writer<'_>, field: &Field, value: &dyn Debug) -> fmt::
         "prompt_tokens" => write!(line, " prompt={value:?}"),
         "new_tokens" => write!(line, " new={value:?}"),
         "seconds" => write!(line, " seconds={value:.3?}"),
+        "dropped_lines" => {
+            write!(line, "log: dropped {value:?} lines because standard error was not read in time")
+        }
         _ => write!(line, " {}", one_line(value)),
     }
 }
 
-/// Causes may have several lines, and an entry has one.
+/// Joins the lines of a value: a log entry is one line.
 fn one_line(value: &dyn Debug) -> String {
     let value = format!("{value:?}");
     let words: Vec<&str> = value.split(char::is_control).filter(|part| !part.is_empty()).collect();
     words.join(" ")
 }
 
-/// Tells why requests failed: `requests` are their ids.
+/// Logs why requests failed; `requests` lists their ids.
 pub(crate) fn log_failure(requests: &str, cause: impl Display) {
     #[cfg(test)]
     tests::keep();
-    error!(request_id = %requests, %cause);
+    error!(request_id = %requests, cause = %Shortened(cause));
+}
+
+/// A value whose text ends after [`MAX_FIELD`] bytes, with an ellipsis.
+pub(crate) struct Shortened<T>(pub(crate) T);
+
+impl<T: Display> Display for Shortened<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut limited = Limited { f, left: MAX_FIELD, is_cut: false };
+        let written = write!(limited, "{}", self.0);
+        match limited.is_cut {
+            true => f.write_char('…'),
+            false => written,
+        }
+    }
+}
+
+/// Writer that fails once its limit is reached, so that the rest is not even formatted.
+struct Limited<'a, 'b> {
+    f: &'a mut fmt::Formatter<'b>,
+    left: usize,
+    is_cut: bool,
+}
+
+impl fmt::Write for Limited<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let fitting = text.floor_char_boundary(self.left);
+        self.f.write_str(text.get(..fitting).unwrap_or_default())?;
+        self.left -= fitting;
+        self.is_cut = fitting < text.len();
+        if self.is_cut { Err(fmt::Error) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]
@@ -112,11 +187,33 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn long_texts_are_cut_at_a_character() {
+        let text = format!("{}é{}", "x".repeat(MAX_FIELD - 1), "y".repeat(1 << 20));
+        assert_eq!(Shortened(text).to_string(), format!("{}…", "x".repeat(MAX_FIELD - 1)));
+        let short = "é".repeat(MAX_FIELD / 2);
+        assert_eq!(Shortened(&short).to_string(), short);
+        log_failure("req-of-length", "z".repeat(1 << 20));
+        let lines = lines_with("req-of-length");
+        assert!(lines.len() == 1 && lines[0].len() < MAX_FIELD + 50, "{} lines", lines.len());
+    }
+
+    #[test]
+    fn dropped_lines_are_reported_in_both_formats() {
+        let report = || warn!(dropped_lines = 70_007_u64);
+        with_default(LogFormat::Text.lines_to(|| Kept), report);
+        let expected = "log: dropped 70007 lines because standard error was not read in time";
+        assert_eq!(lines_with("70007"), [expected]);
+        with_default(LogFormat::Json.lines_to(|| Kept), report);
+        let line: serde_json::Value = serde_json::from_str(&lines_with("70007")[1]).unwrap();
+        assert_eq!((&line["level"], &line["dropped_lines"]), (&"WARN".into(), &70_007.into()));
+    }
+
+    #[test]
     fn an_entry_is_one_line() {
         let fail = || log_failure("req-of-lines", "first\nsecond\r\n\tthird");
         fail();
         assert_eq!(lines_with("req-of-lines"), ["req-of-lines failed: first second third"]);
-        tracing::subscriber::with_default(LogFormat::Json.lines_to(|| Kept), fail);
+        with_default(LogFormat::Json.lines_to(|| Kept), fail);
         let lines = lines_with("req-of-lines");
         let line: serde_json::Value = serde_json::from_str(&lines[1]).unwrap();
         assert_eq!((&line["level"], &line["request_id"]), (&"ERROR".into(), &"req-of-lines".into()));

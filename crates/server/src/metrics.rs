@@ -11,6 +11,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::log::dropped_lines;
+
 /// Upper bounds in seconds.
 const BUCKETS: [f64; 15] =
     [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0];
@@ -82,6 +84,9 @@ impl Metrics {
         };
         let build = [("version", env!("CARGO_PKG_VERSION")), ("dtype", dtype)];
         registry.register("build", "The program", Info::new(build.to_vec()));
+        let dropped =
+            "Lines of the log that were not written: standard error was not read in time, or is gone";
+        registry.register("log_lines_dropped", dropped, dropped_lines());
         Self { registry, ..metrics }
     }
 

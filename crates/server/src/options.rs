@@ -108,7 +108,7 @@ pub struct ServerOptions {
     /// Log a line for every request: its number, route, status, token counts and time, never its text
     #[cfg_attr(feature = "clap", arg(long))]
     pub log_requests: bool,
-    /// Whether SIGTERM and SIGINT end the server.
+    /// Whether SIGTERM, SIGINT and SIGHUP end the server. Before it is ready, they end the process with exit code 0.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub signals: bool,
 }

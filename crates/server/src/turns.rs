@@ -1,4 +1,4 @@
-//! Turns: work of which one piece is done at a time, and of which no more than so much waits.
+//! Work with a limited concurrency and a bounded queue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,13 +10,14 @@ use tokio::time::timeout;
 
 use crate::busy::queue_timeout;
 
+/// A queue of work, of which a fixed number runs at a time.
 #[derive(Debug)]
 pub(crate) struct Turns {
     turn: Arc<Semaphore>,
-    /// Places that are taken, and how many may be.
+    /// Number of places in use, at most `most`.
     taken: AtomicUsize,
     most: usize,
-    /// How long a turn is waited for.
+    /// Maximum time in the queue.
     longest: Duration,
 }
 
@@ -36,11 +37,12 @@ impl Drop for Places<'_> {
 pub(crate) type Turn = OwnedSemaphorePermit;
 
 impl Turns {
-    pub(crate) fn new(most: usize, longest: Duration) -> Self {
-        Self { turn: Arc::new(Semaphore::new(1)), taken: AtomicUsize::new(0), most, longest }
+    /// A queue with `most` places, in which work waits at most `longest`; `at_once` pieces of work run at a time.
+    pub(crate) fn new(at_once: usize, most: usize, longest: Duration) -> Self {
+        Self { turn: Arc::new(Semaphore::new(at_once)), taken: AtomicUsize::new(0), most, longest }
     }
 
-    /// Takes so many places; `None` if there are not as many.
+    /// Takes `count` places; `None` if fewer are free.
     pub(crate) fn places(&self, count: usize) -> Option<Places<'_>> {
         let taken = |taken: usize| taken.checked_add(count).filter(|taken| *taken <= self.most);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken).ok()?;
@@ -63,7 +65,7 @@ mod tests {
     #[test]
     fn places_are_bounded_and_turns_come_one_by_one() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let turns = Turns::new(3, Duration::from_millis(20));
+        let turns = Turns::new(1, 3, Duration::from_millis(20));
         let two = turns.places(2).unwrap();
         assert!(turns.places(2).is_none());
         let _one = turns.places(1).unwrap();

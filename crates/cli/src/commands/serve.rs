@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use candle_gpt2::Gpt2Config;
@@ -19,7 +20,7 @@ use candle_gpt2_server::{
 };
 use clap::Args;
 
-use crate::exit::UsageError;
+use crate::exit::{EXIT_FAILURE, UsageError};
 use crate::model_arguments::ModelArguments;
 use crate::output;
 use crate::progress::Terminal;
@@ -27,6 +28,8 @@ use crate::worker;
 
 /// A key, if the command line and a file are not the place for it.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
+/// Maximum time to write the last lines of the log.
+const LAST_LINES: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -45,8 +48,8 @@ A classifier (see `gpt2 classify`) takes requests at /v1/classify: -d '{\"input\
 The first line on standard output is the address: append /v1 to use it as the base URL of an OpenAI client, \
 or open it in a browser. /health reports whether the server is ready, /metrics its load, /openapi.json the \
 requests it accepts. The environment variable GPT2_API_KEY also sets a key. For TLS, put a proxy in front \
-of the server. SIGTERM and Ctrl-C shut the server down once running requests have finished, or after \
---drain-timeout; a second signal stops it at once.")]
+of the server. SIGTERM, SIGHUP and Ctrl-C shut the server down once running requests have finished, or after \
+--drain-timeout; a second SIGTERM or Ctrl-C stops it at once.")]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     pub(crate) model: ModelArguments,
@@ -143,7 +146,12 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     // A server runs even if its address cannot be printed.
     _ = output::write_line(&server.address());
     output::print_status("Ctrl-C ends the server");
-    server.run()?;
+    let ended = server.run();
+    if !LogFormat::flush_stderr(LAST_LINES) {
+        // Standard error is not read, so printing the error would block, too.
+        return Ok(if ended.is_ok() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) });
+    }
+    ended?;
     Ok(ExitCode::SUCCESS)
 }
 

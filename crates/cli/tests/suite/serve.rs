@@ -83,7 +83,7 @@ pub(crate) const JSON: &str = "Content-Type: application/json\r\n";
 
 #[test]
 fn the_first_line_is_the_address_and_a_signal_ends_it() {
-    for signal in ["-TERM", "-INT"] {
+    for signal in ["-TERM", "-INT", "-HUP"] {
         let served = Served::start(&["--port", "0"]);
         assert!(served.address.starts_with("http://127.0.0.1:"), "{}", served.address);
         let body = r#"{"model":"built-in","prompt":"One day","max_tokens":3,"temperature":0}"#;
@@ -96,6 +96,115 @@ fn the_first_line_is_the_address_and_a_signal_ends_it() {
         served.signal(signal);
         assert_eq!(served.ended(), (Some(0), String::new()));
     }
+}
+
+/// A signal is obeyed from the beginning: none finds the server with a socket and without a handler.
+#[test]
+fn a_signal_at_any_time_leaves_no_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gpt2.sock");
+    let arguments = ["--unix-socket", path.to_str().unwrap()];
+    for signal in ["-TERM", "-HUP", "-TERM", "-INT", "-TERM"] {
+        let served = Served::start(&arguments);
+        served.signal(signal);
+        assert_eq!(served.ended(), (Some(0), String::new()), "{signal}");
+        assert!(!path.exists(), "{signal}");
+    }
+    // While it loads: as soon as the socket is there.
+    for _ in 0..5 {
+        let server =
+            program(&["serve", "--unix-socket", path.to_str().unwrap()]).stdout(Stdio::null()).spawn();
+        let mut server = server.expect("the program runs");
+        while !path.exists() {
+            std::thread::yield_now();
+        }
+        let sent = Command::new("kill").args(["-TERM", &server.id().to_string()]).status();
+        assert!(sent.expect("`kill` runs").success());
+        assert_eq!(server.wait().expect("an end").code(), Some(0));
+        assert!(!path.exists());
+    }
+}
+
+/// Under `nohup` a server outlives its terminal.
+#[test]
+fn a_hangup_that_is_ignored_stays_ignored() {
+    let mut server = Command::new("sh");
+    let script = "trap '' HUP; exec \"$0\" serve --port 0";
+    server.args(["-c", script, env!("CARGO_BIN_EXE_gpt2")]);
+    let served = Served::of(server);
+    served.signal("-HUP");
+    assert!(ask(served.connect(), "GET", "/health", "", "").starts_with("HTTP/1.1 200 OK\r\n"));
+    served.signal("-TERM");
+    assert_eq!(served.ended(), (Some(0), String::new()));
+}
+
+/// Fills the log of a server with lines about unknown fields until some are dropped, and returns how many.
+fn fill_log(served: &Served) -> u64 {
+    let dropped = || {
+        let metrics = ask(served.connect(), "GET", "/metrics", "", "");
+        let line = metrics.lines().find_map(|line| line.strip_prefix("gpt2_log_lines_dropped_total "));
+        line.expect("the counter").parse::<u64>().expect("a number")
+    };
+    let fields: String = (0..100).map(|index| format!(",\"{index:039}\":1")).collect();
+    let body = format!("{{\"tokens\":[5]{fields}}}");
+    let head = format!(
+        "POST /detokenize HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let request = format!("{head}{body}");
+    while dropped() == 0 {
+        let mut stream = BufReader::new(served.connect());
+        for _ in 0..50 {
+            stream.get_mut().write_all(request.as_bytes()).expect("a request to send");
+            let (mut line, mut length) = (String::new(), 0);
+            while line != "\r\n" {
+                line.clear();
+                assert!(stream.read_line(&mut line).expect("a head") > 0, "the end of the connection");
+                if let Some(value) = line.strip_prefix("content-length: ") {
+                    length = value.trim_end().parse().expect("a length");
+                }
+            }
+            stream.read_exact(&mut vec![0; length]).expect("a body");
+        }
+    }
+    dropped()
+}
+
+/// The pipe of standard error is full, and nobody reads it.
+#[test]
+fn a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
+    let mut served = Served::start(&["--port", "0", "--log-requests"]);
+    assert!(fill_log(&served) > 0);
+    let body = r#"{"prompt":"One day","max_tokens":1}"#;
+    assert!(ask(served.connect(), "POST", "/v1/completions", JSON, body).starts_with("HTTP/1.1 200 OK\r\n"));
+    assert!(ask(served.connect(), "GET", "/health", "", "").starts_with("HTTP/1.1 200 OK\r\n"));
+    served.signal("-TERM");
+    assert_eq!(served.child.wait().expect("an end").code(), Some(0));
+}
+
+/// Each line is bounded, and once the log is read again, a line reports the number of those that were dropped.
+#[test]
+fn dropped_lines_of_the_log_are_counted_and_reported() {
+    let mut served = Served::start(&["--port", "0", "--log-requests"]);
+    let dropped = fill_log(&served);
+    let mut log = BufReader::new(served.child.stderr.take().expect("a pipe")).lines();
+    let mut next = || log.next().expect("a line").expect("UTF-8");
+    // Makes room for the next line, in front of which the number is reported.
+    let read: Vec<String> = (0..200).map(|_| next()).collect();
+    assert!(read.iter().all(|line| line.len() < 2 << 10));
+    assert!(read.iter().any(|line| line.ends_with('…')), "{}", read[0]);
+    ask(served.connect(), "GET", "/health", "", "");
+    let reported = loop {
+        if let Some(rest) = next().strip_prefix("log: dropped ") {
+            break rest.split(' ').next().expect("a number").parse::<u64>().expect("a number");
+        }
+    };
+    // The request that asked for the number has a line, too.
+    assert!((dropped..dropped + 3).contains(&reported), "{reported} of {dropped}");
+    let last = next();
+    assert!(last.contains(" GET /health 200 "), "{last}");
+    served.signal("-TERM");
+    assert_eq!(served.child.wait().expect("an end").code(), Some(0));
 }
 
 #[test]

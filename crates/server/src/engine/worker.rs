@@ -22,6 +22,8 @@ use crate::metrics::Metrics;
 const TWICE_WITHIN: Duration = Duration::from_secs(60);
 /// Chunks of a prompt that are computed together while no text is being written.
 const IDLE_CHUNKS: usize = 4;
+/// Maximum number of request ids in one line of the log.
+const MAX_LISTED: usize = 64;
 /// How long a thread that is about to end waits for the next question of an analysis, before it looks whether there is one left.
 const NEXT_QUESTION: Duration = Duration::from_millis(20);
 
@@ -230,7 +232,9 @@ impl Worker {
     fn step(&mut self) -> Result<(), String> {
         let start = Instant::now();
         let chunk_tokens = self.chunk_tokens();
-        self.texts.scheduler().set_chunk_tokens(chunk_tokens);
+        if let Some(scheduler) = self.texts.scheduler() {
+            scheduler.set_chunk_tokens(chunk_tokens);
+        }
         let stepped = catch_unwind(AssertUnwindSafe(|| self.texts.step(&|| ControlFlow::Continue(()))));
         self.metrics.engine_steps.inc();
         match stepped {
@@ -245,10 +249,9 @@ impl Worker {
             }
             Err(panic) => {
                 self.metrics.engine_panics.inc();
-                // Nothing is asked of the old one any more.
-                let made = scheduler(&self.model, &self.shared).map(|new| self.texts.set_scheduler(new));
+                let rebuilt = self.texts.rebuild(|| scheduler(&self.model, &self.shared));
                 self.fail_open(&internal(panic.as_ref()));
-                made.map_err(|error| error.to_string())?;
+                rebuilt.map_err(|error| error.to_string())?;
                 let again = self.panicked.replace(start).is_some_and(|before| start - before < TWICE_WITHIN);
                 if again { Err("two steps have failed from within in a minute".into()) } else { Ok(()) }
             }
@@ -261,17 +264,22 @@ impl Worker {
         /// For each text, about what makes a chunk as long as the step.
         const FOR_EACH_TEXT: usize = 4;
         let most = self.shared.options.prefill_chunk;
-        match self.texts.scheduler().writing() {
+        match self.texts.scheduler().map_or(0, |scheduler| scheduler.writing()) {
             0 => most.saturating_mul(IDLE_CHUNKS),
             writing => writing.saturating_mul(FOR_EACH_TEXT).clamp(most.div_ceil(2), most),
         }
     }
 
-    /// Fails the calls that the scheduler was working on, with one line of the log for all.
+    /// Fails the calls that the scheduler was working on and logs one line for all of them.
     fn fail_open(&mut self, cause: &str) {
         let begun = self.texts.owners().filter(|(_, caller)| caller.has_begun);
         let ids: Vec<&str> = begun.map(|(_, caller)| &*caller.id).collect();
-        let ids = if ids.is_empty() { "a step".to_owned() } else { ids.join(", ") };
+        let listed = ids.iter().take(MAX_LISTED).copied().collect::<Vec<_>>().join(", ");
+        let ids = match ids.len().saturating_sub(MAX_LISTED) {
+            0 if ids.is_empty() => "a step".to_owned(),
+            0 => listed,
+            more => format!("{listed} and {more} more"),
+        };
         log_failure(&ids, cause);
         self.fail_all(|caller| caller.has_begun, ApiError::internal);
     }
@@ -332,7 +340,7 @@ impl Worker {
         let waiting = self.texts.owners().filter(|(_, caller)| caller.waits()).count();
         set(&self.metrics.requests_waiting, waiting);
         set(&self.metrics.requests_running, self.texts.owners().count() - waiting);
-        let scheduler = self.texts.scheduler();
+        let Some(scheduler) = self.texts.scheduler() else { return };
         set(&self.metrics.batch_rows, scheduler.running());
         set(&self.metrics.kv_tokens, scheduler.kv_tokens_in_use());
         set(&self.metrics.kv_tokens_kept, scheduler.kv_tokens_kept());

@@ -3,39 +3,47 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use candle_gpt2_api::{Answer, ApiError, Call, Endpoint, GRAMMARS_BUSY, Work};
-use candle_gpt2_generation::Request;
+use candle_gpt2_api::{Answer, ApiError, Call, Endpoint, Work};
+use candle_gpt2_generation::{Event, Request};
 use hyper::Response;
 use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::activations::Held;
 use super::body::{Content, Stream};
 use super::peer::Peer;
 use super::receive::Received;
-use super::record::{Accepted, CLIENT_GONE, Numbers};
+use super::record::{Accepted, CLIENT_GONE, Numbers, gone};
 use super::reply;
-use super::{Caller, Shared};
+use super::{Caller, Phase, Shared};
 use crate::backend::Backend;
-use crate::busy::{draining, queue_full, queue_timeout};
 use crate::engine::{Ticket, Update};
 use crate::fault::{blocking, caught};
 
-/// Tokens whose answer is written at once.
-const LONG_ANSWER: usize = 2 << 10;
+/// Entries of a response that the async thread writes itself, which takes less than a millisecond.
+const SHORT_ANSWER: usize = 4 << 10;
 
-/// Time after which the first grammar in the queue tries again.
-const GRAMMAR_RETRY: Duration = Duration::from_millis(20);
-
-/// Tokens that an answer may have.
-fn answer_tokens(requests: &[Request]) -> usize {
-    let of_request = |request: &Request| {
-        let prompt = if request.prompt_logprobs.is_some() { request.prompt.len() } else { 0 };
-        (prompt + request.config.max_new_tokens) * request.config.num_return_sequences
+/// Whether a response may be so long that it is written on a request thread.
+fn is_long(requests: &[Request]) -> bool {
+    let entries = |request: &Request| {
+        let tokens = request.prompt.len().saturating_add(request.config.max_new_tokens);
+        let alternatives = request.logprobs.max(request.prompt_logprobs).unwrap_or(0);
+        tokens
+            .saturating_mul(alternatives.saturating_add(1))
+            .saturating_mul(request.config.num_return_sequences)
     };
-    requests.iter().map(of_request).sum()
+    let total = requests.iter().map(entries).fold(0, usize::saturating_add);
+    total > SHORT_ANSWER || requests.iter().any(|request| !request.observers.is_empty())
+}
+
+/// Whether an event of a long response may add more to it than a token: the echoed prompt, or activations.
+fn is_costly(event: &Event) -> bool {
+    match event {
+        Event::Token { stop_reason, .. } => stop_reason.is_some(),
+        _ => true,
+    }
 }
 
 /// The type of safetensors files.
@@ -52,20 +60,28 @@ pub(crate) async fn answer(
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
-    let (served, reuse) = (Arc::clone(&shared.served), Some(caller.key));
-    let work = match served.read_now(endpoint, received.bytes(), reuse)? {
-        Some(work) => work,
-        // Tokenising takes up to a second for a large body, and so does reading a grammar; meanwhile others are served.
-        None => read_queued(endpoint, received, caller).await?,
+    let wants_file = wants_file && endpoint == Endpoint::Activations;
+    let begin = {
+        let caller = caller.clone();
+        move |work| begin(work, wants_file, &caller)
     };
+    let begun = shared.threads.read(&caller.id, endpoint, received, Some(caller.key), begin);
+    // An engine that drains accepts no further call.
+    let (running, is_streamed) = caller.until(Phase::Draining, begun).await?;
+    let peer = Arc::clone(&caller.peer);
+    if is_streamed { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
+}
+
+/// Submits a request to the engine. Returns the call, and whether its response is a stream.
+fn begin(work: Work, wants_file: bool, caller: &Caller) -> Result<(Running, bool), ApiError> {
+    let shared = &caller.shared;
     let Work::Texts(Call { mut requests, answer, stream, activation_bytes }) = work else {
         return Err(ApiError::failed("a path of texts that asks for something else"));
     };
     caller.log_warnings(answer.warnings());
     limit_time(&mut requests, shared.options.max_time);
     caller.numbers.add_prompt_tokens(requests.iter().map(|request| request.prompt.len()).sum());
-    let is_long =
-        answer_tokens(&requests) > LONG_ANSWER || requests.iter().any(|of| !of.observers.is_empty());
+    let is_long = is_long(&requests);
     let Backend::Texts(engine) = &shared.backend else {
         return Err(ApiError::failed("texts, of a classifier"));
     };
@@ -74,52 +90,9 @@ pub(crate) async fn answer(
     let ticket = engine.submit(&caller.id, requests)?;
     let numbers = Arc::clone(&caller.numbers);
     let id = Arc::clone(&caller.id);
-    let wants_file = wants_file && endpoint == Endpoint::Activations;
     let _accepted = Accepted::new(&shared.calls);
-    let running = Running { id, answer, ticket, numbers, is_long, wants_file, held, _accepted };
-    let peer = Arc::clone(&caller.peer);
-    if stream { running.in_pieces(shared, peer).await } else { running.whole(&peer).await }
-}
-
-/// Reads a request on a thread of its own. One whose grammar finds no room waits in a queue, as prompts do, and tries again.
-async fn read_queued(endpoint: Endpoint, received: Received, caller: &Caller) -> Result<Work, ApiError> {
-    let (shared, received) = (&caller.shared, Arc::new(received));
-    let read = || {
-        let (served, received, reuse) = (Arc::clone(&shared.served), Arc::clone(&received), Some(caller.key));
-        blocking(&caller.id, move || served.read(endpoint, received.bytes(), reuse))
-    };
-    let is_busy =
-        |work: &Result<Work, ApiError>| work.as_ref().is_err_and(|error| error.code() == Some(GRAMMARS_BUSY));
-    let work = read().await;
-    if !is_busy(&work) {
-        return work;
-    }
-    let _place = shared.grammars.places(1).ok_or_else(|| {
-        shared.metrics.reject("queue_full");
-        queue_full(None)
-    })?;
-    let queued = async {
-        // The first in the queue tries until there is room.
-        let _turn = shared.grammars.turn().await?;
-        loop {
-            let work = read().await;
-            if !is_busy(&work) {
-                return work;
-            }
-            sleep(GRAMMAR_RETRY).await;
-        }
-    };
-    let most = shared.options.timeouts.queue;
-    let work = tokio::select! {
-        work = timeout(most, queued) => work.unwrap_or_else(|_| Err(queue_timeout(None))),
-        () = caller.peer.closed() => return Err(gone()),
-        () = shared.draining() => return Err(draining()),
-    };
-    work.inspect_err(|error| {
-        if error.code() == Some("queue_timeout") {
-            shared.metrics.reject("queue_timeout");
-        }
-    })
+    let running = Running { id, answer: Some(answer), ticket, numbers, is_long, wants_file, held, _accepted };
+    Ok((running, stream))
 }
 
 fn limit_time(requests: &mut [Request], most: Option<Duration>) {
@@ -134,10 +107,11 @@ fn limit_time(requests: &mut [Request], most: Option<Duration>) {
 struct Running {
     /// That of the request.
     id: Arc<str>,
-    answer: Answer,
+    /// `None` while a request thread has it.
+    answer: Option<Answer>,
     ticket: Ticket,
     numbers: Arc<Numbers>,
-    /// Whether writing the answer takes long.
+    /// Whether the response may be long.
     is_long: bool,
     /// Whether it is a safetensors file.
     wants_file: bool,
@@ -147,23 +121,41 @@ struct Running {
 }
 
 impl Running {
-    /// What there is to send next; `None` when all texts have ended.
-    async fn next(&mut self) -> Result<Option<Vec<String>>, ApiError> {
-        match self.ticket.next().await {
+    fn answer(&mut self) -> Result<&mut Answer, ApiError> {
+        self.answer.as_mut().ok_or_else(lost)
+    }
+
+    /// The chunks that an update adds to the response; `None` once all texts have ended. Must not be dropped before its end.
+    async fn take(&mut self, update: Option<Update>) -> Result<Option<Vec<String>>, ApiError> {
+        match update {
             None => Ok(None),
             Some(Update::Event { prompt, event }) => {
                 self.numbers.count(&event);
-                Ok(Some(self.answer.take(prompt, event)?))
+                if !(self.is_long && is_costly(&event)) {
+                    return self.answer()?.take(prompt, event).map(Some);
+                }
+                let mut answer = self.answer.take().ok_or_else(lost)?;
+                let taken = blocking(&self.id, move || {
+                    let chunks = answer.take(prompt, event);
+                    Ok((answer, chunks))
+                });
+                let (answer, chunks) = taken.await?;
+                self.answer = Some(answer);
+                chunks.map(Some)
             }
-            Some(Update::Refused { prompt, error }) => Err(self.answer.refused(prompt, &error)),
+            Some(Update::Refused { prompt, error }) => Err(self.answer()?.refused(prompt, &error)),
             Some(Update::Failed(error)) => Err(error),
         }
     }
 
     async fn whole(mut self, peer: &Peer) -> Result<Response<Content>, ApiError> {
         let made = async {
-            while self.next().await?.is_some() {}
-            Ok::<(), ApiError>(())
+            loop {
+                let update = self.ticket.next().await;
+                if self.take(update).await?.is_none() {
+                    return Ok::<(), ApiError>(());
+                }
+            }
         };
         tokio::select! {
             biased;
@@ -171,6 +163,7 @@ impl Running {
             () = peer.closed() => return Err(gone()),
         }
         let Self { id, answer, is_long, wants_file, held, .. } = self;
+        let answer = answer.ok_or_else(lost)?;
         let write = move || {
             let body = match wants_file {
                 true => answer.into_safetensors()?,
@@ -185,12 +178,18 @@ impl Running {
         if is_long { blocking(&id, write).await } else { write() }
     }
 
-    /// Waits for the first thing that happens, so that what fails at once has a code of its own, though not for long.
+    /// Waits a while for the first update, so that a call that fails immediately gets a status of its own.
     async fn in_pieces(mut self, shared: &Shared, peer: Arc<Peer>) -> Result<Response<Content>, ApiError> {
         let timeouts = shared.options.timeouts;
+        let first = async {
+            match timeout(timeouts.head, self.ticket.next()).await {
+                Ok(update) => self.take(update).await.map(First::Happened),
+                Err(_) => Ok(First::Waits),
+            }
+        };
         let first = tokio::select! {
             biased;
-            first = timeout(timeouts.head, self.next()) => first.map_or(Ok(First::Waits), |first| first.map(First::Happened))?,
+            first = first => first?,
             () = peer.closed() => return Err(gone()),
         };
         let stream = Stream::new(move |out| self.send(first, out, peer, timeouts.ping));
@@ -213,7 +212,7 @@ impl Running {
         };
         // The head has gone out as a success; the log tells what became of it.
         let (code, last) = match told {
-            Ok(()) => (200, self.answer.last_chunks()),
+            Ok(()) => (200, self.answer.as_mut().map(Answer::last_chunks).unwrap_or_default()),
             Err(error) => (error.status(), vec![error.to_json()]),
         };
         let last = last.iter().map(|chunk| event(chunk)).collect::<String>() + "data: [DONE]\n\n";
@@ -240,8 +239,8 @@ impl Running {
                 _ = out.send(event(&piece).into()).await;
             }
             next = loop {
-                match timeout(ping, self.next()).await {
-                    Ok(next) => break next?,
+                match timeout(ping, self.ticket.next()).await {
+                    Ok(update) => break self.take(update).await?,
                     Err(_) => _ = out.send(PING).await,
                 }
             };
@@ -257,13 +256,11 @@ enum First {
     Waits,
 }
 
-fn event(json: &str) -> String {
-    format!("data: {json}\n\n")
+/// The request thread that had the response panicked, which is in the log.
+fn lost() -> ApiError {
+    ApiError::internal()
 }
 
-/// A client that has closed its side is taken to be gone: most are. One that only sends nothing more reads this.
-pub(crate) fn gone() -> ApiError {
-    let message = "the connection's sending side was closed before the answer, which cancels the request; keep it open until the \
-                   answer has come";
-    ApiError::new(CLIENT_GONE, message).with_code("client_closed_request")
+fn event(json: &str) -> String {
+    format!("data: {json}\n\n")
 }

@@ -2,8 +2,10 @@
 
 use std::future::poll_fn;
 use std::io::IoSlice;
-use std::pin::pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Once};
+use std::task::Poll;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use candle_gpt2_api::ApiError;
 use hyper::server::conn::http1;
@@ -12,8 +14,10 @@ use tokio::time::timeout;
 
 use super::guarded::{Guarded, TimedOut};
 use super::peer::Peer;
+use super::receive::too_large;
 use super::seats::{Seat, State};
-use super::{Connection, Shared, reply, routes};
+use super::{Connection, Phase, Shared, reply, routes};
+use crate::log::log_failure;
 
 /// Most bytes of a head, and of what is read ahead.
 const MAX_HEAD: usize = 64 << 10;
@@ -33,13 +37,14 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, seat: Seat) {
     });
     let mut bytes = Guarded::new(Arc::clone(&peer), Arc::clone(&activity), shared.options.timeouts);
     let ended = run(&shared, connection, &mut bytes).await;
-    let refusal = ended.err().and_then(|error| refusal(&error, &bytes));
+    let max_body = shared.options.max_body;
+    let refusal = ended.err().and_then(|failure| refusal(&failure, &bytes, max_body));
     let is_at_end = bytes.is_at_end() || bytes.timed_out() == Some(TimedOut::Write);
     let linger = shared.options.timeouts.linger;
     if let Some(error) = refusal {
         // Whether the client reads it is the client's business.
         _ = timeout(linger, send(&peer, &error)).await;
-        shared.metrics.count_request("none", error.status(), std::time::Duration::ZERO);
+        shared.metrics.count_request("none", error.status(), Duration::ZERO);
     }
     peer.end();
     if !is_at_end && !shared.is_ending() {
@@ -53,7 +58,15 @@ pub(crate) async fn serve(shared: Arc<Shared>, peer: Peer, seat: Seat) {
     }
 }
 
-async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guarded) -> hyper::Result<()> {
+/// Why a connection ended early.
+#[derive(Debug)]
+enum Failure {
+    Http(hyper::Error),
+    /// The system's clock is out of range, see [`is_http_date`].
+    Clock,
+}
+
+async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guarded) -> Result<(), Failure> {
     let service = service_fn(|request| routes::answer(Arc::clone(shared), Arc::clone(&connection), request));
     let mut builder = http1::Builder::new();
     // Heads are under the clock of `Guarded`. A client that has closed its side is told so by the routes.
@@ -61,17 +74,49 @@ async fn run(shared: &Arc<Shared>, connection: Arc<Connection>, bytes: &mut Guar
     builder.max_buf_size(MAX_HEAD).max_header_size(MAX_HEAD).max_headers(MAX_HEADERS);
     let mut connection = pin!(builder.serve_connection(bytes, service));
     tokio::select! {
-        ended = connection.as_mut() => return ended,
-        () = shared.ending() => connection.as_mut().graceful_shutdown(),
+        ended = run_while_dated(&mut connection, SystemTime::now) => return ended,
+        () = shared.reached(Phase::Ending) => connection.as_mut().graceful_shutdown(),
     }
-    connection.await
+    run_while_dated(&mut connection, SystemTime::now).await
 }
 
-/// What is wrong with a head that hyper could not read, or that has not come.
-fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
+/// Runs a connection while the clock shows a valid HTTP date. hyper formats the date whenever it is polled, with or without the
+/// header `Date`, and panics if it cannot.
+async fn run_while_dated(
+    connection: &mut Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    now: fn() -> SystemTime,
+) -> Result<(), Failure> {
+    poll_fn(|cx| match is_http_date(now()) {
+        true => connection.as_mut().poll(cx).map_err(Failure::Http),
+        false => Poll::Ready(Err(Failure::Clock)),
+    })
+    .await
+}
+
+/// Whether HTTP can express a time: the years 1970 to 9999.
+fn is_http_date(time: SystemTime) -> bool {
+    const YEAR_10000: u64 = 253_402_300_800;
+    time.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() < YEAR_10000)
+}
+
+/// Refuses all requests until the clock is set.
+fn clock_refusal() -> ApiError {
+    static LOGGED: Once = Once::new();
+    let message =
+        "the server's clock is outside the years 1970 to 9999, which HTTP cannot express; set the clock";
+    LOGGED.call_once(|| log_failure("a connection", message));
+    ApiError::busy(503, message, "clock_out_of_range", Duration::from_secs(1))
+}
+
+/// The response to a head that is incomplete or that hyper could not read.
+fn refusal(failure: &Failure, bytes: &Guarded, max_body: usize) -> Option<ApiError> {
     if !bytes.is_between_requests() {
         return None;
     }
+    let error = match failure {
+        Failure::Http(error) => error,
+        Failure::Clock => return Some(clock_refusal()),
+    };
     match bytes.timed_out() {
         Some(TimedOut::Head) => {
             return Some(
@@ -80,6 +125,9 @@ fn refusal(error: &hyper::Error, bytes: &Guarded) -> Option<ApiError> {
         }
         Some(TimedOut::Idle | TimedOut::Write) => return None,
         None => {}
+    }
+    if error.is_parse() && bytes.announces_too_much() {
+        return Some(too_large(max_body));
     }
     if error.is_parse_too_large() {
         let message =
@@ -124,5 +172,29 @@ async fn read_on(peer: &Peer) {
             Ok(count) if count > 0 => total += count,
             _ => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_http_cannot_express_is_never_shown_to_hyper() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let run = |now: fn() -> SystemTime| {
+            // As hyper's connection, which panics when it is polled at such a time.
+            let mut connection = pin!(async move {
+                assert!(is_http_date(now()), "polled");
+                Ok(())
+            });
+            runtime.block_on(run_while_dated(&mut connection, now))
+        };
+        let second = Duration::from_secs(1);
+        assert!(matches!(run(|| UNIX_EPOCH - Duration::from_secs(1)), Err(Failure::Clock)));
+        assert!(matches!(run(|| UNIX_EPOCH + Duration::from_secs(253_402_300_800)), Err(Failure::Clock)));
+        assert!(run(|| UNIX_EPOCH).is_ok() && run(SystemTime::now).is_ok());
+        assert!(is_http_date(UNIX_EPOCH + Duration::from_secs(253_402_300_800) - second));
+        assert_eq!(clock_refusal().status(), 503);
     }
 }

@@ -63,7 +63,7 @@ impl Gate {
         self.check_name(host.host())?;
         // `GET http://name/path HTTP/1.1`.
         let Some(named) = head.uri.authority() else { return Ok(()) };
-        if head.uri.scheme().is_none() || named.as_str().contains('@') {
+        if head.uri.scheme().is_none() || !is_host_and_port(named) {
             return Err(bad_host("the target of a request is a path, or an address with a path"));
         }
         self.check_name(named.host())
@@ -97,7 +97,7 @@ impl Gate {
             return Ok(Origin::Shared(value.clone()));
         }
         let rest = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
-        let Some(from) = rest.and_then(|rest| rest.parse::<Authority>().ok()) else {
+        let Some(from) = rest.and_then(|rest| rest.parse().ok()).filter(is_host_and_port) else {
             return refused();
         };
         let host = headers.get(header::HOST).and_then(authority);
@@ -127,9 +127,23 @@ pub(crate) fn is_preflight(head: &Parts) -> bool {
 }
 
 fn authority(value: &HeaderValue) -> Option<Authority> {
-    let authority: Authority = value.to_str().ok()?.parse().ok()?;
-    let is_host = !authority.as_str().contains('@') && !authority.host().is_empty();
-    is_host.then_some(authority)
+    value.to_str().ok()?.parse().ok().filter(is_host_and_port)
+}
+
+/// Whether an authority is a host and an optional port number, without user information.
+///
+/// `http` accepts any characters as the port.
+fn is_host_and_port(authority: &Authority) -> bool {
+    let is_port = |port: &str| {
+        // RFC 3986 allows a colon without a number.
+        port.is_empty() || (port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok())
+    };
+    match authority.as_str().strip_prefix(authority.host()) {
+        Some("") => !authority.host().is_empty(),
+        Some(rest) => !authority.host().is_empty() && rest.strip_prefix(':').is_some_and(is_port),
+        // User information comes before the host.
+        None => false,
+    }
 }
 
 fn bad_host(what: &str) -> ApiError {
@@ -183,12 +197,27 @@ mod tests {
         ] {
             assert_eq!(host(&gate, "/", name), 403, "{name}");
         }
-        for name in ["", "localhost@evil.example", "a b", "localhost/x"] {
+        for name in [
+            "",
+            "localhost@evil.example",
+            "a b",
+            "localhost/x",
+            "localhost:-1",
+            "localhost:+80",
+            "localhost:65536",
+            "localhost:80a",
+            "[::1]:x",
+            "[::1]80",
+            ":80",
+        ] {
             assert_eq!(host(&gate, "/", name), 400, "{name}");
+        }
+        for name in ["localhost:", "localhost:0", "localhost:65535"] {
+            assert_eq!(host(&gate, "/", name), 200, "{name}");
         }
         assert_eq!(host(&gate, "http://evil.example/health", "localhost"), 403, "the target names another");
         assert_eq!(host(&gate, "http://localhost/health", "localhost"), 200);
-        for target in ["localhost:80", "http://me@localhost/health"] {
+        for target in ["localhost:80", "http://me@localhost/health", "http://localhost:-1/health"] {
             assert_eq!(host(&gate, target, "localhost"), 400, "{target}");
         }
         assert_eq!(gate.check_host(&head("/", &[])).unwrap_err().status(), 400);
@@ -222,6 +251,7 @@ mod tests {
             "https://app.example.evil",
             "file://",
             "http://localhost:8080@evil",
+            "http://localhost:-1",
         ];
         for origin in foreign {
             assert_eq!(check(origin), Err(403), "{origin:?}");

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::content_length::ContentLength;
 use super::peer::Peer;
 use super::seats::{Activity, State};
 use crate::options::Timeouts;
@@ -38,6 +39,7 @@ pub(crate) struct Guarded {
     /// When the head must be whole, or begin.
     head: Pin<Box<Sleep>>,
     head_has_begun: bool,
+    content_length: ContentLength,
     /// When something must have been written, while something waits to be.
     stalled: Option<Pin<Box<Sleep>>>,
     timed_out: Option<TimedOut>,
@@ -53,6 +55,7 @@ impl Guarded {
             timeouts,
             head,
             head_has_begun: false,
+            content_length: ContentLength::default(),
             stalled: None,
             timed_out: None,
             is_at_end: false,
@@ -74,15 +77,25 @@ impl Guarded {
         self.is_at_end
     }
 
-    fn has_read(&mut self, count: usize) {
-        self.is_at_end |= count == 0;
-        if count > 0 && !self.head_has_begun && self.is_between_requests() {
+    /// Whether the head announces a body of more bytes than hyper can count.
+    pub(crate) fn announces_too_much(&self) -> bool {
+        self.content_length.is_excessive()
+    }
+
+    fn has_read(&mut self, bytes: &[u8]) {
+        self.is_at_end |= bytes.is_empty();
+        if bytes.is_empty() || !self.is_between_requests() {
+            return;
+        }
+        if !self.head_has_begun {
             self.head_has_begun = true;
+            self.content_length = ContentLength::default();
             let whole = Instant::now() + self.timeouts.header;
             if whole < self.head.deadline() {
                 self.head.as_mut().reset(whole);
             }
         }
+        self.content_length.read(bytes);
     }
 
     /// Ready when nothing more is waited for between two requests.
@@ -113,7 +126,7 @@ impl Read for Guarded {
         let room = buffer.remaining().min(READ);
         match self.peer.poll_read(cx, &mut bytes[..room]) {
             Poll::Ready(Ok(count)) => {
-                self.has_read(count);
+                self.has_read(&bytes[..count]);
                 buffer.put_slice(&bytes[..count]);
                 Poll::Ready(Ok(()))
             }

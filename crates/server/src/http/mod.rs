@@ -5,6 +5,7 @@ mod activations;
 mod body;
 mod complete;
 mod connection;
+mod content_length;
 mod gate;
 mod guarded;
 mod keys;

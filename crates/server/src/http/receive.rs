@@ -24,8 +24,8 @@ pub(crate) struct Received {
     _room: Room,
 }
 
-impl Received {
-    pub(crate) fn bytes(&self) -> &[u8] {
+impl AsRef<[u8]> for Received {
+    fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
@@ -77,13 +77,9 @@ async fn collect(
     activity: &Arc<Activity>,
 ) -> Result<Received, ApiError> {
     let most = shared.options.max_body;
-    let too_large = || {
-        let message = format!("the body is larger than {most} bytes, which --max-body raises");
-        ApiError::new(413, message).with_code("body_too_large")
-    };
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > most {
-        return Err(too_large());
+        return Err(too_large(most));
     }
     let room = shared.rooms.begin(activity);
     let mut bytes = Vec::new();
@@ -91,13 +87,19 @@ async fn collect(
         // Trailers say nothing that is wanted.
         let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
         if bytes.len() + data.len() > most {
-            return Err(too_large());
+            return Err(too_large(most));
         }
         room.hold(bytes.len() + data.len()).await?;
         bytes.extend_from_slice(&data);
     }
     room.is_whole();
     Ok(Received { bytes, _room: room })
+}
+
+/// Refuses a body of more than `most` bytes.
+pub(super) fn too_large(most: usize) -> ApiError {
+    let message = format!("the body is larger than {most} bytes, which --max-body raises");
+    ApiError::new(413, message).with_code("body_too_large")
 }
 
 /// The next part of a body, as long as its connection keeps its place.

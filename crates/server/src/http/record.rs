@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use candle_gpt2_api::ApiError;
 use candle_gpt2_generation::Event;
 use tokio::sync::watch;
 
@@ -48,6 +49,13 @@ impl Numbers {
 
 /// The code of a request whose client was gone before its end.
 pub(crate) const CLIENT_GONE: u16 = 499;
+
+/// Refuses a client that closed its sending side. Most have left; one that only sends nothing more reads this.
+pub(crate) fn gone() -> ApiError {
+    let message = "the connection's sending side was closed before the answer, which cancels the request; keep it open until the \
+                   answer has come";
+    ApiError::new(CLIENT_GONE, message).with_code("client_closed_request")
+}
 
 impl Record {
     /// `is_logged`: whether it gets a line of the log.

@@ -15,7 +15,7 @@ use super::gate::{Origin, is_preflight};
 use super::receive::{self, Received};
 use super::record::{Accepted, Record};
 use super::seats::State;
-use super::{Caller, Connection, Shared, complete, reply};
+use super::{Caller, Connection, Phase, Shared, complete, reply};
 use crate::analyses::Analyses;
 use crate::busy::{connections_full, draining};
 use crate::fault::{blocking, caught};
@@ -111,15 +111,17 @@ async fn serve(
         let wants_file = prefers(&head.headers, complete::FILE, "application/json");
         return post(route.endpoint, received, wants_file, &caller).await;
     }
-    get(route.endpoint, rest.unwrap_or_default(), &head.headers, shared)
+    get(route.endpoint, rest.unwrap_or_default(), &head.headers, &caller).await
 }
 
-fn get(
+async fn get(
     endpoint: Endpoint,
     rest: &str,
     headers: &HeaderMap,
-    shared: &Shared,
+    caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
+    let shared = &caller.shared;
+    let served = Arc::clone(&shared.served);
     Ok(match endpoint {
         Endpoint::Health if shared.is_draining() => return Err(draining()),
         Endpoint::Metrics => {
@@ -133,7 +135,12 @@ fn get(
         Endpoint::Model => reply::json(candle_gpt2_api::model(rest, &shared.served)?),
         Endpoint::OpenApi => reply::text("application/json", candle_gpt2_api::OPENAPI),
         Endpoint::Page => return Err(ApiError::new(404, "this server has no page")),
-        _ => reply::json(replied(shared.served.read(endpoint, b"", None)?)?.json),
+        Endpoint::Health => reply::json(replied(served.read(endpoint, b"", None)?)?.json),
+        // A chat template, which the tokenizer's description includes, may be long.
+        _ => {
+            let described = blocking(&caller.id, move || replied(served.read(endpoint, b"", None)?));
+            reply::json(caller.until(Phase::Ending, described).await?.json)
+        }
     })
 }
 
@@ -152,14 +159,19 @@ async fn post(
     caller: &Caller,
 ) -> Result<Response<Content>, ApiError> {
     let shared = &caller.shared;
-    let served = Arc::clone(&shared.served);
     let id = &caller.id;
+    if shared.is_draining() {
+        shared.metrics.reject("draining");
+        return Err(draining());
+    }
     let Reply { json, warnings } = match endpoint {
         Endpoint::Completions | Endpoint::ChatCompletions | Endpoint::Activations => {
             return complete::answer(endpoint, received, wants_file, caller).await;
         }
         Endpoint::Tokenize | Endpoint::Detokenize => {
-            replied(blocking(id, move || served.read(endpoint, received.bytes(), None)).await?)?
+            let _accepted = Accepted::new(&shared.calls);
+            let read = shared.threads.read(id, endpoint, received, None, replied);
+            caller.until(Phase::Ending, read).await?
         }
         Endpoint::Classify
         | Endpoint::Embeddings
@@ -171,33 +183,18 @@ async fn post(
         | Endpoint::LookFeature
         | Endpoint::LookGraph => {
             let _accepted = Accepted::new(&shared.calls);
-            let (backend, served) = (&shared.backend, &shared.served);
-            let analyses = Analyses { backend, served, turns: &shared.looks, metrics: &shared.metrics };
+            let Shared { backend, served, looks, threads, metrics, .. } = &**shared;
+            let analyses = Analyses { backend, served, turns: looks, threads, metrics };
             let count = |tokens| {
                 caller.numbers.add_prompt_tokens(tokens);
                 shared.metrics.prompt_tokens.inc_by(tokens as u64);
             };
-            while_wanted(analyses.answer(endpoint, received, id, count), caller).await?
+            caller.until(Phase::Ending, analyses.answer(endpoint, received, id, count)).await?
         }
         _ => return Err(ApiError::failed("a route that nothing answers")),
     };
     caller.log_warnings(&warnings);
     Ok(reply::json(json))
-}
-
-/// An answer that is wanted as long as the client is there, and the server does not end.
-async fn while_wanted(
-    answer: impl Future<Output = Result<Reply, ApiError>>,
-    caller: &Caller,
-) -> Result<Reply, ApiError> {
-    if caller.shared.is_draining() {
-        return Err(draining());
-    }
-    tokio::select! {
-        biased;
-        answer = answer => answer,
-        () = caller.peer.closed() => Err(complete::gone()),
-    }
 }
 
 fn page_file(shared: &Shared, path: &str) -> Option<&'static page::PageFile> {

@@ -1,10 +1,8 @@
 //! The server's life: it accepts connections until it is told to end, lets what runs come to its end, and closes.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
@@ -13,21 +11,19 @@ use super::{Listener, Phase, Shared, connection};
 use crate::ServerError;
 use crate::fault::caught;
 use crate::log::log_failure;
+use crate::signals::Stops;
 
 /// How long is waited for the last bytes of connections.
 const LAST_BYTES: Duration = Duration::from_secs(2);
 /// How long is waited when the system gives no connection, for want of file descriptors say.
 const NO_CONNECTION: Duration = Duration::from_millis(50);
 
-/// Serves until `stops`, how often the server was told to end, is above 0 and all is done, or until it is above 1.
+/// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     listener: Listener,
-    stops: Arc<watch::Sender<usize>>,
+    stops: Arc<Stops>,
 ) -> Result<(), ServerError> {
-    if shared.options.signals {
-        count_signals(&stops).map_err(ServerError::System)?;
-    }
     let seats = Arc::new(Seats::new(shared.options.connections()));
     let mut ended = tokio::select! {
         () = accept(&shared, &listener, &seats) => Ok(()),
@@ -47,7 +43,7 @@ pub(crate) async fn run(
     ended
 }
 
-async fn drain(shared: &Shared, stops: &watch::Sender<usize>) -> Result<(), ServerError> {
+async fn drain(shared: &Shared, stops: &Stops) -> Result<(), ServerError> {
     shared.backend.drain();
     let after = shared.options.timeouts.drain;
     let calls = || *shared.calls.borrow();
@@ -101,34 +97,7 @@ async fn drained(shared: &Shared) {
     _ = shared.calls.subscribe().wait_for(|calls| *calls == 0).await;
 }
 
-/// Returns when the server was told so often to end.
-async fn told(stops: &watch::Sender<usize>, times: usize) {
+/// Returns when `stops` has reached this number.
+async fn told(stops: &Stops, times: usize) {
     _ = stops.subscribe().wait_for(|stops| *stops >= times).await;
-}
-
-/// Adds one for each SIGTERM and SIGINT.
-#[cfg(unix)]
-fn count_signals(stops: &Arc<watch::Sender<usize>>) -> io::Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let (mut signal, stops) = (signal(kind)?, Arc::clone(stops));
-        tokio::spawn(async move {
-            while signal.recv().await.is_some() {
-                stops.send_modify(|stops| *stops += 1);
-            }
-        });
-    }
-    Ok(())
-}
-
-/// Adds one for each Ctrl-C.
-#[cfg(not(unix))]
-fn count_signals(stops: &Arc<watch::Sender<usize>>) -> io::Result<()> {
-    let stops = Arc::clone(stops);
-    tokio::spawn(async move {
-        while tokio::signal::ctrl_c().await.is_ok() {
-            stops.send_modify(|stops| *stops += 1);
-        }
-    });
-    Ok(())
 }

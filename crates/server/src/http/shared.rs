@@ -5,19 +5,22 @@ use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use candle_gpt2_api::{ServedModel, Warnings};
+use candle_gpt2_api::{ApiError, ServedModel, Warnings};
 use tokio::sync::watch;
 
 use super::activations::Activations;
 use super::gate::Gate;
 use super::listener::Listener;
 use super::peer::Peer;
-use super::record::Numbers;
+use super::record::{Numbers, gone};
 use super::rooms::Rooms;
 use super::seats::Activity;
 use crate::ServerOptions;
 use crate::backend::Backend;
+use crate::busy::draining;
+use crate::log::Shortened;
 use crate::metrics::Metrics;
+use crate::threads::RequestThreads;
 use crate::turns::Turns;
 
 /// Analyses that wait or are made.
@@ -37,13 +40,12 @@ pub(crate) struct Shared {
     pub(super) activations: Arc<Activations>,
     /// Analyses, of which one is made at a time, so that memory stays bounded.
     pub(super) looks: Turns,
-    /// Requests whose grammars find no room.
-    pub(super) grammars: Turns,
+    pub(super) threads: RequestThreads,
     pub(super) ids: AtomicU64,
 }
 
 /// The state of a server between its start and its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Phase {
     Serving,
     /// What runs is served to its end.
@@ -61,6 +63,7 @@ pub(super) struct Connection {
 }
 
 /// The client, as far as a route needs to know.
+#[derive(Clone)]
 pub(super) struct Caller {
     /// That of the request.
     pub(super) id: Arc<str>,
@@ -72,10 +75,24 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Writes what is wrong with a request that is answered all the same: names of fields, never a text.
+    /// Awaits `work` until the client leaves, or the server reaches a phase in which the work is no longer wanted.
+    pub(super) async fn until<T>(
+        &self,
+        phase: Phase,
+        work: impl Future<Output = Result<T, ApiError>>,
+    ) -> Result<T, ApiError> {
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = self.peer.closed() => Err(gone()),
+            () = self.shared.reached(phase) => Err(draining()),
+        }
+    }
+
+    /// Logs the warnings of a request that is answered anyway. They contain field names, never a text.
     pub(super) fn log_warnings(&self, warnings: &Warnings) {
         if !warnings.is_empty() {
-            tracing::warn!(request_id = %self.id, %warnings);
+            tracing::warn!(request_id = %self.id, warnings = %Shortened(warnings));
         }
     }
 }
@@ -88,15 +105,16 @@ impl Shared {
         served: ServedModel,
         metrics: Arc<Metrics>,
     ) -> Self {
+        let served = Arc::new(served);
         Self {
             gate: Gate::new(&options, listener.loopback()),
             rooms: Arc::new(Rooms::new(options.max_body)),
             activations: Arc::new(Activations::new(options.api.limits.max_activation_bytes)),
-            looks: Turns::new(MOST_LOOKS, options.timeouts.queue),
-            grammars: Turns::new(options.queue, options.timeouts.queue),
+            looks: Turns::new(1, MOST_LOOKS, options.timeouts.queue),
+            threads: RequestThreads::new(Arc::clone(&served), Arc::clone(&metrics), options.queue, options.timeouts.queue),
             options,
             backend,
-            served: Arc::new(served),
+            served,
             metrics,
             phase: watch::Sender::new(Phase::Serving),
             calls: watch::Sender::new(0),
@@ -112,16 +130,10 @@ impl Shared {
         *self.phase.borrow() == Phase::Ending
     }
 
-    /// Returns when nothing more is accepted.
-    pub(super) async fn draining(&self) {
+    /// Returns when the server reaches this phase.
+    pub(super) async fn reached(&self, phase: Phase) {
         // The sender is here, so this does not fail.
-        _ = self.phase.subscribe().wait_for(|phase| *phase != Phase::Serving).await;
-    }
-
-    /// Returns when connections close.
-    pub(super) async fn ending(&self) {
-        // The sender is here, so this does not fail.
-        _ = self.phase.subscribe().wait_for(|phase| *phase == Phase::Ending).await;
+        _ = self.phase.subscribe().wait_for(|reached| *reached >= phase).await;
     }
 
     /// A number for a request that has none: not to be guessed, and another one for each.

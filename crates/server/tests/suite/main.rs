@@ -13,4 +13,5 @@ mod page;
 mod same_bytes;
 mod security;
 mod shutdown;
+mod threads;
 mod wire;

@@ -47,8 +47,7 @@ fn requests() -> Vec<Value> {
     (0..100).map(kind).collect()
 }
 
-/// An answer without its number and its time.
-/// In a stream of several texts, which of them is the next to go on differs too: each text's own pieces stay in their order.
+/// A response without its id and its time. The chunks of a stream are grouped by choice: their order across choices depends on load.
 fn answer(server: &Running, request: &Value) -> String {
     let reply = server.post("/v1/completions", request);
     assert_eq!(reply.status, 200, "{request}: {}", reply.text());

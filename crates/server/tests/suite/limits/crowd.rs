@@ -4,18 +4,13 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use candle_gpt2_server::ServerOptions;
 use serde_json::json;
 
-use super::{JSON, start_long};
+use super::{FOREVER, JSON, start_long};
 use crate::common::{
     Client, LONG, PATIENCE, Running, json_request, long, long_stream, request, start, start_model, start_with,
 };
-
-/// How long an answer about the server's health may take,
-const HEALTH: Duration = Duration::from_millis(100);
-/// and one to a request that takes none of the engine's time. Both hold on a machine that does nothing else; this one tests.
-const HONEST: Duration = Duration::from_secs(1);
-const BUSY_MACHINE: u32 = 4;
 
 /// Clients who connect and say so much.
 fn crowd(server: &Running, count: usize, bytes: &[u8]) -> Vec<Client<TcpStream>> {
@@ -27,26 +22,22 @@ fn crowd(server: &Running, count: usize, bytes: &[u8]) -> Vec<Client<TcpStream>>
     (0..count).map(connect).collect()
 }
 
+/// Clients with nothing to say are given as long as they like, so a response comes before theirs or never.
+fn patient(options: &mut ServerOptions) {
+    let timeouts = &mut options.timeouts;
+    (timeouts.header, timeouts.body, timeouts.idle) = (FOREVER, FOREVER, FOREVER);
+}
+
 #[track_caller]
 fn assert_healthy(server: &Running) {
-    // The best of some, because what else this machine does takes its time.
-    let once = || {
-        let begun = Instant::now();
-        assert_eq!(server.get("/health").status, 200);
-        begun.elapsed()
-    };
-    let took = (0..5).map(|_| once()).min().expect("some");
-    assert!(took < BUSY_MACHINE * HEALTH, "{took:?}");
+    assert_eq!(server.get("/health").status, 200);
 }
 
 /// A request of 80 kB.
 #[track_caller]
 fn assert_honest_is_served(server: &Running) {
-    let begun = Instant::now();
     let reply = server.post("/tokenize", &json!({"prompt": "a".repeat(80_000)}));
-    let took = begun.elapsed();
     assert_eq!(reply.status, 200, "{}", reply.text());
-    assert!(took < BUSY_MACHINE * HONEST, "{took:?}");
 }
 
 /// The head of a request with a body of so many bytes, and its beginning.
@@ -81,7 +72,10 @@ fn dripping<R>(clients: &mut [Client<TcpStream>], work: impl FnOnce() -> R) -> R
 /// Some say nothing, some begin a head, and some have had an answer: the server has room for 64.
 #[test]
 fn clients_who_say_nothing_keep_nobody_out() {
-    let server = start_with(|options| options.max_connections = Some(64));
+    let server = start_with(|options| {
+        patient(options);
+        options.max_connections = Some(64);
+    });
     let mut answered = crowd(&server, 100, &request("GET", "/health", &[], b""));
     assert!(answered[99].reply().status == 200);
     let _silent = crowd(&server, 100, b"");
@@ -117,7 +111,10 @@ fn the_connection_that_has_been_idle_longest_makes_room() {
 /// Where no connection is idle, the server's health is told, and to all else that it is busy.
 #[test]
 fn a_server_whose_connections_all_work_says_so() {
-    let server = start_long(|options| options.max_connections = Some(2));
+    let server = start_long(|options| {
+        patient(options);
+        options.max_connections = Some(2);
+    });
     let mut streams: Vec<_> = (0..2)
         .map(|_| {
             let mut client = server.connect();
@@ -145,7 +142,7 @@ fn a_server_whose_connections_all_work_says_so() {
 #[test]
 fn uploads_that_drip_hold_up_nobody() {
     for count in [4, 40] {
-        let server = start();
+        let server = start_with(patient);
         let mut drips = crowd(&server, count, &begun_body(200_000, 70_000));
         // They have come so far.
         thread::sleep(Duration::from_millis(300));
@@ -159,7 +156,7 @@ fn uploads_that_drip_hold_up_nobody() {
 /// They announce more than there is memory for: the slowest lose theirs, and are told so.
 #[test]
 fn uploads_that_drip_lose_their_memory_to_those_that_come() {
-    let server = start();
+    let server = start_with(patient);
     let mut drips = crowd(&server, 16, &begun_body(2_000_000, 1_500_000));
     thread::sleep(Duration::from_millis(500));
     dripping(&mut drips, || {

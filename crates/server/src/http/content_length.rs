@@ -1,0 +1,87 @@
+//! `Content-Length` in the bytes of a head. hyper reports a length that it cannot represent as a head that is too large, or as invalid.
+
+/// Bytes kept of a line: a name, white space and all digits of a `u64` fit.
+const MAX_KEPT: usize = 64;
+/// hyper's largest length.
+const MAX_LENGTH: u64 = u64::MAX - 2;
+
+/// Scanner for `Content-Length` in a head that arrives in pieces.
+#[derive(Debug, Default)]
+pub(crate) struct ContentLength {
+    line: Vec<u8>,
+    is_head_complete: bool,
+    is_excessive: bool,
+}
+
+impl ContentLength {
+    /// Reads the next bytes of the head.
+    pub(crate) fn read(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.is_head_complete {
+                return;
+            }
+            match byte {
+                b'\n' => self.end_line(),
+                byte if self.line.len() < MAX_KEPT => self.line.push(*byte),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether the head announces more bytes than hyper can count.
+    pub(crate) fn is_excessive(&self) -> bool {
+        self.is_excessive
+    }
+
+    fn end_line(&mut self) {
+        let line = self.line.trim_ascii();
+        self.is_head_complete = line.is_empty();
+        let mut parts = line.splitn(2, |byte| *byte == b':');
+        if let (Some(name), Some(value)) = (parts.next(), parts.next())
+            && name.eq_ignore_ascii_case(b"content-length")
+        {
+            let digits = value.trim_ascii();
+            let is_number = !digits.is_empty() && digits.iter().all(u8::is_ascii_digit);
+            let length = str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u64>().ok());
+            self.is_excessive |= is_number && length.is_none_or(|length| length > MAX_LENGTH);
+        }
+        self.line.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_excessive(head: &str) -> bool {
+        // In pieces of every size.
+        let found = [1, 7, head.len()].map(|size| {
+            let mut scanner = ContentLength::default();
+            head.as_bytes().chunks(size).for_each(|piece| scanner.read(piece));
+            scanner.is_excessive()
+        });
+        assert!(found.iter().all(|other| *other == found[0]), "{head:?}");
+        found[0]
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_are_found() {
+        for length in
+            ["18446744073709551614", "18446744073709551615", "18446744073709551616", &"9".repeat(500)]
+        {
+            assert!(
+                is_excessive(&format!("POST / HTTP/1.1\r\ncontent-LENGTH:  {length} \r\n\r\n")),
+                "{length}"
+            );
+        }
+        for head in [
+            "POST / HTTP/1.1\r\nContent-Length: 18446744073709551613\r\n\r\n",
+            "POST / HTTP/1.1\r\nContent-Length: -18446744073709551615\r\n\r\n",
+            "POST / HTTP/1.1\r\nX-Content-Length: 18446744073709551615\r\n\r\n",
+            "POST / HTTP/1.1\r\n\r\nContent-Length: 18446744073709551615\r\n\r\n",
+            "POST / HTTP/1.1\n\nContent-Length: 18446744073709551615\n\n",
+        ] {
+            assert!(!is_excessive(head), "{head:?}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! A bounded queue of log lines and the thread that writes them, so that logging never blocks.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Capacity of the queue in bytes.
+const CAPACITY: usize = 1 << 20;
+/// Maximum length of a line in bytes, above the longest line of the server's own events.
+const MAX_LINE: usize = 16 << 10;
+
+/// An entry of the queue.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// A line with its line feed.
+    Line(Vec<u8>),
+    /// The number of lines dropped at this point.
+    Dropped(u64),
+}
+
+/// Bounded queue of log lines. A clone is the same queue.
+#[derive(Debug, Clone)]
+pub(super) struct Queue {
+    shared: Arc<Shared>,
+    dropped: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    has_changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    entries: VecDeque<Entry>,
+    /// Total length of the queued lines.
+    bytes: usize,
+    /// Lines dropped since the last [`Entry::Dropped`].
+    dropped: u64,
+    is_writing: bool,
+}
+
+impl State {
+    fn report_dropped(&mut self) {
+        if self.dropped > 0 {
+            self.entries.push_back(Entry::Dropped(std::mem::take(&mut self.dropped)));
+        }
+    }
+}
+
+impl Queue {
+    /// Starts the thread that calls `write` for each entry. `dropped` counts the lines that were not written.
+    pub(super) fn start(
+        dropped: Counter,
+        write: impl FnMut(Entry) -> io::Result<()> + Send + 'static,
+    ) -> Self {
+        let queue = Self { shared: Arc::default(), dropped };
+        let of_thread = queue.clone();
+        let thread = thread::Builder::new().name("log".into()).spawn(move || of_thread.run(write));
+        // Without a thread the queue fills up, and further lines are counted.
+        drop(thread);
+        queue
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state is consistent whenever the lock is free.
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(self, mut write: impl FnMut(Entry) -> io::Result<()>) {
+        let mut state = self.state();
+        loop {
+            let Some(entry) = state.entries.pop_front() else {
+                state = self.shared.has_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.is_writing = true;
+            drop(state);
+            let (length, lines) = match &entry {
+                Entry::Line(line) => (line.len(), 1),
+                Entry::Dropped(_) => (0, 0),
+            };
+            if write(entry).is_err() {
+                self.dropped.inc_by(lines);
+            }
+            state = self.state();
+            state.bytes -= length;
+            state.is_writing = false;
+            self.shared.has_changed.notify_all();
+        }
+    }
+
+    /// Appends a line, or drops and counts it if it is too long or the queue is full.
+    fn push(&self, line: &[u8]) {
+        let mut state = self.state();
+        // A gap ends once any line fits, so short lines do not split it into many.
+        let needed = if state.dropped > 0 { MAX_LINE } else { line.len() };
+        if line.len() > MAX_LINE || state.bytes + needed > CAPACITY {
+            state.dropped += 1;
+            self.dropped.inc();
+            return;
+        }
+        state.report_dropped();
+        state.bytes += line.len();
+        state.entries.push_back(Entry::Line(line.to_owned()));
+        self.shared.has_changed.notify_all();
+    }
+
+    /// Waits until all entries are written. Returns false if `timeout` ends first.
+    pub(super) fn flush(&self, timeout: Duration) -> bool {
+        let mut state = self.state();
+        state.report_dropped();
+        self.shared.has_changed.notify_all();
+        let is_busy = |state: &mut State| state.is_writing || !state.entries.is_empty();
+        let waited = self.shared.has_changed.wait_timeout_while(state, timeout, is_busy);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+/// One write is one line: `tracing_subscriber` formats an event completely before it writes.
+impl Write for Queue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Queue {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A queue whose writer waits for a permit before each entry, and the entries it wrote.
+    fn gated() -> (Queue, mpsc::Sender<()>, mpsc::Receiver<Entry>) {
+        let (permit, permits) = mpsc::channel();
+        let (sender, written) = mpsc::channel();
+        let queue = Queue::start(Counter::default(), move |entry| {
+            // The sender is gone once the test ends.
+            _ = permits.recv();
+            _ = sender.send(entry);
+            Ok(())
+        });
+        (queue, permit, written)
+    }
+
+    #[test]
+    fn a_stalled_reader_blocks_no_writer_and_lost_lines_are_counted() {
+        let (queue, permit, written) = gated();
+        let line = [b'x'; MAX_LINE];
+        let fitting = u64::try_from(CAPACITY / MAX_LINE).unwrap();
+        // The queue takes no more than its capacity, however long the reader stalls.
+        (0..fitting - 1).for_each(|_| queue.push(&line));
+        queue.push(&line[1..]);
+        (0..4).for_each(|_| queue.push(&line));
+        queue.push(b"\n");
+        assert_eq!((queue.dropped.get(), queue.state().bytes), (5, CAPACITY - 1));
+        assert!(!queue.flush(Duration::from_millis(20)));
+        for _ in 0..fitting {
+            permit.send(()).unwrap();
+            assert!(matches!(written.recv_timeout(PATIENCE).unwrap(), Entry::Line(_)));
+        }
+        queue.push(b"next\n");
+        drop(permit);
+        assert!(queue.flush(PATIENCE));
+        let rest: Vec<Entry> = written.try_iter().collect();
+        assert_eq!(rest, [Entry::Dropped(5), Entry::Line(b"next\n".to_vec())]);
+    }
+
+    #[test]
+    fn lines_that_are_too_long_or_cannot_be_written_are_counted() {
+        let queue = Queue::start(Counter::default(), |_| Err(io::ErrorKind::BrokenPipe.into()));
+        queue.push(&[b'x'; MAX_LINE + 1]);
+        assert_eq!(queue.dropped.get(), 1);
+        queue.push(b"unwritable\n");
+        assert!(queue.flush(PATIENCE));
+        assert_eq!(queue.dropped.get(), 2);
+    }
+}
