@@ -77,6 +77,19 @@ printf '\1\217g2z\1\1\2q8\3f16\60\30abcdefgh\0\0\0\0\4tiny\0' >target/fuzz/corpu
 printf '\2\50\40\0\0\0\0abcdefghijklmnop' >target/fuzz/corpus/compressed/seed-3
 printf '\2\4\11\21\315\202\355abcd' >target/fuzz/corpus/compressed/seed-4
 
+# The answers of a Hub, separated by the byte 0xFF: the list of files, and each file with its headers.
+mkdir -p target/fuzz/corpus/hub_response
+hub_list='200\n\n{"sha":"0123abcd","siblings":[{"rfilename":"config.json"},{"rfilename":"model.safetensors"}]}'
+hub_file='200\nx-repo-commit: 0123abcd\netag: "e1"\ncontent-length: 2\n\n{}'
+hub_large='302\nx-repo-commit: 0123abcd\nx-linked-etag: "def"\nx-linked-size: 4\nlocation: https://elsewhere/a'
+hub_rest='206\ncontent-range: bytes 0-3/4\ncontent-length: 4\n\nabcd'
+# shellcheck disable=SC2059
+printf "$hub_list\\377$hub_file\\377$hub_large\\377$hub_rest" >target/fuzz/corpus/hub_response/seed-1
+# shellcheck disable=SC2059
+printf "${hub_list/0123abcd/..}\\377$hub_file" >target/fuzz/corpus/hub_response/seed-2
+# shellcheck disable=SC2059
+printf "$hub_list\\377${hub_file/e1/../../a}\\377$hub_file" >target/fuzz/corpus/hub_response/seed-3
+
 mapfile -t targets < <(sed -n 's/^name = "\(.*\)"$/\1/p' "$manifest" | tail -n +2)
 for target in "${@:2}"; do
   [[ " ${targets[*]} " == *" $target "* ]] || { echo "there is no target $target; there are: ${targets[*]}" >&2; exit 2; }

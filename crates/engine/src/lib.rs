@@ -52,6 +52,10 @@ pub use encoder_states::EncoderStates;
 pub use error::EngineError;
 pub use fingerprint::fingerprint;
 pub use hub::{CachedModel, CachedModels, DatasetFile, HubError, HubOptions, Network, dataset_file};
+// For the fuzz target `hub_response`.
+#[cfg(feature = "hub")]
+#[doc(hidden)]
+pub use hub::{CannedAnswer, fetch_from_answers};
 pub use inspect::{
     BytesPerType, Comparison, DifferingParameter, InspectOptions, Inspected, InspectedTensor, Inspection,
     KvBytesPerType, StoredFile, VocabularySizes,

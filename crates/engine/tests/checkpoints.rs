@@ -250,7 +250,7 @@ fn who_waits_for_a_silent_hub_may_stop() {
         network: Network::Allowed,
         endpoint: format!("http://{}", hub.local_addr().unwrap()),
         cache: cache.path().into(),
-        token: None,
+        ..HubOptions::default()
     };
     let model = ModelOptions { hub: hub_options, ..options("someone/tiny") };
     let until = Instant::now() + Duration::from_millis(100);

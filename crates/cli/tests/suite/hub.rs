@@ -72,7 +72,7 @@ impl Hub {
     fn run(&self, arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpt2"));
         // What the surroundings set must not reach the program: tokens, caches, and proxies that know no localhost.
-        let own = "HF_TOKEN HF_TOKEN_PATH HF_HUB_OFFLINE HF_HOME HUGGINGFACE_HUB_CACHE RUST_BACKTRACE http_proxy HTTP_PROXY \
+        let own = "HF_TOKEN HF_TOKEN_PATH HF_HUB_OFFLINE HF_HUB_DOWNLOAD_TIMEOUT HF_HOME HUGGINGFACE_HUB_CACHE RUST_BACKTRACE http_proxy HTTP_PROXY \
                    https_proxy HTTPS_PROXY all_proxy ALL_PROXY";
         own.split(' ').for_each(|name| _ = command.env_remove(name));
         command.env("HF_ENDPOINT", &self.endpoint).env("HF_HUB_CACHE", self.cache.path());

@@ -1,4 +1,4 @@
-//! The contents of the Hub's cache: `models--owner--name` with its `snapshots` and, if the system has links, its `blobs`.
+//! Models in the Hub's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,12 @@ pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
 ];
 
-/// What the folder of a kind of repository begins with.
+/// Prefixes of repository folders in the cache.
 pub(super) const MODELS: &str = "models--";
+#[cfg(feature = "hub")]
+pub(super) const DATASETS: &str = "datasets--";
+/// Largest configuration that is read to recognize a model.
+const MAX_CONFIG_BYTES: u64 = 1_000_000;
 
 /// A model in the cache.
 ///
@@ -76,8 +80,19 @@ pub(super) fn holds_a_model(snapshot: &Path) -> bool {
     snapshot.join("config.json").exists() && has_weights
 }
 
+/// Sorted names of the repositories in a cache whose folders have this prefix.
+#[cfg(feature = "hub")]
+pub(super) fn names(cache: &Path, prefix: &str) -> Vec<String> {
+    let name = |folder: PathBuf| Some(folder.file_name()?.to_str()?.strip_prefix(prefix)?.replace("--", "/"));
+    let mut names: Vec<String> = folders_in(cache).into_iter().filter_map(name).collect();
+    names.sort();
+    names
+}
+
 fn is_gpt2(snapshot: &Path) -> bool {
-    let config = fs::read(snapshot.join("config.json")).ok();
+    let path = snapshot.join("config.json");
+    let is_small = fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() <= MAX_CONFIG_BYTES);
+    let config = is_small.then(|| fs::read(path).ok()).flatten();
     let config = config.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
     config.is_some_and(|config| config["model_type"] == "gpt2")
 }

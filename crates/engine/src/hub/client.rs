@@ -1,29 +1,30 @@
-//! The Hub's client.
+//! Hub protocol: lists a repository's files and downloads them into the cache.
 //!
-//! hf-hub 0.5 (64 crates, under a minute to build) and not 1.0 (301 crates, five minutes): both read and write the same
-//! cache, and what the older one lacks (`HF_HUB_CACHE`, `HF_HUB_OFFLINE`, a check of sizes) is here.
+//! Text from the Hub becomes a path only as a [`CacheKey`] or a [`FilePath`], which check it.
 
-use std::fs;
 use std::io;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
-use hf_hub::api::{Progress as HubProgress, RepoInfo};
-use hf_hub::{Cache, Repo, RepoType};
-use secrecy::ExposeSecret;
+use secrecy::SecretString;
+use serde::Deserialize;
+use ureq::http::Uri;
+use ureq::http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, HeaderMap, LOCATION, TRANSFER_ENCODING,
+};
 
-use super::cached::{MODELS, WEIGHTS, holds_a_model};
+use super::cache::{Partial, Repository};
+use super::cached::{DATASETS, MODELS, WEIGHTS, holds_a_model, names};
+use super::checked::{CacheKey, FilePath, quoted};
 use super::error::HubError;
+use super::headers::{ContentRange, encoded, header, is_http, number, origin, redirected};
+use super::http::{Failure, INTERVAL, Network, Response, Web};
 use super::name::{HubName, Kind};
-use super::options::{HubOptions, Network};
-use crate::{Reporter, Unit};
+use super::options::{self, HubOptions};
+use crate::{Progress, Reporter, Unit};
 
-/// Small files that are taken along if the repository has them.
+/// Small files that are downloaded if the repository has them.
 const SMALL_FILES: [&str; 8] = [
     "config.json",
     "generation_config.json",
@@ -34,356 +35,489 @@ const SMALL_FILES: [&str; 8] = [
     "added_tokens.json",
     "special_tokens_map.json",
 ];
-/// How long an interruption takes at most.
-const INTERVAL: Duration = Duration::from_millis(20);
-/// Attempts to resume an interrupted download.
-const RETRIES: usize = 2;
+/// Most shards of a model; checkpoints with more are not read either.
+const MAX_SHARDS: usize = 10_000;
+/// Largest list of files, which is JSON.
+const MAX_LISTING_BYTES: usize = 10_000_000;
+const MAX_REDIRECTS: usize = 10;
+/// Attempts to resume an interrupted download, and the pause before the first; it doubles.
+const RETRIES: u32 = 2;
+const RETRY_PAUSE: Duration = Duration::from_millis(300);
 
-/// Downloads what is missing of a model and returns the folder of the snapshot.
+const REPO_COMMIT: &str = "x-repo-commit";
+const LINKED_ETAG: &str = "x-linked-etag";
+const LINKED_SIZE: &str = "x-linked-size";
+const ETAG: &str = "etag";
+
+/// Downloads the missing files of a model and returns the folder of its snapshot.
 pub(super) fn fetch(
     model: &HubName,
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let (folder, answer) = ask(model, options, reporter, &holds_a_model)?;
-    let Some((api, info)) = answer else { return Ok(folder) };
-    let names: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
-    for file in wanted(&names, model)? {
-        // A snapshot's files never change; a finished download is moved here as a whole.
-        if !folder.join(file).exists() {
-            download(&api, file, model, reporter)?;
-        }
-    }
-    if !folder.join("config.json").exists() {
-        return Err(HubError::Changed { model: model.to_string() });
-    }
-    Ok(folder)
+    let network = Network::new(options.timeout, reporter);
+    Client::new(model, options, reporter, &network)?.model()
 }
 
 /// Downloads a file of a dataset if it is missing and returns the folder of the snapshot.
 pub(super) fn fetch_file(
     dataset: &HubName,
-    file: &str,
+    file: &FilePath,
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let holds_it = |folder: &Path| folder.join(file).is_file();
-    let (folder, answer) = ask(dataset, options, reporter, &holds_it)?;
-    let Some((api, info)) = answer else { return Ok(folder) };
-    if !info.siblings.iter().any(|sibling| sibling.rfilename == file) {
-        let (dataset, file) = (dataset.to_string(), file.to_owned());
-        return Err(HubError::NoSuchFile { dataset, file, files: some_files(&info) });
+    let network = Network::new(options.timeout, reporter);
+    Client::new(dataset, options, reporter, &network)?.file(file)
+}
+
+/// A repository on the Hub and in the cache.
+pub(super) struct Client<'a> {
+    name: &'a HubName,
+    endpoint: Uri,
+    options: &'a HubOptions,
+    repository: Repository,
+    reporter: &'a dyn Reporter,
+    web: &'a dyn Web,
+}
+
+/// The files of a repository.
+#[derive(Deserialize)]
+struct Listing {
+    sha: String,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+/// An answer after redirects.
+struct Answer<'a> {
+    response: Response<'a>,
+    /// The headers that describe a file. Files can be elsewhere; only the endpoint describes them.
+    described: HeaderMap,
+}
+
+/// A file to download.
+struct Description {
+    etag: CacheKey,
+    size: u64,
+}
+
+impl<'a> Client<'a> {
+    pub(super) fn new(
+        name: &'a HubName,
+        options: &'a HubOptions,
+        reporter: &'a dyn Reporter,
+        web: &'a dyn Web,
+    ) -> Result<Self, HubError> {
+        let endpoint = options.endpoint.parse::<Uri>().ok().filter(is_http);
+        let endpoint = endpoint.ok_or_else(|| HubError::Other {
+            model: name.to_string(),
+            cause: format!("the Hub's address {} is not an http or https address", quoted(&options.endpoint)),
+        })?;
+        let repository = Repository::new(&options.cache, name);
+        Ok(Self { name, endpoint, options, repository, reporter, web })
     }
-    if !folder.join(file).exists() {
-        download(&api, file, dataset, reporter)?;
+
+    pub(super) fn model(&self) -> Result<PathBuf, HubError> {
+        let listing = match self.listing_or_cached(&holds_a_model)? {
+            Ok(listing) => listing,
+            Err(folder) => return Ok(folder),
+        };
+        let commit = self.commit("sha", &listing.sha)?;
+        let names: Vec<&str> = listing.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
+        self.download_all(&commit, &self.wanted(&names)?)
     }
-    if !folder.join(file).exists() {
-        return Err(HubError::Changed { model: dataset.to_string() });
+
+    pub(super) fn file(&self, file: &FilePath) -> Result<PathBuf, HubError> {
+        let listing = match self.listing_or_cached(&|folder| folder.join(file.as_str()).is_file())? {
+            Ok(listing) => listing,
+            Err(folder) => return Ok(folder),
+        };
+        let commit = self.commit("sha", &listing.sha)?;
+        if !listing.siblings.iter().any(|sibling| sibling.rfilename == file.as_str()) {
+            let (dataset, file) = (self.name.to_string(), file.as_str().to_owned());
+            return Err(HubError::NoSuchFile { dataset, file, files: some_files(&listing) });
+        }
+        self.download_all(&commit, std::slice::from_ref(file))
     }
-    Ok(folder)
+
+    /// The Hub's list of files, or else the folder of a cached snapshot that is complete.
+    fn listing_or_cached(
+        &self,
+        is_complete: &dyn Fn(&Path) -> bool,
+    ) -> Result<Result<Listing, PathBuf>, HubError> {
+        let cached = || self.repository.cached(&self.name.revision).filter(|folder| is_complete(folder));
+        let model = self.name.to_string();
+        if self.options.network == options::Network::Offline {
+            return cached().map(Err).ok_or_else(|| HubError::NotCached { model, cache: self.contents() });
+        }
+        let cause = match self.listing() {
+            Err(HubError::Interrupted { cause, .. }) => cause,
+            Err(HubError::Silent { seconds, .. }) => format!("no answer for {seconds} s"),
+            answer => return answer.map(Ok),
+        };
+        let endpoint = &self.options.endpoint;
+        let unreachable =
+            || HubError::Unreachable { endpoint: endpoint.clone(), cause, model, cache: self.contents() };
+        let folder = cached().ok_or_else(unreachable)?;
+        self.reporter
+            .note(&format!("{endpoint} cannot be reached; the cached copy of {} is used", self.name.id));
+        Ok(Err(folder))
+    }
+
+    fn listing(&self) -> Result<Listing, HubError> {
+        let kind = match self.name.kind {
+            Kind::Model => "models",
+            Kind::Dataset => "datasets",
+        };
+        let path = format!("/api/{kind}/{}/revision/{}", self.name.id, self.url_revision());
+        let model = self.name.to_string();
+        let answer = self.get(&path, 0, &model)?;
+        let mut json = Vec::new();
+        for piece in answer.response.body {
+            json.extend(piece.map_err(|failure| explain(failure, &model))?);
+            if json.len() > MAX_LISTING_BYTES {
+                let cause = format!("the list of files has more than {MAX_LISTING_BYTES} bytes");
+                return Err(HubError::InvalidResponse { model, cause });
+            }
+        }
+        serde_json::from_slice(&json).map_err(|error| {
+            let cause = format!("the list of files is not valid: {}", quoted(&error.to_string()));
+            HubError::InvalidResponse { model, cause }
+        })
+    }
+
+    /// The files to download of those that a repository has.
+    fn wanted(&self, names: &[&str]) -> Result<Vec<FilePath>, HubError> {
+        let model = || self.name.to_string();
+        // No Git repository has such names; other unusual ones are left alone unless they are needed.
+        let escapes = |name: &&&str| name.split('/').any(|part| ["", ".", ".."].contains(&part));
+        if let Some(name) = names.iter().find(escapes) {
+            return Err(unsafe_name(model(), name));
+        }
+        if !names.contains(&"config.json") {
+            return Err(HubError::NoConfig { model: model() });
+        }
+        let Some((weights, shards)) = WEIGHTS.iter().find(|(weights, _)| names.contains(weights)) else {
+            let looked_for = WEIGHTS.map(|(name, _)| name).join(", ");
+            return Err(HubError::NoWeights { model: model(), looked_for });
+        };
+        let is_shard = |name: &str| {
+            shards.is_some_and(|(start, end)| {
+                name.starts_with(start) && name.ends_with(end) && !name.contains('/')
+            })
+        };
+        let is_wanted = |name: &&&str| SMALL_FILES.contains(name) || *name == weights || is_shard(name);
+        let wanted = names.iter().filter(is_wanted);
+        let wanted = wanted.map(|name| FilePath::new(name).ok_or_else(|| unsafe_name(model(), name)));
+        let wanted: Vec<FilePath> = wanted.collect::<Result<_, _>>()?;
+        match wanted.len() {
+            0..=MAX_SHARDS => Ok(wanted),
+            many => Err(HubError::InvalidResponse {
+                model: model(),
+                cause: format!("the list of files has {many} shards; expected at most {MAX_SHARDS}"),
+            }),
+        }
+    }
+
+    /// Downloads files that are missing in a snapshot and returns its folder.
+    fn download_all(&self, commit: &CacheKey, files: &[FilePath]) -> Result<PathBuf, HubError> {
+        let folder = self.repository.snapshot(commit);
+        // A snapshot's files never change, and none is there before it is complete.
+        let missing: Vec<_> = files.iter().filter(|file| !folder.join(file.as_str()).exists()).collect();
+        for file in &missing {
+            self.download(file, commit)?;
+        }
+        match self.repository.set_commit(&self.name.revision, commit) {
+            // The cache may be read-only.
+            Err(error) if !missing.is_empty() => Err(self.unwritable(&error, self.name.to_string())),
+            _ => Ok(folder),
+        }
+    }
+
+    /// Downloads a file into the cache, or the rest of it after an interrupted download.
+    fn download(&self, file: &FilePath, commit: &CacheKey) -> Result<(), HubError> {
+        let model = format!("{} of {}", file.as_str(), self.name);
+        let unwritable = |error: io::Error| self.unwritable(&error, model.clone());
+        let first = self.get_file(file, 0, &model)?;
+        let about = self.described(&first, commit, &model)?;
+        let (mut partial, waited) = self.partial(&about.etag, &model)?;
+        if self.repository.has_blob(&about.etag) {
+            partial.discard().map_err(unwritable)?;
+        } else {
+            if partial.length > about.size {
+                partial.clear().map_err(unwritable)?;
+            }
+            let mut first = Some(first.response).filter(|_| partial.length == 0 && !waited);
+            let bar = self.reporter.start(file.as_str(), about.size, Unit::Bytes);
+            bar.advance(partial.length);
+            let mut pauses = (0..RETRIES).map(|attempt| RETRY_PAUSE * 2_u32.pow(attempt));
+            while partial.length < about.size {
+                let response = match first.take() {
+                    Some(response) => Ok(response),
+                    None => self.resumed(file, &mut partial, &about, commit, &model),
+                };
+                let received =
+                    response.and_then(|rest| self.receive(rest, &mut partial, &about, &*bar, &model));
+                match received {
+                    Err(HubError::Interrupted { model, cause }) => match pauses.next() {
+                        Some(pause) => self.pause(pause, &model)?,
+                        None => return Err(HubError::Interrupted { model, cause }),
+                    },
+                    Err(HubError::WrongSize { model, expected, found }) => {
+                        partial.discard().map_err(unwritable)?;
+                        return Err(HubError::WrongSize { model, expected, found });
+                    }
+                    done => done?,
+                }
+            }
+            partial.finish().map_err(unwritable)?;
+        }
+        self.repository.link(&about.etag, commit, file).map_err(unwritable)
+    }
+
+    /// The partial download, once no other process writes it, and whether one did.
+    fn partial(&self, etag: &CacheKey, model: &str) -> Result<(Partial, bool), HubError> {
+        let mut waited = false;
+        loop {
+            match self.repository.partial(etag) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !waited {
+                        self.reporter
+                            .note(&format!("{model}: waiting for another process that downloads it"));
+                    }
+                    waited = true;
+                    self.pause(INTERVAL, model)?;
+                }
+                partial => {
+                    let partial = partial.map_err(|error| self.unwritable(&error, model.to_owned()))?;
+                    return Ok((partial, waited));
+                }
+            }
+        }
+    }
+
+    /// Requests the rest of a partial download, or all of it from a server without ranges.
+    fn resumed(
+        &self,
+        file: &FilePath,
+        partial: &mut Partial,
+        about: &Description,
+        commit: &CacheKey,
+        model: &str,
+    ) -> Result<Response<'_>, HubError> {
+        let answer = self.get_file(file, partial.length, model)?;
+        if self.described(&answer, commit, model)?.etag != about.etag {
+            return Err(HubError::Changed { model: model.to_owned() });
+        }
+        if answer.response.status == 200 {
+            partial.clear().map_err(|error| self.unwritable(&error, model.to_owned()))?;
+        }
+        Ok(answer.response)
+    }
+
+    /// Appends a body to a partial download.
+    fn receive(
+        &self,
+        response: Response<'_>,
+        partial: &mut Partial,
+        about: &Description,
+        bar: &dyn Progress,
+        model: &str,
+    ) -> Result<(), HubError> {
+        // Without a length, a body that ends early looks complete.
+        let has_length =
+            [CONTENT_LENGTH, TRANSFER_ENCODING].iter().any(|name| response.headers.contains_key(name));
+        for piece in response.body {
+            let piece = piece.map_err(|failure| explain(failure, model))?;
+            let found = partial.length + piece.len() as u64;
+            if found > about.size {
+                return Err(HubError::WrongSize { model: model.to_owned(), expected: about.size, found });
+            }
+            partial.append(&piece).map_err(|error| self.unwritable(&error, model.to_owned()))?;
+            bar.advance(piece.len() as u64);
+        }
+        let (expected, found, model) = (about.size, partial.length, model.to_owned());
+        match found {
+            _ if found == expected => Ok(()),
+            _ if has_length => Err(HubError::WrongSize { model, expected, found }),
+            _ => Err(HubError::Interrupted {
+                model,
+                cause: format!("it ended after {found} of {expected} bytes"),
+            }),
+        }
+    }
+
+    fn get_file(&self, file: &FilePath, start: u64, model: &str) -> Result<Answer<'_>, HubError> {
+        let kind = match self.name.kind {
+            Kind::Model => "",
+            Kind::Dataset => "/datasets",
+        };
+        let file = encoded(file.as_str());
+        self.get(&format!("{kind}/{}/resolve/{}/{file}", self.name.id, self.url_revision()), start, model)
+    }
+
+    /// Sends a GET to the Hub and follows redirects. Only the endpoint itself gets the token.
+    fn get(&self, path: &str, start: u64, model: &str) -> Result<Answer<'_>, HubError> {
+        let invalid = |cause: String| HubError::InvalidResponse { model: model.to_owned(), cause };
+        let address = format!("{}{path}", self.options.endpoint);
+        let mut uri: Uri =
+            address.parse().map_err(|_| invalid(format!("{} is not an address", quoted(&address))))?;
+        let mut described = HeaderMap::new();
+        for _ in 0..=MAX_REDIRECTS {
+            let is_endpoint = origin(&uri) == origin(&self.endpoint);
+            let token: Option<&SecretString> = self.options.token.as_ref().filter(|_| is_endpoint);
+            let response = self.web.get(&uri, start, token).map_err(|failure| explain(failure, model))?;
+            if is_endpoint && response.headers.contains_key(REPO_COMMIT) {
+                described = response.headers.clone();
+            }
+            match response.status {
+                200 | 206 => {
+                    let encoding = header(&response.headers, CONTENT_ENCODING.as_str()).unwrap_or_default();
+                    if !["", "identity"].contains(&encoding.to_ascii_lowercase().as_str()) {
+                        return Err(invalid(format!(
+                            "header content-encoding is {}; only uncompressed answers are accepted",
+                            quoted(&encoding)
+                        )));
+                    }
+                    let range = ContentRange::of(&response.headers).map_err(invalid)?;
+                    if response.status == 206 && range.is_none_or(|range| range.start != start) {
+                        let found = header(&response.headers, CONTENT_RANGE.as_str()).unwrap_or_default();
+                        let cause = format!(
+                            "header content-range is {}; expected one from byte {start}",
+                            quoted(&found)
+                        );
+                        return Err(invalid(cause));
+                    }
+                    return Ok(Answer { response, described });
+                }
+                301 | 302 | 303 | 307 | 308 => {
+                    let location = header(&response.headers, LOCATION.as_str()).unwrap_or_default();
+                    uri = redirected(&uri, &location)
+                        .ok_or_else(|| invalid(format!("header location is {}", quoted(&location))))?;
+                }
+                status => return Err(self.refused(status, model.to_owned())),
+            }
+        }
+        Err(invalid(format!("more than {MAX_REDIRECTS} redirects")))
+    }
+
+    /// Reads and checks the headers that describe a file.
+    fn described(
+        &self,
+        answer: &Answer<'_>,
+        commit: &CacheKey,
+        model: &str,
+    ) -> Result<Description, HubError> {
+        let invalid = |cause: String| HubError::InvalidResponse { model: model.to_owned(), cause };
+        let missing = |name: &str| invalid(format!("header {name} is missing"));
+        let (described, headers) = (&answer.described, &answer.response.headers);
+        let found = header(described, REPO_COMMIT).ok_or_else(|| missing(REPO_COMMIT))?;
+        if self.commit(&format!("header {REPO_COMMIT}"), &found)? != *commit {
+            return Err(HubError::Changed { model: self.name.to_string() });
+        }
+        let name = if described.contains_key(LINKED_ETAG) { LINKED_ETAG } else { ETAG };
+        let etag = header(described, name).ok_or_else(|| missing(ETAG))?;
+        let etag = CacheKey::new(etag.trim_start_matches("W/").trim_matches('"')).ok_or_else(|| {
+            invalid(format!("header {name} is {}; expected {}", quoted(&etag), CacheKey::EXPECTED))
+        })?;
+        let size = match ContentRange::of(headers).map_err(invalid)? {
+            _ if described.contains_key(LINKED_SIZE) => number(described, LINKED_SIZE),
+            Some(range) => Ok(Some(range.total)),
+            None => number(headers, CONTENT_LENGTH.as_str()),
+        };
+        let size = size.map_err(invalid)?.ok_or_else(|| missing(CONTENT_LENGTH.as_str()))?;
+        Ok(Description { etag, size })
+    }
+
+    fn commit(&self, field: &str, text: &str) -> Result<CacheKey, HubError> {
+        CacheKey::new(text).ok_or_else(|| HubError::InvalidResponse {
+            model: self.name.to_string(),
+            cause: format!("{field} is {}; expected {}", quoted(text), CacheKey::EXPECTED),
+        })
+    }
+
+    /// Sleeps unless the job is interrupted.
+    fn pause(&self, duration: Duration, model: &str) -> Result<(), HubError> {
+        let begin = Instant::now();
+        while begin.elapsed() < duration {
+            if self.reporter.is_interrupted() {
+                return Err(HubError::Stopped { model: model.to_owned() });
+            }
+            thread::sleep(INTERVAL);
+        }
+        Ok(())
+    }
+
+    fn url_revision(&self) -> String {
+        self.name.revision.replace('/', "%2F")
+    }
+
+    /// The repositories in the cache, in words.
+    fn contents(&self) -> String {
+        let (kind, beginning) = match self.name.kind {
+            Kind::Model => ("model", MODELS),
+            Kind::Dataset => ("dataset", DATASETS),
+        };
+        let (cache, names) = (self.options.cache.display(), names(&self.options.cache, beginning));
+        match names.as_slice() {
+            [] => format!("the cache {cache} holds no {kind}"),
+            names => format!("the cache {cache} holds {}", names.join(", ")),
+        }
+    }
+
+    fn refused(&self, status: u16, model: String) -> HubError {
+        match status {
+            401 | 403 => HubError::Refused { model },
+            404 if self.name.kind == Kind::Dataset => HubError::NoSuchDataset { dataset: model },
+            404 if self.name.revision == "main" => HubError::NoSuchModel { model },
+            404 => HubError::NoSuchRevision { model },
+            status => HubError::Status { model, status },
+        }
+    }
+
+    fn unwritable(&self, error: &io::Error, model: String) -> HubError {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => HubError::DiskFull { model },
+            _ => {
+                let folder = self.repository.path();
+                HubError::Other { model, cause: format!("cannot write to {}: {error}", folder.display()) }
+            }
+        }
+    }
 }
 
 /// The first names of a repository's files.
-fn some_files(info: &RepoInfo) -> String {
+fn some_files(listing: &Listing) -> String {
     const SHOWN: usize = 10;
-    let names: Vec<&str> = info.siblings.iter().map(|sibling| sibling.rfilename.as_str()).collect();
-    match names.len().saturating_sub(SHOWN) {
+    let names: Vec<String> =
+        listing.siblings.iter().take(SHOWN).map(|sibling| shown(&sibling.rfilename)).collect();
+    match listing.siblings.len().saturating_sub(SHOWN) {
         _ if names.is_empty() => "none".to_owned(),
         0 => names.join(", "),
-        more => format!("{} and {more} more", names[..SHOWN].join(", ")),
+        more => format!("{} and {more} more", names.join(", ")),
     }
 }
 
-/// What the Hub says of a repository, and who asked.
-type Answer = (Arc<ApiRepo>, RepoInfo);
-
-/// Asks the Hub what a repository has, or looks for it in the cache; `is_whole` says whether the folder of a snapshot has what is
-/// needed. Answers with the folder of the snapshot, and with what the Hub says unless the cached files are the answer.
-fn ask(
-    name: &HubName,
-    options: &HubOptions,
-    reporter: &dyn Reporter,
-    is_whole: &dyn Fn(&Path) -> bool,
-) -> Result<(PathBuf, Option<Answer>), HubError> {
-    let cache = Cache::new(options.cache.clone());
-    let kind = match name.kind {
-        Kind::Model => RepoType::Model,
-        Kind::Dataset => RepoType::Dataset,
-    };
-    let repository = Repo::with_revision(name.id.clone(), kind, name.revision.clone());
-    let cached = || cached(&cache, &repository).filter(|folder| is_whole(folder));
-    if options.network == Network::Offline {
-        let missing = || HubError::NotCached { model: name.to_string(), cache: contents(&cache, name.kind) };
-        return cached().map(|folder| (folder, None)).ok_or_else(missing);
-    }
-    let endpoint = &options.endpoint;
-    let api = ApiBuilder::from_cache(cache.clone())
-        .with_endpoint(endpoint.clone())
-        .with_token(options.token.as_ref().map(|token| token.expose_secret().to_owned()))
-        .with_retries(RETRIES)
-        .with_progress(false)
-        .build()
-        .map_err(|error| explain(&error, name, ""))?
-        .repo(repository.clone());
-    let (api, asked) = (Arc::new(api), name.to_string());
-    let answer = {
-        let api = Arc::clone(&api);
-        apart(&asked, reporter, &mut |_| (), move |_| api.info())?
-    };
-    match answer {
-        Ok(info) => {
-            let folder = cache.path().join(repository.folder_name()).join("snapshots").join(&info.sha);
-            Ok((folder, Some((api, info))))
-        }
-        Err(error) if is_unreachable(&error) => {
-            let folder = cached().ok_or_else(|| HubError::Unreachable {
-                endpoint: endpoint.clone(),
-                cause: brief(&error),
-                model: name.to_string(),
-                cache: contents(&cache, name.kind),
-            })?;
-            reporter.note(&format!("{endpoint} cannot be reached; the cached copy of {} is used", name.id));
-            Ok((folder, None))
-        }
-        Err(error) => Err(explain(&error, name, "")),
-    }
+/// A file's name in a message, quoted if it is unusual.
+fn shown(name: &str) -> String {
+    if FilePath::new(name).is_some() { name.to_owned() } else { quoted(name) }
 }
 
-/// The files to take of those that a repository has.
-fn wanted<'a>(names: &[&'a str], model: &HubName) -> Result<Vec<&'a str>, HubError> {
-    if !names.contains(&"config.json") {
-        return Err(HubError::NoConfig { model: model.to_string() });
-    }
-    let Some((weights, shards)) = WEIGHTS.iter().find(|(weights, _)| names.contains(weights)) else {
-        let looked_for = WEIGHTS.map(|(name, _)| name).join(", ");
-        return Err(HubError::NoWeights { model: model.to_string(), looked_for });
-    };
-    let is_shard = |name: &str| {
-        shards
-            .is_some_and(|(start, end)| name.starts_with(start) && name.ends_with(end) && !name.contains('/'))
-    };
-    let is_wanted = |name: &&str| SMALL_FILES.contains(name) || name == weights || is_shard(name);
-    Ok(names.iter().copied().filter(is_wanted).collect())
+fn unsafe_name(model: String, name: &str) -> HubError {
+    let cause = format!("siblings name the file {}; expected a relative path of plain names", quoted(name));
+    HubError::InvalidResponse { model, cause }
 }
 
-/// Downloads a file. A download that ends early stays in the cache, and the next one resumes it.
-fn download(
-    api: &Arc<ApiRepo>,
-    file: &str,
-    model: &HubName,
-    reporter: &dyn Reporter,
-) -> Result<(), HubError> {
-    let (mut expected, mut bar) = (0, None);
-    let mut hear = |step| match step {
-        Step::Size(bytes) => {
-            expected = bytes;
-            bar = Some(reporter.start(file, bytes, Unit::Bytes));
-        }
-        Step::Bytes(bytes) => {
-            if let Some(bar) = &bar {
-                bar.advance(bytes);
-            }
-        }
-    };
-    let (api, name) = (Arc::clone(api), file.to_owned());
-    let work = move |download| api.download_with_progress(&name, download);
-    let path = apart(&of_model(file, model), reporter, &mut hear, work)?;
-    let path = path.map_err(|error| explain(&error, model, file))?;
-    check_size(&path, expected, &of_model(file, model))
-}
-
-/// Waits for the network on a thread of its own, so that a silent connection does not delay an interruption. That thread ends
-/// with the next bytes that come.
-fn apart<T: Send + 'static>(
-    model: &str,
-    reporter: &dyn Reporter,
-    hear: &mut dyn FnMut(Step),
-    work: impl FnOnce(Download<T>) -> T + Send + 'static,
-) -> Result<T, HubError> {
-    let (tell, heard) = channel();
-    let other = |cause: String| HubError::Other { model: model.to_owned(), cause };
-    let run = move || {
-        let done = work(Download(tell.clone()));
-        // The receiver may be gone.
-        let _ = tell.send(Event::Done(done));
-    };
-    thread::Builder::new().name("hub".into()).spawn(run).map_err(|error| other(error.to_string()))?;
-    loop {
-        match heard.recv_timeout(INTERVAL) {
-            Ok(Event::Done(done)) => return Ok(done),
-            Ok(Event::Step(step)) => hear(step),
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(other("the Hub's client did not finish".to_owned()));
-            }
-        }
-        if reporter.is_interrupted() {
-            return Err(HubError::Stopped { model: model.to_owned() });
-        }
-    }
-}
-
-/// What the thread that waits for the network tells.
-enum Event<T> {
-    Step(Step),
-    Done(T),
-}
-
-/// What a download tells.
-enum Step {
-    /// It begins, or begins again, with a file of so many bytes.
-    Size(u64),
-    /// As many bytes more came.
-    Bytes(u64),
-}
-
-/// Checks that a file has the size that the Hub announced, and removes it if not.
-fn check_size(path: &Path, expected: u64, model: &str) -> Result<(), HubError> {
-    let failed = |error: io::Error| HubError::Other { model: model.to_owned(), cause: error.to_string() };
-    let found = fs::metadata(path).map_err(failed)?.len();
-    if found == expected {
-        return Ok(());
-    }
-    // The file that the link leads to is what is wrong. Where links are refused, as to most users of Windows, the path is the file.
-    let remove = || -> io::Result<()> {
-        let blob = fs::canonicalize(path)?;
-        fs::remove_file(path)?;
-        if blob.exists() { fs::remove_file(blob) } else { Ok(()) }
-    };
-    remove().map_err(|error| HubError::Other {
-        model: model.to_owned(),
-        cause: format!("cannot remove a damaged download: {error}"),
-    })?;
-    Err(HubError::WrongSize { model: model.to_owned(), expected, found })
-}
-
-/// Reports the steps of a download to the waiting thread, and ends it if none waits.
-struct Download<T>(Sender<Event<T>>);
-
-impl<T: Send + 'static> Download<T> {
-    fn tell(&self, step: Step) {
-        if self.0.send(Event::Step(step)).is_err() {
-            // The client has no other way out; no panic is reported.
-            resume_unwind(Box::new("no thread waits for this download"));
-        }
-    }
-}
-
-impl<T: Send + 'static> HubProgress for Download<T> {
-    fn init(&mut self, size: usize, _: &str) {
-        self.tell(Step::Size(size as u64));
-    }
-
-    fn update(&mut self, size: usize) {
-        self.tell(Step::Bytes(size as u64));
-    }
-
-    fn finish(&mut self) {}
-}
-
-/// The folder of a cached snapshot.
-fn cached(cache: &Cache, repository: &Repo) -> Option<PathBuf> {
-    let folder = cache.path().join(repository.folder_name());
-    let by_commit = folder.join("snapshots").join(repository.revision());
-    if by_commit.is_dir() {
-        return Some(by_commit);
-    }
-    let commit = fs::read_to_string(folder.join("refs").join(repository.revision())).ok()?;
-    Some(folder.join("snapshots").join(commit.trim())).filter(|folder| folder.is_dir())
-}
-
-/// What the cache holds, in words.
-fn contents(cache: &Cache, kind: Kind) -> String {
-    let beginning = match kind {
-        Kind::Model => MODELS,
-        Kind::Dataset => "datasets--",
-    };
-    let entries = fs::read_dir(cache.path()).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix(beginning)?.replace("--", "/")))
-        .collect();
-    names.sort();
-    match (names.as_slice(), kind) {
-        ([], Kind::Model) => format!("the cache {} holds no model", cache.path().display()),
-        ([], Kind::Dataset) => format!("the cache {} holds no dataset", cache.path().display()),
-        (names, _) => format!("the cache {} holds {}", cache.path().display(), names.join(", ")),
-    }
-}
-
-fn of_model(file: &str, model: &HubName) -> String {
-    if file.is_empty() { model.to_string() } else { format!("{file} of {model}") }
-}
-
-/// The error of the last attempt.
-fn cause(error: &ApiError) -> &ApiError {
-    match error {
-        ApiError::TooManyRetries(inner) => cause(inner),
-        error => error,
-    }
-}
-
-fn is_unreachable(error: &ApiError) -> bool {
-    let ApiError::RequestError(error) = cause(error) else { return false };
-    matches!(
-        **error,
-        ureq::Error::Io(_)
-            | ureq::Error::HostNotFound
-            | ureq::Error::ConnectionFailed
-            | ureq::Error::Timeout(_)
-    )
-}
-
-fn brief(error: &ApiError) -> String {
-    cause(error).to_string().trim_start_matches("request error: ").to_owned()
-}
-
-/// What the Hub's answer means.
-fn explain(error: &ApiError, name: &HubName, file: &str) -> HubError {
-    let model = of_model(file, name);
-    let status = match cause(error) {
-        ApiError::RequestError(error) => match **error {
-            ureq::Error::StatusCode(status) => Some(status),
-            _ => None,
-        },
-        _ => None,
-    };
-    let is_disk_full =
-        matches!(cause(error), ApiError::IoError(error) if error.kind() == io::ErrorKind::StorageFull);
-    match status {
-        Some(401 | 403) => HubError::Refused { model },
-        Some(404) if name.kind == Kind::Dataset => HubError::NoSuchDataset { dataset: model },
-        Some(404) if name.revision == "main" => HubError::NoSuchModel { model },
-        Some(404) => HubError::NoSuchRevision { model },
-        Some(status) => HubError::Status { model, status },
-        None if is_disk_full => HubError::DiskFull { model },
-        None if is_unreachable(error) => HubError::Interrupted { model, cause: brief(error) },
-        None => HubError::Other { model, cause: brief(error) },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A cache without links has the file itself in the place of the link.
-    #[test]
-    fn a_file_of_another_size_is_removed_with_and_without_a_link_to_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let [named, blob] = ["named", "blob"].map(|name| folder.path().join(name));
-        let links: &[bool] = if cfg!(unix) { &[false, true] } else { &[false] };
-        for is_link in links {
-            fs::write(if *is_link { &blob } else { &named }, "half").unwrap();
-            #[cfg(unix)]
-            if *is_link {
-                std::os::unix::fs::symlink(&blob, &named).unwrap();
-            }
-            assert!(check_size(&named, 4, "model").is_ok(), "the announced size");
-            let refused = check_size(&named, 8, "model").unwrap_err();
-            assert!(
-                matches!(&refused, HubError::WrongSize { expected: 8, found: 4, .. }),
-                "link {is_link}: {refused}"
-            );
-            assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "link {is_link}");
-        }
+fn explain(failure: Failure, model: &str) -> HubError {
+    let model = model.to_owned();
+    match failure {
+        Failure::Stopped => HubError::Stopped { model },
+        Failure::Silent(silence) => HubError::Silent { model, seconds: silence.as_secs_f64() },
+        Failure::Broken(cause) => HubError::Interrupted { model, cause },
+        Failure::Invalid(cause) => HubError::InvalidResponse { model, cause: quoted(&cause) },
     }
 }

@@ -140,12 +140,28 @@ pub enum HubError {
         /// The size of what came.
         found: u64,
     },
-    /// Anything else.
+    /// The Hub sent nothing for [`HubOptions::timeout`](crate::HubOptions::timeout).
+    #[error("{model}: the Hub sent nothing for {seconds} s; run the command again to resume the download")]
+    Silent {
+        /// The model, with the file if it was one.
+        model: String,
+        /// The timeout.
+        seconds: f64,
+    },
+    /// The Hub's answer is invalid or unsafe; nothing of it was written.
+    #[error("{model}: the Hub's answer is invalid: {cause}; check the Hub's address (HF_ENDPOINT)")]
+    InvalidResponse {
+        /// The model, with the file if it was one.
+        model: String,
+        /// The header or field, its value, and the expected one.
+        cause: String,
+    },
+    /// Any other error.
     #[error("{model}: {cause}")]
     Other {
         /// The model, with the file if it was one.
         model: String,
-        /// What the client says.
+        /// The error.
         cause: String,
     },
 }

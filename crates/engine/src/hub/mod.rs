@@ -1,14 +1,25 @@
 //! Models named `owner/name[@revision]`, and files of datasets named `owner/name[@revision]/path`: from the Hugging Face hub, in
 //! the cache that Python's library shares.
 
+#[cfg(feature = "hub")]
+mod cache;
 mod cached;
+#[cfg(feature = "hub")]
+mod canned;
+mod checked;
 mod error;
+#[cfg(feature = "hub")]
+mod headers;
+#[cfg(feature = "hub")]
+mod http;
 mod name;
 mod options;
 
 use std::path::{Path, PathBuf};
 
 pub use cached::{CachedModel, CachedModels};
+#[cfg(feature = "hub")]
+pub use canned::{CannedAnswer, fetch_from_answers};
 pub use error::HubError;
 use name::HubName;
 pub use options::{HubOptions, Network};
@@ -64,9 +75,9 @@ pub fn dataset_file(
 ) -> Result<DatasetFile, EngineError> {
     match name.to_str().and_then(HubName::of_dataset_file) {
         Some((dataset, file)) if !name.exists() => {
-            let folder = client::fetch_file(&dataset, file, options, reporter)?;
+            let folder = client::fetch_file(&dataset, &file, options, reporter)?;
             let revision = folder.file_name().map(|commit| commit.to_string_lossy().into_owned());
-            Ok(DatasetFile { path: folder.join(file), revision })
+            Ok(DatasetFile { path: folder.join(file.as_str()), revision })
         }
         _ => Ok(DatasetFile { path: name.to_owned(), revision: None }),
     }
@@ -92,6 +103,7 @@ mod client;
 mod client {
     use std::path::PathBuf;
 
+    use super::checked::FilePath;
     use super::error::HubError;
     use super::name::HubName;
     use super::options::HubOptions;
@@ -103,10 +115,10 @@ mod client {
 
     pub(super) fn fetch_file(
         dataset: &HubName,
-        file: &str,
+        file: &FilePath,
         _: &HubOptions,
         _: &dyn Reporter,
     ) -> Result<PathBuf, HubError> {
-        Err(HubError::NotBuilt { model: format!("{file} of {}", dataset.id) })
+        Err(HubError::NotBuilt { model: format!("{} of {}", file.as_str(), dataset.id) })
     }
 }

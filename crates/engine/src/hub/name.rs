@@ -1,5 +1,7 @@
 //! Names of models on the Hub.
 
+use super::checked::FilePath;
+
 /// Short names of repositories on the Hub.
 const SHORT_NAMES: [(&str, &str); 5] = [
     ("gpt2", "openai-community/gpt2"),
@@ -46,7 +48,7 @@ impl HubName {
 
     /// Reads `owner/name[@revision]/path` of a file in a dataset; `None` for what can only be a local path. A revision is one part
     /// between slashes, or three if it is one of the Hub's own, such as `refs/convert/parquet` and `refs/pr/1`.
-    pub(super) fn of_dataset_file(text: &str) -> Option<(Self, &str)> {
+    pub(super) fn of_dataset_file(text: &str) -> Option<(Self, FilePath)> {
         let slash_after = |from: usize| text.get(from..)?.find('/').map(|at| from + at);
         let name = slash_after(0)? + 1;
         let mut end = slash_after(name)?;
@@ -57,9 +59,7 @@ impl HubName {
             end = slash_after(slash_after(end + 1)? + 1)?;
         }
         let (id, revision) = at.map_or((&text[..end], "main"), |at| (&text[..at], &text[at + 1..end]));
-        let file = &text[end + 1..];
-        let is_file = file.split('/').all(|part| !["", ".", ".."].contains(&part)) && !file.contains('\\');
-        Some((Self::checked(Kind::Dataset, id, revision)?, file)).filter(|_| is_file)
+        Some((Self::checked(Kind::Dataset, id, revision)?, FilePath::new(&text[end + 1..])?))
     }
 
     fn checked(kind: Kind, id: &str, revision: &str) -> Option<Self> {
@@ -99,7 +99,7 @@ mod tests {
     fn files_of_datasets_are_told_from_paths() {
         let parsed = |text: &str| {
             let (name, file) = HubName::of_dataset_file(text)?;
-            Some(format!("{} {} {file}", name.id, name.revision))
+            Some(format!("{} {} {}", name.id, name.revision, file.as_str()))
         };
         assert_eq!(parsed("owner/name/file.jsonl").as_deref(), Some("owner/name main file.jsonl"));
         assert_eq!(parsed("owner/name/data/a b.jsonl").as_deref(), Some("owner/name main data/a b.jsonl"));

@@ -1,0 +1,139 @@
+//! Text from the Hub, checked before it becomes a path: the Hub may be hostile, or impersonated.
+
+/// Longest ETag or commit.
+#[cfg(feature = "hub")]
+const MAX_KEY_BYTES: usize = 128;
+/// Longest path of a file, and its most components.
+const MAX_PATH_BYTES: usize = 1024;
+const MAX_COMPONENTS: usize = 16;
+/// Longest component of a path; the limit of most file systems.
+const MAX_COMPONENT_BYTES: usize = 255;
+
+/// An ETag or a commit: one component of a path in the cache.
+#[cfg(feature = "hub")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct CacheKey(String);
+
+#[cfg(feature = "hub")]
+impl CacheKey {
+    /// The accepted text, for error messages.
+    pub(super) const EXPECTED: &str = "1 to 128 of [0-9A-Za-z._-]";
+
+    /// Returns `None` for text that is unsafe in a path.
+    pub(super) fn new(text: &str) -> Option<Self> {
+        let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let is_safe = is_plain && text.len() <= MAX_KEY_BYTES && is_safe_component(text);
+        is_safe.then(|| Self(text.to_owned()))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// The path of a file in a repository, relative, with `/` between its components.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FilePath(String);
+
+impl FilePath {
+    /// Returns `None` for a path that is absolute, leaves its folder, or is unsafe on any system.
+    pub(super) fn new(text: &str) -> Option<Self> {
+        let is_plain = |c: char| c.is_alphanumeric() || " !#$%&'()+,-.=@[]^_{}~/".contains(c);
+        let is_safe = text.len() <= MAX_PATH_BYTES
+            && text.chars().all(is_plain)
+            && text.split('/').count() <= MAX_COMPONENTS
+            && text.split('/').all(is_safe_component);
+        is_safe.then(|| Self(text.to_owned()))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Whether every file system takes the component literally.
+///
+/// Windows drops spaces and dots at the end, and has reserved names.
+fn is_safe_component(text: &str) -> bool {
+    let stem = text.split('.').next().unwrap_or_default().trim_end().to_ascii_uppercase();
+    let is_port = |end: &str| end.chars().count() == 1 && end.contains(|c| "0123456789¹²³".contains(c));
+    let is_numbered = |name: &str| stem.strip_prefix(name).is_some_and(is_port);
+    let is_reserved = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"].contains(&stem.as_str())
+        || ["COM", "LPT"].into_iter().any(is_numbered);
+    !text.is_empty()
+        && text.len() <= MAX_COMPONENT_BYTES
+        && !text.starts_with(' ')
+        && !text.ends_with([' ', '.'])
+        && !is_reserved
+}
+
+/// Quotes text from the Hub in an error message: shortened, with control characters escaped.
+#[cfg(feature = "hub")]
+pub(super) fn quoted(text: &str) -> String {
+    const SHOWN: usize = 80;
+    let mut chars = text.chars();
+    let shown: String = chars.by_ref().take(SHOWN).flat_map(char::escape_debug).collect();
+    format!("\"{shown}{}\"", if chars.next().is_some() { "…" } else { "" })
+}
+
+#[cfg(all(test, feature = "hub"))]
+mod tests {
+    use super::*;
+
+    /// Components that no system, or not every system, takes literally.
+    const UNSAFE: [&str; 16] = [
+        "",
+        ".",
+        "..",
+        "...",
+        "a.",
+        "a/../b",
+        "../a",
+        "/a",
+        "a//b",
+        "a/",
+        "a\\b",
+        "c:a",
+        "nul",
+        "Com1.txt",
+        "a\0",
+        "a\u{202e}b",
+    ];
+
+    #[test]
+    fn unsafe_keys_and_paths_are_rejected() {
+        for text in UNSAFE {
+            assert_eq!(CacheKey::new(text), None, "{text:?}");
+            assert_eq!(FilePath::new(text), None, "{text:?}");
+        }
+        for text in ["a b", "a/b", "é", "\"a\"", "~"] {
+            assert_eq!(CacheKey::new(text), None, "{text:?}");
+        }
+        for text in [" a", "a ", "a /b", "a*", "a?", "a|b", "a\n", "\u{85}"] {
+            assert_eq!(FilePath::new(text), None, "{text:?}");
+        }
+        assert_eq!(CacheKey::new(&"a".repeat(129)), None);
+        assert_eq!(FilePath::new(&"a".repeat(256)), None);
+        assert_eq!(FilePath::new(&["a"; 17].join("/")), None);
+    }
+
+    #[test]
+    fn usual_keys_and_paths_are_accepted() {
+        let longest = "a".repeat(128);
+        for text in ["0123abcdef", "etag-model.safetensors", "9-5", ".a", longest.as_str()] {
+            assert_eq!(CacheKey::new(text).unwrap().as_str(), text);
+        }
+        let deepest = ["a"; 16].join("/");
+        for text in
+            ["config.json", "data/a b.jsonl", "data/größe (1).txt", "com10", "comb", "~x", deepest.as_str()]
+        {
+            assert_eq!(FilePath::new(text).unwrap().as_str(), text);
+        }
+    }
+
+    #[test]
+    fn quoted_text_is_short_and_printable() {
+        assert_eq!(quoted("a\u{1b}[31m\u{202e}\"\u{9b}"), r#""a\u{1b}[31m\u{202e}\"\u{9b}""#);
+        assert_eq!(quoted(&"a".repeat(9999)).chars().count(), 83);
+    }
+}
