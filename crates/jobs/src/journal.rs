@@ -109,6 +109,11 @@ impl Journal {
         self.checksum
     }
 
+    /// Continues the checksum of another process's log, so that the states of all shares are equal.
+    pub(crate) fn continue_checksum(&mut self, log: LogChecksum) {
+        self.checksum = log;
+    }
+
     /// Whether the file was cut or edited between saving a state and opening. Frees its old entries.
     pub(crate) fn was_changed_since(&mut self, saved: Option<LogChecksum>) -> bool {
         let found = std::mem::take(&mut self.found);

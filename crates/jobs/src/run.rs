@@ -179,6 +179,9 @@ impl Run {
         let log_folder = options.apart.as_ref().map_or(folder.as_path(), TempDir::path);
         let mut journal = Journal::open(&log_folder.join(LOG), &is_known)?;
         let is_log_changed = options.writes() && journal.was_changed_since(log);
+        if let Some(log) = log.filter(|_| !options.writes()) {
+            journal.continue_checksum(log);
+        }
         let run = Self {
             trainer,
             data,
@@ -354,6 +357,9 @@ impl Run {
         let progress = state::from_bytes(state, &path, &mut self.trainer, self.data.fingerprint)?;
         (self.best, self.evaluations_since) = (progress.best, progress.evaluations_since);
         (self.is_evaluation_due, self.is_saved) = (progress.is_evaluation_due, true);
+        if let Some(log) = progress.log {
+            self.journal.continue_checksum(log);
+        }
         Ok(())
     }
 

@@ -262,7 +262,7 @@ fn a_folder_of_something_else_is_refused_with_what_differs() {
     }
     // Folders from before there were checksums.
     fs::write(&shard, &bytes).unwrap();
-    let mut old: serde_json::Value = serde_json::from_str(&written).unwrap();
+    let mut old: Value = serde_json::from_str(&written).unwrap();
     for shard in old["shards"].as_array_mut().unwrap() {
         shard.as_object_mut().unwrap().remove("crc32").unwrap();
     }
