@@ -70,6 +70,9 @@ for file in "$fixtures"/evaluation/*.jsonl "$fixtures"/evaluation/blimp/*.jsonl 
   { printf "\\$kind"; cat "$file"; } >"target/fuzz/corpus/evaluation_data/$(basename "$file")"
 done
 
+seeds task_file "$fixtures"/evaluation/tasks/*.yaml
+printf 'a: &x [1, {b: "c\\n"}]\n? - |2-\n    d\n: >+\n  e\n\n--- # f\n- *x\n' >target/fuzz/corpus/task_file/seed-syntax
+
 # The first byte says what the rest is: a whole file, a header, a group.
 mkdir -p target/fuzz/corpus/compressed
 printf '\0\217g2z\1\1\2q8\3f16\60\30abcdefgh\0\0\0\0\4tiny\0\0\0\0\0' >target/fuzz/corpus/compressed/seed-1

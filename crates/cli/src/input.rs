@@ -5,8 +5,9 @@ use std::io::{IsTerminal, Read, stdin};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_weights::read_to_limit;
 use clap::Args;
 
 use crate::exit::UsageError;
@@ -94,7 +95,7 @@ impl InputArguments {
             return Ok(text.clone());
         }
         if let Some(path) = &self.prompt_file {
-            return text_of(&path.display().to_string(), read_file(path)?);
+            return read_text(path);
         }
         if stdin().is_terminal() {
             let message =
@@ -106,6 +107,11 @@ impl InputArguments {
     }
 }
 
+/// The text of a file.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    text_of(&path.display().to_string(), read_file(path)?)
+}
+
 /// The bytes of a file of text.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let name = path.display().to_string();
@@ -113,14 +119,9 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn read_bytes(name: &str, source: impl Read) -> Result<Vec<u8>> {
-    /// Largest text that is read: far more than any context holds, and less than memory does.
+    /// Largest text: far more than any context holds.
     const MAX_TEXT_BYTES: u64 = 256 << 20;
-    let mut bytes = Vec::new();
-    source.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes).with_context(|| name.to_owned())?;
-    if bytes.len() as u64 > MAX_TEXT_BYTES {
-        bail!("{name}: more than {MAX_TEXT_BYTES} bytes of text; split it");
-    }
-    Ok(bytes)
+    read_to_limit(source, MAX_TEXT_BYTES).with_context(|| name.to_owned())
 }
 
 fn text_of(name: &str, bytes: Vec<u8>) -> Result<String> {

@@ -6,8 +6,8 @@ use std::path::Path;
 use anstream::AutoStream;
 use anstyle::Style;
 use anyhow::{Context, Result, bail};
+use candle_gpt2::{bounded_message, is_unprintable, printable, printable_json};
 pub(crate) use candle_gpt2_engine::grouped;
-use candle_gpt2_engine::terminal::printable;
 use candle_gpt2_engine::{Reporter, Terminal};
 use candle_gpt2_weights::create_file;
 use serde::Serialize;
@@ -62,9 +62,9 @@ pub(crate) fn write_json(value: &impl Serialize) -> Result<()> {
     write_json_line(&serde_json::to_string(value)?)
 }
 
-/// Writes a line that is JSON already.
+/// Writes a line that is JSON already. Escapes replace characters that could change a terminal's state.
 pub(crate) fn write_json_line(json: &str) -> Result<()> {
-    write(&format!("{json}\n"))
+    write(&format!("{}\n", printable_json(json)))
 }
 
 /// Repeats the prompt in front of its continuation, dimmed, for a reader at a terminal; a pipe gets the
@@ -92,6 +92,9 @@ pub(crate) fn print_note(note: &str) {
 
 /// Prints an error that is formatted with escape codes, which a terminal alone gets.
 pub(crate) fn print_styled_error(text: &str) {
+    // The parser quotes arguments; its own colors begin with ESC.
+    let text: String =
+        text.chars().filter(|c| !is_unprintable(*c) || matches!(c, '\n' | '\t' | '\u{1b}')).collect();
     // Nothing is left to report to when standard error is closed.
     let _ = AutoStream::auto(stderr().lock()).write_all(text.as_bytes());
 }
@@ -103,8 +106,10 @@ pub(crate) fn print_error(message: &str) {
     } else {
         Style::new()
     };
+    // Some libraries quote values of any length.
+    let lines: Vec<_> = message.split('\n').map(bounded_message).collect();
     // Nothing is left to report to when standard error is closed.
-    let _ = writeln!(stderr(), "{style}error{style:#}: {}", printable(message));
+    let _ = writeln!(stderr(), "{style}error{style:#}: {}", printable(&lines.join("\n")));
 }
 
 fn colour_is_wanted() -> bool {
@@ -114,4 +119,21 @@ fn colour_is_wanted() -> bool {
 /// A number of bytes in MiB: `474.7 MiB`.
 pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tables and pictures have a crate without dependencies, and so a set of their own.
+    #[test]
+    fn tables_and_text_hide_the_same_characters() {
+        for character in
+            ('\0'..=char::MAX).filter(|c| !matches!(c, '\n' | '\t' | ' ' | '\u{fffe}' | '\u{ffff}'))
+        {
+            let text = character.to_string();
+            let is_hidden = candle_gpt2_pictures::shown(text.as_bytes()) != text;
+            assert_eq!(is_hidden, is_unprintable(character), "{character:?}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use candle_gpt2::bounded_message;
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_kernels::DeviceError;
 use candle_gpt2_weights::WeightsError;
@@ -122,13 +123,13 @@ pub enum EngineError {
         vocab_size: usize,
     },
     /// Options of one request that do not go together.
-    #[error("{what}")]
+    #[error("{what}", what = bounded_message(.what))]
     Options {
         /// Which, and what to do.
         what: String,
     },
     /// A line of a file that is no row.
-    #[error("{what}")]
+    #[error("{what}", what = bounded_message(.what))]
     Row {
         /// What was expected, and what to do.
         what: String,
@@ -140,7 +141,7 @@ pub enum EngineError {
         path: PathBuf,
     },
     /// The lines of a bulk job cannot be written, or those of an interrupted one are of another job.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}", path.display(), what = bounded_message(.what))]
     PartialFile {
         /// The file that holds them.
         path: PathBuf,
@@ -161,7 +162,7 @@ pub enum EngineError {
         other_path: PathBuf,
     },
     /// Two models that are compared have other heads, or other labels.
-    #[error("the models have different heads: {found} here, {other} in {other_path}")]
+    #[error("the models have different heads: {found} here, {other} in {other_path}", found = bounded_message(.found), other = bounded_message(.other))]
     OtherHead {
         /// What the first one says.
         found: String,
@@ -174,7 +175,7 @@ pub enum EngineError {
     #[error("interrupted")]
     Interrupted,
     /// The `generation_config.json` beside the weights cannot be used.
-    #[error("{what}")]
+    #[error("{what}", what = bounded_message(.what))]
     Defaults {
         /// The file, and what is wrong with it.
         what: String,

@@ -32,6 +32,7 @@ mod texts;
 mod verify;
 mod vocabulary;
 mod watched;
+mod yaml;
 
 pub use bad_words::banned_tokens;
 pub use built_in::{BUILT_IN, built_in_transcoders, is_nearly_built_in};
@@ -78,3 +79,4 @@ pub use texts::{CallId, Happened, Texts};
 pub use verify::{Verification, VerifyOptions};
 pub use vocabulary::Vocabulary;
 pub use watched::Watched;
+pub use yaml::{YamlError, check_yaml};

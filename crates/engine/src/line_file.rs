@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use candle_gpt2_weights::open_locked;
+use candle_gpt2_weights::create_locked;
 use serde::Serialize;
 
 /// An open file of lines, locked against other processes.
@@ -52,10 +52,10 @@ impl LineFile {
     /// When it cannot be read and written, or another process holds it.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
-        options.read(true).create(true);
-        // Windows shortens no file that was opened to append.
-        let options = if cfg!(windows) { options.write(true).truncate(false) } else { options.append(true) };
-        Ok(Self { file: open_locked(path, options)? })
+        options.read(true);
+        // Windows cannot truncate a file that was opened for appending.
+        let options = if cfg!(windows) { options.write(true) } else { options.append(true) };
+        Ok(Self { file: create_locked(path, options)? })
     }
 
     /// Shows every whole line with its line break, and gives back what follows the last one.

@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
 
+use candle_gpt2::{bounded_message, printable};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::{Progress, Reporter, Unit};
@@ -33,7 +34,7 @@ impl Reporter for Terminal {
 
     fn note(&self, note: &str) {
         // Nothing is left to tell when standard error is closed.
-        let _ = writeln!(stderr(), "note: {}", printable(note));
+        let _ = writeln!(stderr(), "note: {}", printable(&bounded_message(note)));
     }
 }
 
@@ -68,26 +69,7 @@ pub fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
     // A template that does not parse would be our mistake: the default style then still shows the progress.
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style);
-    bar.set_message(what.to_owned());
+    bar.set_message(printable(what));
     bar.enable_steady_tick(Duration::from_secs(1));
     bar
-}
-
-/// The text without control characters, which could change the terminal's state; line breaks and tabs stay.
-///
-/// ```
-/// assert_eq!(candle_gpt2_engine::terminal::printable("red \u{1b}[31m\n"), "red [31m\n");
-/// ```
-pub fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("a\u{1b}[31mb\n\tc\u{7}"), "a[31mb\n\tc");
-    }
 }

@@ -9,9 +9,10 @@ mod json_lines;
 mod parquet_rows;
 mod record;
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_weights::{read_bounded, read_to_limit};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -20,6 +21,12 @@ use crate::{DataError, EvaluationError};
 pub use record::Record;
 use record::Row;
 
+/// Most bytes of data in memory.
+const MAX_BYTES: u64 = 4 << 30;
+/// Most bytes of the data that a task file names.
+const MAX_BYTES_OF_TASK: u64 = 1 << 30;
+/// Most bytes from a FIFO or a device.
+const MAX_STREAM_BYTES: u64 = 256 << 20;
 /// What the files in Parquet begin with.
 const PARQUET_MAGIC: &[u8] = b"PAR1";
 /// The endings of files that hold entries; others hold a text.
@@ -64,42 +71,19 @@ impl Data {
     /// # Errors
     /// When one cannot be read, or is in Parquet and this program was built without it.
     pub fn read(path: &Path) -> Result<Self, EvaluationError> {
-        let failed = |path: &Path, cause| EvaluationError::File { path: path.to_owned(), cause };
-        let mut paths = vec![path.to_owned()];
-        if path.is_dir() {
-            let entries = fs::read_dir(path).map_err(|cause| failed(path, cause))?;
-            let paths_in = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>();
-            paths = paths_in.map_err(|cause| failed(path, cause))?;
-            paths.retain(|path| {
-                path.is_file() && RECORD_EXTENSIONS.iter().any(|known| has_extension(path, known))
-            });
-            paths.sort();
-            if paths.is_empty() {
-                let what = "the folder holds no .jsonl, .json, .csv or .parquet file".to_owned();
-                return Err(EvaluationError::Unusable { file: path.display().to_string(), what });
-            }
-        }
-        let read = |path: PathBuf| match fs::read(&path) {
-            Ok(bytes) => Ok(DataFile { path, bytes }),
-            Err(cause) => Err(failed(&path, cause)),
-        };
-        Self::of(path, paths.into_iter().map(read).collect::<Result<_, _>>()?)
+        Self::of(path, read_files(path, Streams::Accepted, &mut { MAX_BYTES })?)
     }
 
-    /// Reads several files, one after the other.
+    /// Reads the files of a task file: regular files, one after the other.
     ///
     /// # Errors
-    /// As [`Data::read`].
+    /// Those of [`Data::read`], and for FIFOs and devices.
     pub(crate) fn read_all(paths: &[PathBuf]) -> Result<Self, EvaluationError> {
-        let [path] = paths else {
-            let files = paths
-                .iter()
-                .map(|path| Self::read(path).map(|data| data.files))
-                .collect::<Result<Vec<_>, _>>()?;
-            let path = paths.first().map_or(Path::new(""), PathBuf::as_path);
-            return Self::of(path, files.into_iter().flatten().collect());
-        };
-        Self::read(path)
+        let (mut files, mut left) = (Vec::new(), MAX_BYTES_OF_TASK);
+        for path in paths {
+            files.extend(read_files(path, Streams::Rejected, &mut left)?);
+        }
+        Self::of(paths.first().map_or(Path::new(""), PathBuf::as_path), files)
     }
 
     /// The lines of files of text as entries with the field `text`.
@@ -210,6 +194,44 @@ impl DataFile {
             Err(what) => Err(DataError { file: self.path.display().to_string(), line, what }),
         }))
     }
+}
+
+/// Policy for FIFOs and devices, which only users may name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Streams {
+    Accepted,
+    Rejected,
+}
+
+/// Reads a file, or each data file in a folder, and subtracts the sizes from `left`.
+fn read_files(path: &Path, streams: Streams, left: &mut u64) -> Result<Vec<DataFile>, EvaluationError> {
+    let failed = |path: &Path, cause| EvaluationError::File { path: path.to_owned(), cause };
+    let mut paths = vec![path.to_owned()];
+    if path.is_dir() {
+        let entries = fs::read_dir(path).map_err(|cause| failed(path, cause))?;
+        let paths_in = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, _>>();
+        paths = paths_in.map_err(|cause| failed(path, cause))?;
+        paths.retain(|path| {
+            path.is_file() && RECORD_EXTENSIONS.iter().any(|known| has_extension(path, known))
+        });
+        paths.sort();
+        if paths.is_empty() {
+            let what = "the folder holds no .jsonl, .json, .csv or .parquet file".to_owned();
+            return Err(EvaluationError::Unusable { file: path.display().to_string(), what });
+        }
+    }
+    let read = |path: PathBuf| {
+        let is_stream = fs::metadata(&path).is_ok_and(|metadata| !metadata.is_file());
+        let bytes = if is_stream && streams == Streams::Accepted {
+            File::open(&path).and_then(|stream| read_to_limit(stream, MAX_STREAM_BYTES))
+        } else {
+            read_bounded(&path, *left)
+        };
+        let bytes = bytes.map_err(|cause| failed(&path, cause))?;
+        *left = left.saturating_sub(bytes.len() as u64);
+        Ok(DataFile { path, bytes })
+    };
+    paths.into_iter().map(read).collect()
 }
 
 /// The text of a file.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use candle_gpt2::{bounded_message, excerpt};
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_generation::GenerationError;
 use thiserror::Error;
@@ -10,7 +11,7 @@ use thiserror::Error;
 ///
 /// Given by [`Data::records`](crate::Data::records) and the methods of [`Record`](crate::Record).
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{file}: line {line}: {what}")]
+#[error("{file}: line {line}: {what}", what = bounded_message(.what))]
 pub struct DataError {
     /// The file.
     pub file: String,
@@ -41,7 +42,7 @@ pub enum EvaluationError {
     #[error(transparent)]
     Data(#[from] DataError),
     /// There is no protocol of this name.
-    #[error("there is no protocol `{name}`; {hint}")]
+    #[error("there is no protocol `{name}`; {hint}", name = excerpt(.name), hint = bounded_message(.hint))]
     UnknownProtocol {
         /// The name.
         name: String,
@@ -49,7 +50,7 @@ pub enum EvaluationError {
         hint: String,
     },
     /// A setting that the protocol or the model cannot have.
-    #[error("{what}: expected {expected}, found {found}")]
+    #[error("{what}: expected {expected}, found {found}", what = bounded_message(.what), expected = bounded_message(.expected), found = bounded_message(.found))]
     Setting {
         /// The setting.
         what: String,
@@ -59,7 +60,7 @@ pub enum EvaluationError {
         found: String,
     },
     /// Options that do not go together.
-    #[error("{what}")]
+    #[error("{what}", what = bounded_message(.what))]
     Call {
         /// The option, what was expected, what was found.
         what: String,
@@ -79,7 +80,7 @@ pub enum EvaluationError {
         cause: std::io::Error,
     },
     /// Data that cannot be used as a whole.
-    #[error("{file}: {what}")]
+    #[error("{file}: {what}", file = bounded_message(.file), what = bounded_message(.what))]
     Unusable {
         /// The file.
         file: String,
@@ -95,7 +96,7 @@ pub enum EvaluationError {
         index: usize,
     },
     /// The log that is to be resumed is not of this run.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}", path.display(), what = bounded_message(.what))]
     Log {
         /// The log.
         path: PathBuf,

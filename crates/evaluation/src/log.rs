@@ -4,16 +4,19 @@
 //! as they are known and stay, whatever becomes of the run; several protocols may share a log. What was left of an interrupted run
 //! counts only if it says the same of the items as the data do.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::LineFile;
+use candle_gpt2_weights::read_to_limit;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::{Choice, ChoiceResult, EvaluationError, Item, ItemResult, Prepared, Work};
 
+/// Largest log that another run is compared with.
+const MAX_BYTES: u64 = 4 << 30;
 /// What every line begins with.
 const BEGINNING: &[u8] = br#"{"protocol":"#;
 
@@ -215,8 +218,9 @@ pub fn logged_results(
     prepared: &Prepared,
 ) -> Result<(String, Vec<ItemResult>), EvaluationError> {
     let wrong = |what: String| EvaluationError::Log { path: path.to_owned(), what };
-    let text =
-        fs::read_to_string(path).map_err(|cause| EvaluationError::File { path: path.to_owned(), cause })?;
+    let bytes = File::open(path).and_then(|file| read_to_limit(file, MAX_BYTES));
+    let bytes = bytes.map_err(|cause| EvaluationError::File { path: path.to_owned(), cause })?;
+    let text = String::from_utf8(bytes).map_err(|_| wrong("expected text in UTF-8".into()))?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let (mut run, mut results) = (String::new(), Vec::with_capacity(prepared.items.len()));
     for (number, line) in (1..).zip(whole.lines()) {

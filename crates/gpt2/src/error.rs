@@ -3,13 +3,15 @@
 use candle_core::DType;
 use thiserror::Error;
 
+use crate::{bounded_message, excerpt};
+
 /// A `config.json` that does not describe a GPT-2 this crate can compute exactly.
 /// [`Gpt2Config::from_json`](crate::Gpt2Config::from_json) returns it.
 #[derive(Debug, Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The text is not JSON.
-    #[error("not valid JSON: {0}")]
+    #[error("not valid JSON: {}", bounded_message(.0))]
     NotJson(String),
     /// The text is JSON, but not an object.
     #[error("expected a JSON object, found {found}")]
@@ -18,7 +20,7 @@ pub enum ConfigError {
         found: &'static str,
     },
     /// A size that cannot be guessed is absent.
-    #[error("the key `{key}` is missing{aliases}")]
+    #[error("the key `{key}` is missing{aliases}", aliases = bounded_message(.aliases))]
     MissingKey {
         /// The key.
         key: &'static str,
@@ -26,7 +28,7 @@ pub enum ConfigError {
         aliases: String,
     },
     /// A value is of another kind than its key needs.
-    #[error("`{key}`: expected {expected}, found {found}")]
+    #[error("`{key}`: expected {expected}, found {found}", key = excerpt(.key), expected = bounded_message(.expected), found = bounded_message(.found))]
     WrongValue {
         /// The key, as the file spells it.
         key: String,
@@ -36,7 +38,7 @@ pub enum ConfigError {
         found: String,
     },
     /// A key and its alias disagree.
-    #[error("`{key}` is {value}, but its alias `{alias}` is {other}; remove one of them")]
+    #[error("`{key}` is {value}, but its alias `{alias}` is {other}; remove one of them", key = excerpt(.key), value = bounded_message(.value), alias = excerpt(.alias), other = bounded_message(.other))]
     Conflict {
         /// The key.
         key: String,
@@ -59,7 +61,7 @@ pub enum ConfigError {
     #[error("the sizes make a model that is too large for this machine's addresses; take a smaller one")]
     TooLarge,
     /// The file asks for arithmetic that this crate does not have.
-    #[error("`{key}` = {found} is not supported: {reason}")]
+    #[error("`{key}` = {found} is not supported: {reason}", key = excerpt(.key), found = bounded_message(.found), reason = bounded_message(.reason))]
     Unsupported {
         /// The key.
         key: String,
@@ -69,7 +71,7 @@ pub enum ConfigError {
         reason: String,
     },
     /// No preset has this name.
-    #[error("unknown preset `{found}`; the presets are {known}")]
+    #[error("unknown preset `{found}`; the presets are {known}", found = bounded_message(.found), known = bounded_message(.known))]
     UnknownPreset {
         /// The name.
         found: String,
@@ -138,7 +140,7 @@ pub enum ModelError {
         found: &'static str,
     },
     /// The token of a row that is to be summarised does not exist, or there is not one for each row.
-    #[error("{found} cannot be summarised: {expected}")]
+    #[error("{found} cannot be summarised: {expected}", found = bounded_message(.found), expected = bounded_message(.expected))]
     NoSummary {
         /// What was given.
         found: String,

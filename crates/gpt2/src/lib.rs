@@ -17,6 +17,7 @@ mod parameters;
 mod parts;
 mod recorder;
 mod steps;
+mod text;
 mod watcher;
 
 pub use cache::{Gpt2Cache, KvPool};
@@ -38,3 +39,4 @@ pub use model::{Block, Gpt2LMHeadModel, Gpt2Model, LogitsFor};
 pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
 };
+pub use text::{bounded_message, excerpt, is_unprintable, printable, printable_json};

@@ -1,6 +1,6 @@
 //! What can be wrong with a question about a model.
 
-use candle_gpt2::Site;
+use candle_gpt2::{Site, bounded_message};
 
 /// A question that a model cannot answer. [`Run::new`](crate::Run::new) and the others return it.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +97,7 @@ pub enum InterpretError {
         limit: u64,
     },
     /// What was given does not fit together otherwise.
-    #[error("{0}")]
+    #[error("{}", bounded_message(.0))]
     Mismatch(String),
     /// The model could not compute it.
     #[error(transparent)]

@@ -1,10 +1,11 @@
 //! Tensors of a file by their names and shapes, and why the file of a dictionary, a lens or a vector cannot be used.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
 
 use candle_core::{DType, Tensor};
-use candle_gpt2::Site;
+use candle_gpt2::{Site, bounded_message, excerpt};
 
 use crate::SiteError;
 
@@ -53,13 +54,13 @@ impl Display for Shape<'_> {
 #[non_exhaustive]
 pub enum FileError {
     /// The configuration is something else.
-    #[error("the configuration is not usable JSON: {error}; give the file that came with the tensors")]
+    #[error("the configuration is not usable JSON: {error}; give the file that came with the tensors", error = bounded_message(.error))]
     NotJson {
         /// What is wrong with it.
         error: String,
     },
     /// The configuration asks for what is not supported, or lacks something.
-    #[error("`{key}`: expected {expected}; found {found}")]
+    #[error("`{key}`: expected {expected}; found {found}", key = excerpt(.key), expected = bounded_message(.expected), found = bounded_message(.found))]
     Key {
         /// The key.
         key: String,
@@ -69,7 +70,7 @@ pub enum FileError {
         found: String,
     },
     /// The place is not there.
-    #[error("`{key}`: {error}")]
+    #[error("`{key}`: {error}", key = excerpt(.key))]
     Hook {
         /// The key.
         key: String,
@@ -77,7 +78,7 @@ pub enum FileError {
         error: SiteError,
     },
     /// A tensor is not there.
-    #[error("tensor `{name}` is missing: expected {expected}; the file has {present}")]
+    #[error("tensor `{name}` is missing: expected {expected}; the file has {present}", name = excerpt(.name), expected = bounded_message(.expected), present = bounded_message(.present))]
     Missing {
         /// Its name.
         name: String,
@@ -87,7 +88,7 @@ pub enum FileError {
         present: String,
     },
     /// A tensor has another shape.
-    #[error("tensor `{name}`: expected {expected}, found {found}; the file is of other sizes")]
+    #[error("tensor `{name}`: expected {expected}, found {found}; the file is of other sizes", name = excerpt(.name), expected = bounded_message(.expected), found = bounded_message(.found))]
     Shape {
         /// Its name.
         name: String,
@@ -97,7 +98,7 @@ pub enum FileError {
         found: String,
     },
     /// A tensor has numbers that nothing can be computed with.
-    #[error("tensor `{name}`: element {place} is {value}; the file is damaged, get it again")]
+    #[error("tensor `{name}`: element {place} is {value}; the file is damaged, get it again", name = excerpt(.name), value = bounded_message(.value))]
     NotFinite {
         /// Its name.
         name: String,
@@ -107,7 +108,7 @@ pub enum FileError {
         value: String,
     },
     /// Layers of a set of transcoders do not fit together.
-    #[error("layer {layer}: expected {expected}, found {found}; all layers must be of one training")]
+    #[error("layer {layer}: expected {expected}, found {found}; all layers must be of one training", expected = bounded_message(.expected), found = bounded_message(.found))]
     Layer {
         /// The layer.
         layer: usize,
@@ -156,8 +157,9 @@ impl FileError {
     pub(crate) fn missing(tensors: &BTreeMap<String, Tensor>, name: &str, expected: &str) -> Self {
         /// Names in one message.
         const MOST_NAMES: usize = 8;
-        let mut names: Vec<&str> = tensors.keys().take(MOST_NAMES).map(String::as_str).collect();
-        names.extend((tensors.len() > MOST_NAMES).then_some("…"));
+        let mut names: Vec<Cow<'_, str>> =
+            tensors.keys().take(MOST_NAMES).map(|name| excerpt(name)).collect();
+        names.extend((tensors.len() > MOST_NAMES).then_some("…".into()));
         let present = if names.is_empty() { "no tensors".to_owned() } else { names.join(", ") };
         Self::Missing { name: name.into(), expected: expected.into(), present }
     }

@@ -1,7 +1,7 @@
 //! Names of places in a model, as users write them: TransformerLens' hook (`blocks.3.attn.hook_z`; the names of its version 4,
 //! `blocks.3.attn.o.hook_in`, too), its shorthand (`z3`), or ours with the layer in front (`3.z`). Source: TransformerLens 4.3.0.
 
-use candle_gpt2::{Site, SiteKind};
+use candle_gpt2::{Site, SiteKind, bounded_message, excerpt};
 
 /// The longest name or pattern that is looked at: those of all places are shorter by far.
 const LONGEST_NAME: usize = 100;
@@ -133,7 +133,7 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
     /// No hook point has it.
-    #[error("unknown hook point `{name}`; did you mean `{nearest}`?")]
+    #[error("unknown hook point `{name}`; did you mean `{nearest}`?", name = excerpt(.name), nearest = bounded_message(.nearest))]
     Unknown {
         /// The name.
         name: String,
@@ -141,7 +141,7 @@ pub enum SiteError {
         nearest: String,
     },
     /// It is a name of every block, and one is wanted.
-    #[error("`{name}` is in every block; name one, such as `{example}`")]
+    #[error("`{name}` is in every block; name one, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
     NoBlock {
         /// The name.
         name: String,
@@ -154,7 +154,7 @@ pub enum SiteError {
     )]
     NoName,
     /// The block is not there.
-    #[error("`{name}`: there is no block {layer}; the model's {n_layer} blocks are counted from 0")]
+    #[error("`{name}`: there is no block {layer}; the model's {n_layer} blocks are counted from 0", name = excerpt(.name))]
     NoSuchBlock {
         /// The name.
         name: String,

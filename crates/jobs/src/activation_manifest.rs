@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_training::StateDifference;
-use candle_gpt2_weights::replace_file;
+use candle_gpt2_weights::{MappedFile, read_bounded, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -73,6 +73,9 @@ pub(crate) struct ActivationShard {
     pub(crate) sequences: usize,
     /// Of the file.
     pub(crate) bytes: u64,
+    /// CRC-32 of the file; absent from folders of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) crc32: Option<u32>,
 }
 
 impl ActivationManifest {
@@ -90,15 +93,10 @@ impl ActivationManifest {
                 "not the list of a folder of activations: {what}; remove the folder and make it again"
             ),
         };
-        match fs::metadata(&path) {
+        let text = match read_bounded(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(TrainingError::File { path, error }),
-            Ok(metadata) if !metadata.is_file() || metadata.len() > MAX_BYTES => {
-                return Err(damaged("no regular file of a likely size".into()));
-            }
-            Ok(_) => {}
-        }
-        let text = fs::read(&path).map_err(|error| TrainingError::File { path: path.clone(), error })?;
+            read => read.map_err(|error| TrainingError::File { path: path.clone(), error })?,
+        };
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         if manifest.schema != SCHEMA {
             return Err(damaged(format!("`schema`: expected {SCHEMA}, found {}", manifest.schema)));
@@ -152,24 +150,36 @@ impl ActivationManifest {
         Err(TrainingError::OtherState { path: Self::path(folder), difference })
     }
 
-    /// Refuses shards that are not as long as they were written.
+    /// Rejects shards with another length or checksum than when they were written.
     pub(crate) fn check_shards(&self, folder: &Path) -> Result<(), TrainingError> {
         for shard in &self.shards {
             let path = folder.join(&shard.file);
-            match fs::metadata(&path) {
-                Err(error) => return Err(TrainingError::File { path, error }),
-                Ok(metadata) if metadata.len() != shard.bytes => {
-                    let (expected, found) = (shard.bytes, metadata.len());
-                    let what = format!(
-                        "expected {expected} bytes, found {found}: it is damaged; remove the folder and make it again"
-                    );
-                    return Err(TrainingError::Data { path, what });
-                }
-                Ok(_) => {}
-            }
+            let file = MappedFile::open(&path)?;
+            let (expected, found) = (shard.bytes, file.len() as u64);
+            let what = if found != expected {
+                format!("expected {expected} bytes, found {found}")
+            } else if shard.crc32.is_some_and(|crc32| crc32 != file_crc32(&file)) {
+                "its checksum does not match".to_owned()
+            } else {
+                continue;
+            };
+            let what = format!("{what}: it is damaged; remove the folder and make it again");
+            return Err(TrainingError::Data { path, what });
         }
         Ok(())
     }
+}
+
+/// CRC-32 of a shard. Releases memory as it reads, because folders can be larger than the machine's memory.
+pub(crate) fn file_crc32(file: &MappedFile) -> u32 {
+    const BLOCK_BYTES: usize = 64 << 20;
+    let mut hasher = crc32fast::Hasher::new();
+    for (index, block) in file.chunks(BLOCK_BYTES).enumerate() {
+        hasher.update(block);
+        let start = index * BLOCK_BYTES;
+        file.forget(start..start + block.len());
+    }
+    hasher.finalize()
 }
 
 /// The file name of a shard.

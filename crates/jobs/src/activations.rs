@@ -12,11 +12,11 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, Site};
 use candle_gpt2_engine::{LoadedModel, Progress, Reporter, RowFile, Unit, fingerprint};
 use candle_gpt2_interpret::{InterpretError, record_rows, site_width, token_rows};
-use candle_gpt2_weights::{replace_file, write_tensors};
+use candle_gpt2_weights::{MappedFile, replace_file, write_tensors};
 use serde::{Deserialize, Serialize};
 
 use crate::activation_manifest::{
-    ActivationManifest, ActivationShard, FILE_NAME, Prompts, SCHEMA, SiteWidth, shard_name,
+    ActivationManifest, ActivationShard, FILE_NAME, Prompts, SCHEMA, SiteWidth, file_crc32, shard_name,
 };
 use crate::job_folder::{JobFolder, Resume};
 use crate::{JobError, TrainingError};
@@ -381,8 +381,15 @@ impl ActivationsJob {
         let name = shard_name(manifest.shards.len());
         let path = self.out.join(&name);
         replace_file(&path, |partial: &Path| Ok(write_tensors(partial, &tensors, HashMap::new())?))?;
-        let bytes = fs::metadata(&path).map_err(|error| TrainingError::File { path, error })?.len();
-        manifest.shards.push(ActivationShard { file: name, tokens, sequences: sequences.len(), bytes });
+        let file = MappedFile::open(&path)?;
+        let (bytes, crc32) = (file.len() as u64, Some(file_crc32(&file)));
+        manifest.shards.push(ActivationShard {
+            file: name,
+            tokens,
+            sequences: sequences.len(),
+            bytes,
+            crc32,
+        });
         manifest.tokens += tokens;
         manifest.sequences += sequences.len();
         Ok(manifest.write(&self.out)?)

@@ -11,6 +11,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_weights::open_regular;
 use serde_json::Value;
 
 use crate::TrainingError;
@@ -133,16 +134,12 @@ impl TextFile {
     fn open(path: &Path, held_out: f64) -> Result<Self, TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let refuse = |what: &str| TrainingError::Data { path: path.to_owned(), what: what.to_owned() };
-        // It is asked before opening: to open a pipe would wait for its writer.
-        let metadata = std::fs::metadata(path).map_err(failed)?;
-        if !metadata.is_file() {
-            return Err(refuse("not a regular file; give text or JSONL files"));
-        }
-        let bytes = metadata.len();
+        let mut file = open_regular(path).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
         if bytes == 0 {
             return Err(refuse("the file is empty"));
         }
-        let held_out_from = cut(&mut File::open(path).map_err(failed)?, bytes, held_out).map_err(failed)?;
+        let held_out_from = cut(&mut file, bytes, held_out).map_err(failed)?;
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let is_json_lines = matches!(ending, "jsonl" | "ndjson");
         Ok(Self { path: path.to_owned(), bytes, held_out_from, is_json_lines })
@@ -208,7 +205,7 @@ impl TextFile {
 
     /// Line breaks before a place.
     fn lines_before(&self, place: u64) -> io::Result<usize> {
-        let mut reader = BufReader::new(File::open(&self.path)?).take(place);
+        let mut reader = BufReader::new(open_regular(&self.path)?).take(place);
         let (mut block, mut lines) = (vec![0; READ_BYTES], 0);
         loop {
             let count = reader.read(&mut block)?;
@@ -244,7 +241,7 @@ impl PieceReader {
         let file = match &mut self.file {
             Some(file) => file,
             none => {
-                let mut file = File::open(&text.path)?;
+                let mut file = open_regular(&text.path)?;
                 file.seek(SeekFrom::Start(self.range.start))?;
                 none.insert(file)
             }

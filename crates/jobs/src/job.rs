@@ -11,7 +11,7 @@ use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Reporter, Watche
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_kernels::free_memory;
 use candle_gpt2_weights::{
-    Checkpoint, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, replace_file,
+    Checkpoint, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, read_bounded_text, replace_file,
 };
 use serde::Serialize;
 use tempfile::TempDir;
@@ -318,7 +318,11 @@ impl TrainJob {
             share,
             apart,
         };
-        Ok(Run::open(job_folder, trainer, data, prepared.tokenizer, run_options)?)
+        let run = Run::open(job_folder, trainer, data, prepared.tokenizer, run_options)?;
+        if let Some(note) = run.log_note() {
+            reporter.note(&note);
+        }
+        Ok(run)
     }
 
     /// A folder that holds something is only used to resume.
@@ -490,13 +494,8 @@ fn apart() -> Result<TempDir, TrainingError> {
 }
 
 fn read_config(path: &Path) -> Result<Gpt2Config, TrainingError> {
-    let failed = |error| TrainingError::File { path: path.to_owned(), error };
-    let metadata = fs::metadata(path).map_err(failed)?;
-    if !metadata.is_file() || metadata.len() > MAX_CONFIG_BYTES {
-        let what = "not a config.json".to_owned();
-        return Err(TrainingError::Data { path: path.to_owned(), what });
-    }
-    let text = fs::read_to_string(path).map_err(failed)?;
+    let text = read_bounded_text(path, MAX_CONFIG_BYTES)
+        .map_err(|error| TrainingError::File { path: path.to_owned(), error })?;
     Gpt2Config::from_json(&text).map_err(|error| TrainingError::ConfigFile { path: path.to_owned(), error })
 }
 

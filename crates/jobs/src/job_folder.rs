@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_weights::{open_locked, partials};
+use candle_gpt2_weights::{create_locked, expect_own_file, open_locked, partials};
 
 use crate::TrainingError;
 
@@ -41,8 +41,8 @@ impl JobFolder {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
         let is_new = !path.exists();
         fs::create_dir_all(path).map_err(failed)?;
-        let mut options = OpenOptions::new();
-        let lock = open_locked(&path.join(LOCK), options.write(true).create(true).truncate(false));
+        let name = path.join(LOCK);
+        let lock = expect_own_file(&name).and_then(|()| create_locked(&name, OpenOptions::new().write(true)));
         let lock = lock.map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => in_use(path),
             _ => failed(error),
@@ -56,7 +56,9 @@ impl JobFolder {
     /// # Errors
     /// When another process writes it.
     pub(crate) fn expect_unused(path: &Path) -> Result<(), TrainingError> {
-        match open_locked(&path.join(LOCK), OpenOptions::new().write(true)) {
+        let name = path.join(LOCK);
+        let locked = expect_own_file(&name).and_then(|()| open_locked(&name, OpenOptions::new().write(true)));
+        match locked {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(in_use(path)),
             // Whatever else is wrong with it is told when it is taken.
             _ => Ok(()),

@@ -1,14 +1,18 @@
 //! The log of a training: one JSON object a line, for every step and every evaluation.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_weights::replace_file;
+use candle_gpt2_training::state::LogChecksum;
+use candle_gpt2_weights::{read_bounded_text, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::TrainingError;
+
+/// Largest log: more than ten million steps.
+const MAX_BYTES: u64 = 4 << 30;
 
 /// A line of the log. A [`Journal`] holds them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -72,6 +76,10 @@ pub struct Journal {
     path: PathBuf,
     file: File,
     entries: Vec<Entry>,
+    /// Checksum of the entries.
+    checksum: LogChecksum,
+    /// All entries of the file when it was opened.
+    found: Vec<Entry>,
 }
 
 impl Journal {
@@ -81,14 +89,38 @@ impl Journal {
     /// When the file cannot be read or written.
     pub fn open(path: &Path, is_known: &dyn Fn(&Entry) -> bool) -> Result<Self, TrainingError> {
         let failed = |error| TrainingError::File { path: path.to_owned(), error };
-        let text = if path.exists() { fs::read_to_string(path).map_err(failed)? } else { String::new() };
-        // A process that was killed may leave half a line.
-        let entries = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
-        let entries: Vec<Entry> = entries.filter(is_known).collect();
+        let text = match read_bounded_text(path, MAX_BYTES) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            read => read.map_err(failed)?,
+        };
+        // A killed process may leave half a line.
+        let found = text.lines().filter_map(|line| serde_json::from_str::<Entry>(line).ok());
+        let found: Vec<Entry> = found.collect();
+        let entries: Vec<Entry> = found.iter().filter(|entry| is_known(entry)).cloned().collect();
         let kept: String = entries.iter().map(line).collect();
         replace_file(path, |partial| Ok(fs::write(partial, &kept)?))?;
         let file = OpenOptions::new().append(true).open(path).map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file, entries })
+        let checksum = entries.iter().fold(LogChecksum::default(), with_entry);
+        Ok(Self { path: path.to_owned(), file, entries, checksum, found })
+    }
+
+    /// Checksum of the entries, to be saved with a state.
+    pub(crate) fn checksum(&self) -> LogChecksum {
+        self.checksum
+    }
+
+    /// Continues the checksum of another process's log, so that the states of all shares are equal.
+    pub(crate) fn continue_checksum(&mut self, log: LogChecksum) {
+        self.checksum = log;
+    }
+
+    /// Whether the file was cut or edited between saving a state and opening. Frees its old entries.
+    pub(crate) fn was_changed_since(&mut self, saved: Option<LogChecksum>) -> bool {
+        let found = std::mem::take(&mut self.found);
+        saved.is_some_and(|saved| {
+            let count = usize::try_from(saved.entries).unwrap_or(usize::MAX);
+            found.iter().take(count).fold(LogChecksum::default(), with_entry) != saved
+        })
     }
 
     /// Writes an entry.
@@ -98,6 +130,7 @@ impl Journal {
     pub fn add(&mut self, entry: Entry) -> Result<(), TrainingError> {
         let failed = |error| TrainingError::File { path: self.path.clone(), error };
         self.file.write_all(line(&entry).as_bytes()).map_err(failed)?;
+        self.checksum = with_entry(self.checksum, &entry);
         self.entries.push(entry);
         Ok(())
     }
@@ -110,11 +143,21 @@ impl Journal {
 
 /// Whether a file is a log of a training, of which a process that was killed may have left half a line.
 pub(crate) fn is_log(path: &Path) -> bool {
-    let Ok(text) = fs::read_to_string(path) else { return false };
+    let Ok(text) = read_bounded_text(path, MAX_BYTES) else { return false };
     let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
     // Every entry has a step and a time; to read one, neither must be there.
     let is_entry = |value: &Value| ["step", "elapsed_s"].iter().all(|key| value[key].is_number());
     whole.lines().all(|line| serde_json::from_str(line).is_ok_and(|value| is_entry(&value)))
+}
+
+/// The checksum of some entries and one more.
+fn with_entry(before: LogChecksum, entry: &Entry) -> LogChecksum {
+    let written = line(&Entry { tokens_per_s: None, elapsed_s: 0.0, ..entry.clone() });
+    // A number that is not finite becomes null, and a null is left out when it is written again.
+    let rewritten = serde_json::from_str(&written).map_or(written, |entry| line(&entry));
+    let mut hasher = crc32fast::Hasher::new_with_initial(before.crc32);
+    hasher.update(rewritten.as_bytes());
+    LogChecksum { entries: before.entries + 1, crc32: hasher.finalize() }
 }
 
 fn line(entry: &Entry) -> String {

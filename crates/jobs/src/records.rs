@@ -3,10 +3,10 @@
 //! A `.tsv` file may begin with a line that names its columns, of which the others are left out; without it there are two, and
 //! the second goes to the end of the line. Nothing is quoted there: a text with tabs or line breaks needs JSON.
 
-use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_weights::open_regular;
 use serde_json::Value;
 
 use crate::TrainingError;
@@ -158,11 +158,7 @@ fn each_line(
 ) -> Result<(), TrainingError> {
     let failed = |error| TrainingError::File { path: path.to_owned(), error };
     let refuse = |what: String| TrainingError::Data { path: path.to_owned(), what };
-    // It is asked before opening: to open a pipe would wait for its writer.
-    if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(refuse("not a regular file".into()));
-    }
-    let mut reader = BufReader::new(File::open(path).map_err(failed)?);
+    let mut reader = BufReader::new(open_regular(path).map_err(failed)?);
     let mut bytes = Vec::new();
     for number in 1.. {
         bytes.clear();
@@ -191,6 +187,8 @@ fn each_line(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const COLUMNS: Columns = Columns { names: ["text", "label"], places: [1, 0] };

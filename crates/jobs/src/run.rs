@@ -38,19 +38,46 @@ const DICTIONARY: [&str; 3] = [WEIGHTS_FILE, CONFIG_FILE, LAYERS_CONFIG_FILE];
 /// Those of all trainings.
 const RECORDS: [&str; 5] = [state::FILE_NAME, LOG, "loss.svg", "confusion.svg", TOKENS];
 
-/// The files and folders that a run in this folder replaces as a whole, also those of every layer that it has, or has begun to write.
+/// Files and folders that a run in this folder replaces as a whole.
+///
+/// Includes those of each layer and each kept step that it has or has begun to write.
 pub(crate) fn results(folder: &Path) -> Vec<String> {
-    let there: Vec<String> = fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
+    let names = file_names(folder);
+    let mut results: Vec<String> = RECORDS.map(str::to_owned).to_vec();
+    results.extend(model_files(&names));
+    for step in names.iter().filter(|name| is_step(name)) {
+        let within = folder.join(step);
+        // A link may lead out of the folder.
+        if within.is_symlink() || !within.is_dir() {
+            continue;
+        }
+        results.extend(model_files(&file_names(&within)).map(|file| format!("{step}/{file}")));
+    }
+    results
+}
+
+/// Files of a model or of dictionaries in a folder with these names.
+fn model_files(names: &[String]) -> impl Iterator<Item = String> {
     let of_layers = (0..)
         .map(layer_files)
-        .take_while(|files| there.iter().any(|name| files.iter().any(|file| name.starts_with(file))));
-    let of_layers: Vec<String> = of_layers.flatten().collect();
-    let fixed = [&CHECKPOINT[..], &DICTIONARY, &RECORDS].concat();
-    fixed.into_iter().map(str::to_owned).chain(of_layers).collect()
+        .take_while(|files| names.iter().any(|name| files.iter().any(|file| name.starts_with(file))));
+    CHECKPOINT.into_iter().chain(DICTIONARY).map(str::to_owned).chain(of_layers.flatten())
+}
+
+fn file_names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+}
+
+/// Name of the folder of a kept step.
+fn step_folder(step: u64) -> String {
+    format!("step-{step}")
+}
+
+/// Whether a name is that of a kept step's folder.
+fn is_step(name: &str) -> bool {
+    let step = name.strip_prefix("step-").and_then(|step| step.parse().ok());
+    step.is_some_and(|step| name == step_folder(step))
 }
 
 /// When to evaluate, save and stop, and where.
@@ -110,6 +137,8 @@ pub struct Run {
     is_evaluation_due: bool,
     /// Whether the saved state, or that there is none, tells all of it.
     is_saved: bool,
+    /// Whether the log was cut or edited after the state that this run resumes from.
+    is_log_changed: bool,
     /// Runs since the process began to train.
     clock: Instant,
     /// When the step that is being taken began.
@@ -132,10 +161,10 @@ impl Run {
         options: RunOptions,
     ) -> Result<Self, TrainingError> {
         let folder = &options.folder;
-        let (mut best, mut evaluations_since, mut is_evaluation_due) = (None, 0, false);
+        let (mut best, mut evaluations_since, mut is_evaluation_due, mut log) = (None, 0, false, None);
         if let Some(progress) = state::load(folder, &mut trainer, data.fingerprint)? {
             (best, evaluations_since) = (progress.best, progress.evaluations_since);
-            is_evaluation_due = progress.is_evaluation_due;
+            (is_evaluation_due, log) = (progress.is_evaluation_due, progress.log);
         }
         // The folder is that of this training: what is left of it may go.
         if let Some(folder) = &job_folder {
@@ -148,7 +177,11 @@ impl Run {
             entry.step <= steps_done && !is_due
         };
         let log_folder = options.apart.as_ref().map_or(folder.as_path(), TempDir::path);
-        let journal = Journal::open(&log_folder.join(LOG), &is_known)?;
+        let mut journal = Journal::open(&log_folder.join(LOG), &is_known)?;
+        let is_log_changed = options.writes() && journal.was_changed_since(log);
+        if let Some(log) = log.filter(|_| !options.writes()) {
+            journal.continue_checksum(log);
+        }
         let run = Self {
             trainer,
             data,
@@ -159,6 +192,7 @@ impl Run {
             evaluations_since,
             is_evaluation_due,
             is_saved: true,
+            is_log_changed,
             clock: Instant::now(),
             step_start_s: 0.0,
             _folder: job_folder,
@@ -167,6 +201,17 @@ impl Run {
             run.keep()?;
         }
         Ok(run)
+    }
+
+    /// Warning about a log that was cut or edited after the state that this run resumes from.
+    pub(crate) fn log_note(&self) -> Option<String> {
+        let path = self.options.folder.join(LOG);
+        self.is_log_changed.then(|| {
+            format!(
+                "{}: it was changed since the state was saved, so its losses of earlier steps may be missing or wrong",
+                path.display()
+            )
+        })
     }
 
     /// Seconds since this process began to train.
@@ -288,7 +333,8 @@ impl Run {
     /// Draws the losses once no step is left.
     fn finish(&self) -> Result<(), JobError> {
         let (entries, unit) = (self.journal.entries(), self.trainer.numbers().task.loss_unit());
-        match self.options.writes() {
+        // A user may have emptied the log.
+        match self.options.writes() && entries.iter().any(|entry| entry.loss.is_some()) {
             true => loss_curve(entries, unit, &self.options.folder.join("loss.svg")),
             false => Ok(()),
         }
@@ -311,6 +357,9 @@ impl Run {
         let progress = state::from_bytes(state, &path, &mut self.trainer, self.data.fingerprint)?;
         (self.best, self.evaluations_since) = (progress.best, progress.evaluations_since);
         (self.is_evaluation_due, self.is_saved) = (progress.is_evaluation_due, true);
+        if let Some(log) = progress.log {
+            self.journal.continue_checksum(log);
+        }
         Ok(())
     }
 
@@ -335,7 +384,7 @@ impl Run {
         if !keep_steps.contains(&step) || !self.options.writes() {
             return Ok(());
         }
-        let folder = folder.join(format!("step-{step}"));
+        let folder = folder.join(step_folder(step));
         fs::create_dir_all(&folder).map_err(|error| TrainingError::File { path: folder.clone(), error })?;
         self.write_model(&folder)
     }
@@ -453,6 +502,7 @@ impl Run {
             best: self.best.clone(),
             evaluations_since: self.evaluations_since,
             is_evaluation_due: self.is_evaluation_due,
+            log: Some(self.journal.checksum()),
         }
     }
 

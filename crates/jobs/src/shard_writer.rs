@@ -5,6 +5,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_weights::expect_own_file;
+
 use crate::shards::MOST_LLM_C_TOKENS;
 use crate::token_manifest::{Manifest, WrittenShard};
 use crate::{ShardFormat, Split, TrainingError};
@@ -189,7 +191,8 @@ fn partial(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Opens the shard in the making, or makes it.
+/// Opens the unfinished shard, or creates it.
 fn open(path: &Path) -> io::Result<File> {
+    expect_own_file(path)?;
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_training::StateDifference;
-use candle_gpt2_weights::{Tokenizer, replace_file};
+use candle_gpt2_weights::{Tokenizer, read_bounded, replace_file};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -87,15 +87,10 @@ impl Manifest {
             path: path.clone(),
             what: format!("not the list of a folder of tokens: {what}; remove the folder and make it again"),
         };
-        match fs::metadata(&path) {
+        let text = match read_bounded(&path, MAX_BYTES) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(error)),
-            Ok(metadata) if !metadata.is_file() || metadata.len() > MAX_BYTES => {
-                return Err(damaged("no regular file of a likely size".into()));
-            }
-            Ok(_) => {}
-        }
-        let text = fs::read(&path).map_err(failed)?;
+            read => read.map_err(failed)?,
+        };
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         if let Some(source) = manifest.sources.iter().find(|source| source.read > source.bytes) {
             return Err(damaged(format!("more of {} is read than it has", source.file.display())));

@@ -1,7 +1,7 @@
 //! Texts to token files, by all threads: the same files whatever the number of threads, and however often it was interrupted.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, SyncSender};
@@ -12,7 +12,8 @@ use std::time::Instant;
 use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Unit};
 use candle_gpt2_kernels::thread_count;
 use candle_gpt2_weights::{
-    END_OF_TEXT, EncoderSession, TextEncoder, Tokenizer, WeightsError, load_tokenizer, replace_file,
+    END_OF_TEXT, EncoderSession, TextEncoder, Tokenizer, WeightsError, load_tokenizer, open_regular,
+    replace_file,
 };
 use serde::{Deserialize, Serialize};
 
@@ -331,7 +332,7 @@ impl TokenizeJob {
 fn check_unchanged(source: &SourceFile) -> Result<(), TrainingError> {
     let checksum = || -> io::Result<u32> {
         let (mut file, mut checksum) =
-            (File::open(&source.file)?.take(source.read), crc32fast::Hasher::new());
+            (open_regular(&source.file)?.take(source.read), crc32fast::Hasher::new());
         let mut block = vec![0; CHECKED_BYTES];
         loop {
             match file.read(&mut block)? {

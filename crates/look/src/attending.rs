@@ -112,6 +112,12 @@ impl Look for HeadKinds {
         }
         let config = reader.config();
         let half = config.n_positions.saturating_sub(usize::from(reader.bos().is_some())) / 2;
+        if half == 0 {
+            return Err(wrong(format!(
+                "the context of {} is too short for random rows, each of which is read twice; give a text",
+                config.n_positions
+            )));
+        }
         let length = self.length.unwrap_or(half.min(LENGTH));
         if length == 0 || length > half {
             return Err(wrong(format!(
@@ -141,6 +147,11 @@ impl Look for HeadKinds {
             }
             CheckedHeadKinds::Random { length, from, below } => {
                 let rows = random_rows(self.seed, self.rows, length, from, below);
+                if let Some(row) = rows.first() {
+                    let twice: Vec<u32> = subject.reader().bos().into_iter().chain(row.repeat(2)).collect();
+                    // Rejects a model without finite logits.
+                    subject.run(&twice)?;
+                }
                 let found = head_scores(subject.model(), &rows, subject.reader().bos())?;
                 let note = format!(
                     "{} rows of {length} random tokens from {from} to {}, seed {}, each read twice, {}",

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use candle_core::Tensor;
 use candle_gpt2::{LogitsFor, Observer, Site, SiteKind};
-use candle_gpt2_interpret::{Chain, Processing, Record};
+use candle_gpt2_interpret::{Chain, Processing, Record, Run};
 use candle_gpt2_pictures::Token;
 use candle_gpt2_weights::{WeightsError, create_file, write_npz, write_tensors};
 use serde::Deserialize;
@@ -153,7 +153,7 @@ impl Activations {
     /// # Errors
     /// Those of the model.
     pub fn cached(&self, checked: &CheckedActivations, subject: &LookSubject) -> Result<Cached> {
-        let record = subject.run(&checked.ids)?.filled(self.record(checked))?;
+        let record = Run::new(subject.model(), &checked.ids)?.filled(self.record(checked))?;
         let mut tensors = BTreeMap::new();
         self.give(record, checked, subject, &mut |site, value| {
             tensors.insert(site.to_string(), value);
@@ -182,7 +182,7 @@ impl Activations {
         give: &mut dyn FnMut(Site, Tensor) -> Result<()>,
     ) -> Result<Tensor> {
         let mut record = self.record(checked);
-        let run = subject.run(&checked.ids)?;
+        let run = Run::new(subject.model(), &checked.ids)?;
         let logits = run.logits(LogitsFor::EveryToken, &mut Chain(vec![observer, &mut record]))?;
         self.give(record, checked, subject, give)?;
         Ok(logits)

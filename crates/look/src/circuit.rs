@@ -211,6 +211,10 @@ impl Look for CircuitSearch {
 
     fn look(&self, checked: CheckedCircuit, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
         let CheckedCircuit(ReadPairs { pairs, spans }) = checked;
+        if let Some(pair) = pairs.first() {
+            // Rejects a model without finite logits.
+            subject.run(&pair.clean)?;
+        }
         let task = CircuitTask::new(subject.model(), &pairs, self.metric)?;
         let graph = task.graph();
         let over_pairs = |what: &str| reporter.start(what, pairs.len() as u64, Unit::Items("pairs"));

@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use candle_gpt2::bounded_message;
 use candle_gpt2_engine::EngineError;
 use candle_gpt2_interpret::{FileError, InterpretError};
 use candle_gpt2_weights::WeightsError;
@@ -25,7 +26,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum LookError {
     /// An option does not fit the model, the text or another option.
-    #[error("{0}")]
+    #[error("{}", bounded_message(.0))]
     Wrong(String),
     /// The question.
     #[error(transparent)]
@@ -55,7 +56,7 @@ pub enum LookError {
         error: io::Error,
     },
     /// Something that was read from somewhere.
-    #[error("{origin}")]
+    #[error("{origin}", origin = bounded_message(.origin))]
     In {
         /// A file, or an option.
         origin: String,

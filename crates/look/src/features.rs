@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
-use crate::files::{TextFile, read_text};
+use crate::files::{TextFile, read_config};
 use crate::frontend::paired;
 use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
 
@@ -162,7 +162,7 @@ pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> R
 pub fn read_any_dictionary(path: &Path, site: Option<Site>) -> Result<Dictionary> {
     let of_file = |error: FileError| LookError::File { path: path.to_owned(), error };
     let (file, mut config) = if path.is_dir() {
-        let text = read_text(&path.join("cfg.json"))?;
+        let text = read_config(&path.join("cfg.json"))?;
         let weights = path.join("sae_weights.safetensors");
         (TensorFile::read(&weights)?, DictionaryConfig::from_json(&text).map_err(of_file)?)
     } else {
@@ -253,6 +253,8 @@ impl Look for Features {
         let (mut report, features, details) = match &checked.ids {
             Some(ids) => self.in_text(ids, checked.features, &dictionary, subject)?,
             None => {
+                // Rejects a model without finite logits.
+                subject.run(&[0])?;
                 let report = subject.report("features", format!("features of {site}"), &[]);
                 let all = || (0..dictionary.latents()).collect();
                 (report, checked.features.unwrap_or_else(all), json!({ "site": site.to_string() }))

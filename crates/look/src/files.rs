@@ -1,35 +1,39 @@
-//! Files of text that an option names.
+//! Text files that an option names, or that lie in a folder that an option names.
 
 use std::fs::File;
-use std::io::{Error, ErrorKind, Read};
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use candle_gpt2_engine::RowFile;
+use candle_gpt2_weights::{read_bounded_text, read_to_limit};
 
 use crate::error::Result;
 use crate::{LookError, Reader};
 
-/// Largest text that is read: far more than any context holds, and less than memory does.
+/// Largest text: far more than any context holds.
 const MAX_TEXT_BYTES: u64 = 256 << 20;
+/// Largest configuration of a dictionary, a lens or transcoders.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The bytes of a file of text.
-pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_TEXT_BYTES + 1).read_to_end(&mut bytes));
-    read.map_err(|error| LookError::Read { path: path.to_owned(), error })?;
-    if bytes.len() as u64 > MAX_TEXT_BYTES {
-        let error = Error::other(format!("more than {MAX_TEXT_BYTES} bytes of text; split it"));
-        return Err(LookError::Read { path: path.to_owned(), error });
-    }
-    Ok(bytes)
+/// Reads a configuration inside a folder, which must be a regular file.
+pub(crate) fn read_config(path: &Path) -> Result<String> {
+    read_bounded_text(path, MAX_CONFIG_BYTES).map_err(|error| unreadable(path, error))
 }
 
-/// The text of a file.
+/// Reads a text file. It may be a FIFO, since an option names it.
+fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    let bytes = File::open(path).and_then(|file| read_to_limit(file, MAX_TEXT_BYTES));
+    bytes.map_err(|error| unreadable(path, error))
+}
+
+fn unreadable(path: &Path, error: Error) -> LookError {
+    LookError::Read { path: path.to_owned(), error }
+}
+
+/// Reads a text file as UTF-8. It may be a FIFO, since an option names it.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let not_text = |_| Error::new(ErrorKind::InvalidData, "expected text in UTF-8");
-    String::from_utf8(read_bytes(path)?)
-        .map_err(not_text)
-        .map_err(|error| LookError::Read { path: path.to_owned(), error })
+    String::from_utf8(read_bytes(path)?).map_err(not_text).map_err(|error| unreadable(path, error))
 }
 
 /// A file of texts, one in a line, or in a `.jsonl` file objects with `prompt` or `ids`.

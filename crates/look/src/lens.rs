@@ -11,7 +11,7 @@ use candle_gpt2_weights::TensorFile;
 use serde::Deserialize;
 
 use crate::error::{Result, wrong};
-use crate::files::read_bytes;
+use crate::files::read_config;
 use crate::named::choice;
 #[cfg(feature = "clap")]
 use crate::named::choices;
@@ -88,7 +88,7 @@ fn tuned(path: &Path, model: &Gpt2Config) -> Result<TunedLens> {
     };
     let config = path.join("config.json");
     if config.is_file() {
-        let text = String::from_utf8_lossy(&read_bytes(&config)?).into_owned();
+        let text = read_config(&config)?;
         TunedLens::check_config(&text, model.n_layer, model.n_embd).map_err(of_file(&config))?;
     }
     let path = if path.is_dir() { path.join("params.pt") } else { path.to_owned() };

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-use candle_gpt2_engine::{LoadedModel, Reporter, Vocabulary};
-use candle_gpt2_interpret::{Measure, Metric, Run};
+use candle_core::DType;
+use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor};
+use candle_gpt2_engine::{EngineError, LoadedModel, Reporter, Vocabulary};
+use candle_gpt2_generation::GenerationError;
+use candle_gpt2_interpret::{Chain, Measure, Metric, Run};
 use candle_gpt2_pictures::{Axis, Report, Token};
 
 use crate::error::Result;
@@ -99,9 +101,15 @@ impl<'a> LookSubject<'a> {
         self.loaded.vocabulary()
     }
 
-    /// The model on tokens.
+    /// Runs the model on tokens. Rejects models without finite logits, which every view would misrepresent.
     pub(crate) fn run<'b>(&'b self, ids: &'b [u32]) -> Result<Run<'b>> {
-        Ok(Run::new(self.model(), ids)?)
+        let run = Run::new(self.model(), ids)?;
+        let logits = run.logits(LogitsFor::LastToken, &mut Chain(Vec::new()))?;
+        let logits = logits.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        match logits.iter().all(|logit| logit.is_finite()) {
+            true => Ok(run),
+            false => Err(EngineError::from(GenerationError::NotFinite).into()),
+        }
     }
 
     /// A token as it is shown.

@@ -1,19 +1,20 @@
 //! Reads transcoders of all layers from a folder, whosever format it has, and those of the built-in model.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::fs;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{BUILT_IN, built_in_transcoders, is_nearly_built_in};
+use candle_gpt2_engine::{BUILT_IN, built_in_transcoders, check_yaml, is_nearly_built_in};
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, FileError, TranscoderLayer, Transcoders, TranscodersConfig,
 };
 use candle_gpt2_weights::TensorFile;
 
 use crate::error::{Result, wrong};
-use crate::files::read_text;
+use crate::files::read_config;
 use crate::{LookError, read_dictionary};
 
 /// Reads the transcoders of every layer of such a model: a folder of circuit-tracer's (`config.yaml` or `config.json` with
@@ -91,11 +92,13 @@ pub fn given_dictionary(
 
 /// The text of a file in YAML, of which JSON is a part, as JSON.
 fn as_json(path: &Path) -> Result<String> {
-    let read: std::result::Result<serde_json::Value, _> = serde_yaml_ng::from_str(&read_text(path)?);
-    let value = read.map_err(|error| {
+    let text = read_config(path)?;
+    let failed = |error: &dyn Display| {
         let error = Error::new(ErrorKind::InvalidData, format!("expected YAML: {error}"));
         LookError::Read { path: path.to_owned(), error }
-    })?;
+    };
+    check_yaml(&text).map_err(|error| failed(&error))?;
+    let value: serde_json::Value = serde_yaml_ng::from_str(&text).map_err(|error| failed(&error))?;
     Ok(value.to_string())
 }
 

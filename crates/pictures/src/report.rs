@@ -291,7 +291,8 @@ fn push_printable(text: &mut String, character: char) {
     match character {
         '\n' => text.push('↵'),
         // Separators of lines, marks and overrides of direction, and what XML does not allow.
-        '\u{200e}'
+        '\u{61c}'
+        | '\u{200e}'
         | '\u{200f}'
         | '\u{2028}'..='\u{202e}'
         | '\u{2066}'..='\u{2069}'

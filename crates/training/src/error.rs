@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use candle_gpt2::ConfigError;
+use candle_gpt2::{ConfigError, bounded_message};
 use candle_gpt2_weights::{WeightsError, grouped};
 use serde_json::Value;
 use thiserror::Error;
@@ -13,7 +13,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum TrainingError {
     /// A number of the training is out of its range.
-    #[error("`{option}`: expected {expected}, found {found}")]
+    #[error("`{option}`: expected {expected}, found {found}", expected = bounded_message(.expected), found = bounded_message(.found))]
     OptionOutOfRange {
         /// The number's name.
         option: &'static str,
@@ -23,7 +23,7 @@ pub enum TrainingError {
         found: String,
     },
     /// Options do not go together, or with the folder.
-    #[error("{what}")]
+    #[error("{what}", what = bounded_message(.what))]
     Call {
         /// Why, and what to do.
         what: String,
@@ -75,7 +75,7 @@ pub enum TrainingError {
         found: usize,
     },
     /// A data file cannot be trained on.
-    #[error("{path}: {what}")]
+    #[error("{path}: {what}", what = bounded_message(.what))]
     Data {
         /// The file.
         path: PathBuf,
@@ -124,7 +124,7 @@ pub enum TrainingError {
         name: String,
     },
     /// The saved state is damaged, or none at all.
-    #[error("{path}: not a state of a training: {what}; remove it to start again")]
+    #[error("{path}: not a state of a training: {what}; remove it to start again", what = bounded_message(.what))]
     DamagedState {
         /// The file.
         path: PathBuf,

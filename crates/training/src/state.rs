@@ -1,9 +1,14 @@
 //! Everything a training needs to be resumed: weights, both running means and the numbers, in one safetensors file.
 //!
 //! One file, replaced as a whole, so that there is always a state, and always a consistent one. Random numbers need no
-//! state: they follow from the seed and the number of the step.
+//! state: they follow from the seed and the number of the step. A CRC-32 covers the whole file. States of
+//! older versions have none and load unverified.
 
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
+use std::fs::OpenOptions;
+use std::io::{Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
@@ -16,8 +21,14 @@ use crate::{Evaluation, Hyperparameters, Lora, StateDifference, Trainer, Trainin
 
 /// Name of the file in the folder of the run.
 pub const FILE_NAME: &str = "training-state.safetensors";
-/// Key of the numbers in the file's metadata.
+/// Key of the progress in the file's metadata, after the file's CRC-32 in hexadecimal digits.
+///
+/// The CRC-32 is computed with zeros in place of the digits.
 const KEY: &str = "gpt2-training";
+/// Digits before the checksum is known.
+const NO_CHECKSUM: &str = "00000000";
+/// Bytes in front of a header in safetensors: its length.
+const HEADER_START: usize = 8;
 
 /// The progress in a saved state, besides its tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,6 +45,16 @@ pub struct Progress {
     /// Whether the evaluation that is due after the last step is still to be made, since it was interrupted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_evaluation_due: bool,
+    /// The log at the time of saving; absent from old states.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<LogChecksum>,
+}
+
+/// Number and CRC-32 of the log's entries, without their times, which differ between runs of the same training.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogChecksum {
+    pub entries: u64,
+    pub crc32: u32,
 }
 
 /// The best evaluation so far.
@@ -54,7 +75,11 @@ pub fn save(folder: &Path, trainer: &Trainer, progress: &Progress) -> Result<(),
     let (tensors, metadata) = content(trainer, progress)?;
     let path = path(folder);
     let has_one = path.is_file();
-    match replace_file(&path, |partial| Ok(write_tensors(partial, &tensors, metadata)?)) {
+    let write = |partial: &Path| {
+        write_tensors(partial, &tensors, metadata)?;
+        write_checksum(partial)
+    };
+    match replace_file(&path, write) {
         Err(WeightsError::Unwritable { path, what }) if has_one => {
             let what = format!("{what}; the state before it is still there");
             Err(WeightsError::Unwritable { path, what }.into())
@@ -69,7 +94,45 @@ pub fn to_bytes(trainer: &Trainer, progress: &Progress) -> Result<Vec<u8>, Train
     let on_cpu =
         |(name, tensor): (String, Tensor)| candle_core::Result::Ok((name, tensor.to_device(&Device::Cpu)?));
     let tensors = tensors.into_iter().map(on_cpu).collect::<candle_core::Result<Vec<_>>>()?;
-    Ok(safetensors::serialize(tensors, Some(metadata)).map_err(candle_core::Error::wrap)?)
+    let mut bytes = safetensors::serialize(tensors, Some(metadata)).map_err(candle_core::Error::wrap)?;
+    if let Some(digits) = checksum_digits(&bytes) {
+        let checksum = checksum(&bytes, &digits);
+        bytes[digits].copy_from_slice(checksum.as_bytes());
+    }
+    Ok(bytes)
+}
+
+/// Writes the checksum into a file that has zeros in its place.
+fn write_checksum(path: &Path) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let (digits, checksum) = {
+        let file = MappedFile::open(path)?;
+        let digits = checksum_digits(&file).ok_or("the header has no place for the checksum")?;
+        let checksum = checksum(&file, &digits);
+        (digits, checksum)
+    };
+    let mut file = OpenOptions::new().write(true).open(path)?;
+    file.seek(SeekFrom::Start(digits.start as u64))?;
+    Ok(file.write_all(checksum.as_bytes())?)
+}
+
+/// Position of the checksum's digits in a file of safetensors.
+fn checksum_digits(bytes: &[u8]) -> Option<Range<usize>> {
+    let (header_bytes, _) = SafeTensors::read_metadata(bytes).ok()?;
+    let key = format!("\"{KEY}\":\"");
+    // Quotes inside other strings are escaped, so only the key itself matches.
+    let header = bytes.get(..HEADER_START + header_bytes)?;
+    let start = header.windows(key.len()).position(|window| window == key.as_bytes())? + key.len();
+    let digits = start..start + NO_CHECKSUM.len();
+    (digits.end <= header.len()).then_some(digits)
+}
+
+/// The checksum of a file, whatever its digits are.
+fn checksum(bytes: &[u8], digits: &Range<usize>) -> String {
+    let mut hasher = crc32fast::Hasher::new();
+    for part in [&bytes[..digits.start], NO_CHECKSUM.as_bytes(), &bytes[digits.end..]] {
+        hasher.update(part);
+    }
+    format!("{:08x}", hasher.finalize())
 }
 
 /// Tensors by name, and the metadata with what is said besides.
@@ -86,7 +149,7 @@ fn content(trainer: &Trainer, progress: &Progress) -> Result<Content, TrainingEr
     if let Some(learner) = trainer.learner() {
         tensors.extend(learner.state()?);
     }
-    Ok((tensors, [(KEY.to_owned(), text)].into()))
+    Ok((tensors, [(KEY.to_owned(), NO_CHECKSUM.to_owned() + &text)].into()))
 }
 
 /// Brings a fresh training to the state of the run in `folder`, and says how far it was; `None` if there is none. It must be a
@@ -118,26 +181,60 @@ pub fn from_bytes(
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| damaged(&error))?;
     let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
     let text = text.ok_or_else(|| damaged(&"it has no numbers"))?;
-    let progress: Progress = serde_json::from_str(text).map_err(|error| damaged(&error))?;
+    let json = match text.starts_with('{') {
+        // An old state without a checksum.
+        true => Some(text.as_str()),
+        false => {
+            let digits = checksum_digits(bytes);
+            let is_intact =
+                digits.is_some_and(|digits| bytes[digits.clone()] == *checksum(bytes, &digits).as_bytes());
+            text.get(NO_CHECKSUM.len()..).filter(|_| is_intact)
+        }
+    };
+    let json = json.ok_or_else(|| damaged(&"its checksum does not match, so the file is damaged"))?;
+    let progress: Progress = serde_json::from_str(json).map_err(|error| damaged(&error))?;
     if let Some(difference) = difference(&progress, trainer, data_fingerprint) {
         return Err(TrainingError::OtherState { path: path.to_owned(), difference });
     }
+    check_steps(&progress).map_err(|what| damaged(&what))?;
     let device = trainer.parameters().device();
     let tensors = candle_core::safetensors::load_buffer(bytes, &device).map_err(|error| damaged(&error))?;
     let mut saved = Vec::new();
-    for (name, parameter) in trainer.parameters().iter() {
-        let tensor = |kind: &str| {
-            let tensor = tensors.get(&format!("{kind}.{name}"));
-            let fitting = tensor.filter(|tensor| tensor.dims() == parameter.dims());
-            fitting.cloned().ok_or_else(|| damaged(&format!("the {kind} of `{name}` is missing")))
+    for ((name, parameter), (mean, square)) in trainer.parameters().iter().zip(trainer.optimizer().means()) {
+        let tensor = |kind: &str, expected: &Tensor| {
+            let name = format!("{kind}.{name}");
+            let tensor = tensors.get(&name).ok_or_else(|| damaged(&format!("tensor `{name}` is missing")))?;
+            let [expected, found] = [expected, tensor].map(|tensor| (tensor.dtype(), tensor.dims()));
+            match expected == found {
+                true => Ok(tensor.clone()),
+                false => {
+                    let what = format!(
+                        "tensor `{name}`: expected {:?} of {:?}, found {:?} of {:?}",
+                        expected.0, expected.1, found.0, found.1
+                    );
+                    Err(damaged(&what))
+                }
+            }
         };
-        saved.push((tensor("parameter")?, tensor("mean")?, tensor("square")?));
+        saved.push((tensor("parameter", parameter)?, tensor("mean", mean)?, tensor("square", square)?));
     }
     trainer.restore(&saved, progress.steps_done)?;
     if let Some(learner) = trainer.learner_mut() {
         learner.restore(&tensors).map_err(|what| damaged(&what))?;
     }
     Ok(progress)
+}
+
+/// Rejects numbers of steps that no training of these options can reach.
+fn check_steps(progress: &Progress) -> Result<(), String> {
+    let Progress { steps_done, numbers, best, .. } = progress;
+    let below = |name: &str, found: u64, most: u64| match found <= most {
+        true => Ok(()),
+        false => Err(format!("`{name}`: expected at most {most}, found {found}")),
+    };
+    below("steps_done", *steps_done, numbers.steps)?;
+    below("best.step", best.as_ref().map_or(0, |best| best.step), *steps_done)?;
+    below("evaluations_since", progress.evaluations_since, *steps_done)
 }
 
 /// How the training that was saved differs from this one.

@@ -221,8 +221,7 @@ mod on_disk {
     use std::path::Path;
     use std::sync::{Mutex, PoisonError};
 
-    use crate::mapped_file::check_regular;
-    use crate::{ReadAt, WeightsError};
+    use crate::{ReadAt, WeightsError, open_regular};
 
     #[derive(Debug)]
     pub(super) struct OpenFile {
@@ -232,9 +231,8 @@ mod on_disk {
 
     impl OpenFile {
         pub(super) fn open(path: &Path) -> Result<Self, WeightsError> {
-            let failed = |error| WeightsError::Read { path: path.to_owned(), error };
-            check_regular(path)?;
-            let file = File::open(path).map_err(failed)?;
+            let failed = |error| WeightsError::unreadable(path, error);
+            let file = open_regular(path).map_err(failed)?;
             let len = file.metadata().map_err(failed)?.len();
             Ok(Self { file: Mutex::new(file), len })
         }

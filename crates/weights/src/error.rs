@@ -1,9 +1,10 @@
 //! Why a checkpoint could not be opened or loaded: each message says what was found and what to do.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
-use candle_gpt2::{ConfigError, HeadKind};
+use candle_gpt2::{ConfigError, HeadKind, bounded_message, excerpt};
 use thiserror::Error;
 
 use crate::WeightDType;
@@ -29,7 +30,7 @@ pub enum WeightsError {
         error: std::io::Error,
     },
     /// A tensor could not be read.
-    #[error("{path}: tensor `{name}` cannot be read: {error}")]
+    #[error("{path}: tensor `{name}` cannot be read: {error}", name = excerpt(.name))]
     ReadTensor {
         /// The file.
         path: PathBuf,
@@ -78,7 +79,7 @@ pub enum WeightsError {
         error: ConfigError,
     },
     /// A folder without weights that can be read.
-    #[error("{folder}: there is no model.safetensors, and no other weights file{found}")]
+    #[error("{folder}: there is no model.safetensors, and no other weights file{found}", found = bounded_message(.found))]
     NoWeights {
         /// The folder.
         folder: PathBuf,
@@ -86,7 +87,7 @@ pub enum WeightsError {
         found: String,
     },
     /// A file is not what its place says.
-    #[error("{path}: {what}")]
+    #[error("{path}: {what}", what = bounded_message(.what))]
     NotWeights {
         /// The file.
         path: PathBuf,
@@ -122,7 +123,7 @@ pub enum WeightsError {
         found: Option<String>,
     },
     /// A tokenizer file cannot be used.
-    #[error("{path}: not a usable tokenizer: {error}")]
+    #[error("{path}: not a usable tokenizer: {error}", error = bounded_message(.error))]
     Tokenizer {
         /// The file.
         path: PathBuf,
@@ -130,13 +131,13 @@ pub enum WeightsError {
         error: String,
     },
     /// No tokenizer can be trained from the data.
-    #[error("the tokenizer cannot be trained: {error}")]
+    #[error("the tokenizer cannot be trained: {error}", error = bounded_message(.error))]
     TrainTokenizer {
         /// Why, and what to do.
         error: String,
     },
     /// A checkpoint cannot be written.
-    #[error("{path}: {what}")]
+    #[error("{path}: {what}", what = bounded_message(.what))]
     Unwritable {
         /// The file or folder to be written.
         path: PathBuf,
@@ -155,7 +156,7 @@ pub enum WeightsError {
     #[error("interrupted")]
     Interrupted,
     /// A text cannot be turned into tokens.
-    #[error("the tokenizer cannot encode the text: {error}")]
+    #[error("the tokenizer cannot encode the text: {error}", error = bounded_message(.error))]
     Encode {
         /// What is wrong.
         error: String,
@@ -163,6 +164,19 @@ pub enum WeightsError {
     /// The model could not be built on the device.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),
+}
+
+impl WeightsError {
+    /// The error of a read that [`open_regular`](crate::open_regular) or a size limit may have rejected.
+    pub(crate) fn unreadable(path: &Path, error: std::io::Error) -> Self {
+        let path = path.to_owned();
+        match error.kind() {
+            ErrorKind::InvalidInput | ErrorKind::FileTooLarge => {
+                Self::NotWeights { path, what: error.to_string() }
+            }
+            _ => Self::Read { path, error },
+        }
+    }
 }
 
 /// What to do without a tokenizer, in a folder with a file that may be one.
@@ -246,31 +260,32 @@ impl Mismatch {
 
 impl fmt::Display for Mismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = excerpt(self.name());
         match self {
-            Self::Missing { name, expected } => {
+            Self::Missing { expected, .. } => {
                 write!(f, "tensor `{name}` is missing: expected {}", ShapeOf(expected))
             }
-            Self::Surplus { name, found } => {
+            Self::Surplus { found, .. } => {
                 write!(
                     f,
                     "tensor `{name}` is surplus: found {}, and the model has no such parameter",
                     ShapeOf(found)
                 )
             }
-            Self::Shape { name, expected, found } => {
+            Self::Shape { expected, found, .. } => {
                 write!(f, "tensor `{name}`: expected {}, found {}", ShapeOf(expected), ShapeOf(found))
             }
-            Self::TieContradiction { name, embedding, differing, elements } => write!(
+            Self::TieContradiction { embedding, differing, elements, .. } => write!(
                 f,
                 "tensor `{name}` differs from `{embedding}` in {differing} of {elements} values, and config.json ties \
                  them; set `tie_word_embeddings` to false to use it, or remove it"
             ),
-            Self::Labels { name, rows, labels } => write!(
+            Self::Labels { rows, labels, .. } => write!(
                 f,
                 "tensor `{name}` has rows for {rows} labels, and config.json names {labels} (2 by default); \
                  name one for each row in `id2label` and `label2id`"
             ),
-            Self::DType { name, found } => {
+            Self::DType { found, .. } => {
                 write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")
             }
         }
@@ -300,7 +315,12 @@ pub(crate) struct ShapeOf<'a>(pub(crate) &'a [usize]);
 
 impl fmt::Display for ShapeOf<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sizes: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        /// Sizes in one message; weights have at most four.
+        const MOST_SIZES: usize = 8;
+        let mut sizes: Vec<String> = self.0.iter().take(MOST_SIZES).map(usize::to_string).collect();
+        if self.0.len() > MOST_SIZES {
+            sizes.push(format!("… {} sizes", self.0.len()));
+        }
         write!(f, "({})", sizes.join(", "))
     }
 }

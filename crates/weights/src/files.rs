@@ -1,12 +1,12 @@
 //! Where a checkpoint's files are: on a disk, or given. This is the one place that asks whether there is a file and reads it; a
 //! given file is named by a path in an assumed folder.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::bounded_file::too_large;
 use crate::checkpoint_file::CheckpointFile;
-use crate::{GivenFiles, WeightsError};
+use crate::{GivenFiles, WeightsError, read_bounded};
 
 /// Who has the files.
 #[derive(Debug, Clone)]
@@ -98,29 +98,18 @@ impl Files {
         }
     }
 
-    /// Reads the whole of a file that ought to be small, of at most `limit` bytes: a configuration, a tokenizer, a template.
+    /// Reads a configuration, a tokenizer or a template of at most `limit` bytes.
     pub(crate) fn read_small(&self, path: &Path, limit: u64) -> Result<Vec<u8>, WeightsError> {
-        let failed = |error| WeightsError::Read { path: path.to_owned(), error };
-        let refuse = |what: String| WeightsError::NotWeights { path: path.to_owned(), what };
-        let too_large = || refuse(format!("larger than {limit} bytes, which no such file needs"));
-        let bytes = match self {
-            Self::Disk => {
-                // A pipe would block, and a device file has no end.
-                if !fs::metadata(path).map_err(failed)?.is_file() {
-                    return Err(refuse("not a regular file".into()));
-                }
-                let mut bytes = Vec::new();
-                File::open(path).map_err(failed)?.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
-                bytes
-            }
+        let failed = |error| WeightsError::unreadable(path, error);
+        match self {
+            Self::Disk => read_bounded(path, limit).map_err(failed),
             Self::Given(_) => {
                 let file = self.open(path)?;
                 if file.len() > limit {
-                    return Err(too_large());
+                    return Err(failed(too_large(limit)));
                 }
-                file.read(0..file.len())?.into_owned()
+                Ok(file.read(0..file.len())?.into_owned())
             }
-        };
-        if bytes.len() as u64 > limit { Err(too_large()) } else { Ok(bytes) }
+        }
     }
 }

@@ -5,6 +5,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod bounded_file;
 mod byte_pairs;
 mod chat_template;
 mod checkpoint;
@@ -42,6 +43,7 @@ mod write_gguf;
 mod write_tensors;
 mod written_dtype;
 
+pub use bounded_file::{check_regular, open_regular, read_bounded, read_bounded_text, read_to_limit};
 pub use candle_gpt2_kernels::WeightFormat;
 pub use checkpoint::{Checkpoint, OpenOptions, Problem};
 pub use control_vector::write_control_vector;
@@ -50,7 +52,7 @@ pub use error::{Mismatch, WeightsError};
 pub use given_files::{GivenFiles, ReadAt};
 pub use grouped::grouped;
 pub use load::{Head, LoadOptions};
-pub use lock::open_locked;
+pub use lock::{create_locked, expect_own_file, open_locked};
 pub use mapped_file::MappedFile;
 pub use named::UnknownName;
 pub use naming::{Orientation, checkpoint_shape};

@@ -1,27 +1,31 @@
 //! Files that one process at a time holds.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
+
+use crate::check_regular;
 
 /// How often a file is opened again that lost its name meanwhile. Where more is needed, the file system tells files apart by
 /// nothing that lasts.
 const ATTEMPTS: usize = 10;
 
-/// Opens a file and locks it against other processes until it is closed. The system closes the files of a process that is
-/// killed, so no lock outlives its owner.
+/// Opens an existing file and locks it against other processes until it is closed.
+///
+/// The system closes the files of a killed process, so no lock outlives its owner.
 ///
 /// ```
 /// use std::fs::OpenOptions;
 /// use std::io::ErrorKind;
 ///
-/// use candle_gpt2_weights::open_locked;
+/// use candle_gpt2_weights::{create_locked, open_locked};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join(".lock");
 /// let mut options = OpenOptions::new();
-/// options.write(true).create(true);
-/// let held = open_locked(&path, &options)?;
+/// options.write(true);
+/// assert_eq!(open_locked(&path, &options).unwrap_err().kind(), ErrorKind::NotFound);
+/// let held = create_locked(&path, &options)?;
 /// assert_eq!(open_locked(&path, &options).unwrap_err().kind(), ErrorKind::WouldBlock);
 /// drop(held);
 /// open_locked(&path, &options)?;
@@ -29,11 +33,64 @@ const ATTEMPTS: usize = 10;
 /// ```
 ///
 /// # Errors
-/// When it cannot be opened; of the kind [`WouldBlock`](io::ErrorKind::WouldBlock) when another process holds it.
+/// If it cannot be opened; [`WouldBlock`](io::ErrorKind::WouldBlock) if another process holds it.
 pub fn open_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    locked(path, &|| options.open(path))
+}
+
+/// Opens or creates a file and locks it like [`open_locked`].
+///
+/// It never creates the target of a dangling symbolic link.
+///
+/// # Errors
+/// Those of [`open_locked`]; [`AlreadyExists`](io::ErrorKind::AlreadyExists) for a dangling link.
+pub fn create_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
+    locked(path, &|| match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            options.clone().create_new(true).open(path).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists if path.is_symlink() => {
+                    io::Error::new(error.kind(), "a symbolic link without a target; remove it")
+                }
+                _ => error,
+            })
+        }
+        opened => opened,
+    })
+}
+
+/// Rejects symbolic links and anything else but a regular file. A missing file is fine.
+///
+/// For files that the program names itself, such as `.lock` or `FILE.partial`: writing through a link in a downloaded folder would
+/// change a file elsewhere, and opening a FIFO blocks.
+///
+/// # Errors
+/// [`InvalidInput`](io::ErrorKind::InvalidInput) for such a path.
+pub fn expect_own_file(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_symlink() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "a symbolic link; remove it"))
+        }
+        Ok(metadata) => check_regular(&metadata),
+        // Opening reports other errors.
+        Err(_) => Ok(()),
+    }
+}
+
+fn locked(path: &Path, open: &dyn Fn() -> io::Result<File>) -> io::Result<File> {
     let mut attempts = 1;
     loop {
-        let file = options.open(path)?;
+        let file = match open() {
+            // Another process has just created it.
+            Err(error)
+                if error.kind() == io::ErrorKind::AlreadyExists
+                    && attempts < ATTEMPTS
+                    && !path.is_symlink() =>
+            {
+                attempts += 1;
+                continue;
+            }
+            opened => opened?,
+        };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Err(io::Error::new(io::ErrorKind::WouldBlock, "another run is writing it"));
@@ -53,7 +110,7 @@ pub fn open_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
     let opened = file.metadata()?;
-    match std::fs::metadata(path) {
+    match fs::metadata(path) {
         Ok(named) => Ok((named.dev(), named.ino()) == (opened.dev(), opened.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
@@ -64,4 +121,30 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 #[cfg(not(unix))]
 fn is_at(_file: &File, _path: &Path) -> io::Result<bool> {
     Ok(true)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use candle_gpt2_testing::temporary_folder;
+
+    use super::*;
+
+    #[test]
+    fn the_target_of_a_dangling_link_is_not_created() {
+        let folder = temporary_folder();
+        let [link, target] = ["link", "target"].map(|name| folder.path().join(name));
+        symlink(&target, &link).unwrap();
+        let mut options = OpenOptions::new();
+        options.read(true).append(true);
+        let error = create_locked(&link, &options).unwrap_err();
+        assert_eq!(error.to_string(), "a symbolic link without a target; remove it");
+        assert!(!target.exists());
+        fs::write(&target, "text").unwrap();
+        create_locked(&link, &options).unwrap();
+        assert_eq!(expect_own_file(&link).unwrap_err().to_string(), "a symbolic link; remove it");
+        expect_own_file(&target).unwrap();
+        expect_own_file(&folder.path().join("nothing")).unwrap();
+    }
 }

@@ -34,7 +34,7 @@ type Content = Vec<u8>;
 
 #[cfg(feature = "mmap")]
 fn content(path: &Path) -> std::io::Result<Content> {
-    let file = std::fs::File::open(path)?;
+    let file = crate::open_regular(path)?;
     #[expect(unsafe_code, reason = "mapping a file is the one way to read it without a copy")]
     // SAFETY: the mapping is private and read-only, and only ever read as bytes, for which every bit pattern is
     // valid. Another process that truncates the file meanwhile could still end this one with a bus error; like
@@ -45,7 +45,7 @@ fn content(path: &Path) -> std::io::Result<Content> {
 
 #[cfg(not(feature = "mmap"))]
 fn content(path: &Path) -> std::io::Result<Content> {
-    std::fs::read(path)
+    crate::read_bounded(path, u64::MAX)
 }
 
 impl MappedFile {
@@ -54,9 +54,8 @@ impl MappedFile {
     /// # Errors
     /// When it is not a regular file, or cannot be mapped.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let failed = |error| WeightsError::Read { path: path.to_owned(), error };
-        check_regular(path)?;
-        Ok(Self { path: path.to_owned(), content: content(path).map_err(failed)? })
+        let content = content(path).map_err(|error| WeightsError::unreadable(path, error))?;
+        Ok(Self { path: path.to_owned(), content })
     }
 
     /// Lets go of the memory behind bytes that were read; they come from the file again if they are read again. Without
@@ -85,16 +84,6 @@ impl MappedFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
-}
-
-/// Refuses what is no regular file. It is asked before opening: to open a pipe would wait for its writer.
-pub(crate) fn check_regular(path: &Path) -> Result<(), WeightsError> {
-    let failed = |error| WeightsError::Read { path: path.to_owned(), error };
-    if std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Ok(());
-    }
-    let what = "not a regular file; give a checkpoint folder or a weights file".to_owned();
-    Err(WeightsError::NotWeights { path: path.to_owned(), what })
 }
 
 impl Deref for MappedFile {

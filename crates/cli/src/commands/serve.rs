@@ -208,7 +208,8 @@ fn dictionaries(named: &[String], model: &Gpt2Config) -> Result<BTreeMap<String,
 fn keys(file: Option<&Path>) -> Result<Vec<SecretString>> {
     let mut keys = Vec::new();
     if let Some(file) = file {
-        let text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = crate::input::read_text(file);
+        let text = text.with_context(|| format!("cannot read {}", file.display()))?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         keys.extend(lines.map(SecretString::from));
         if keys.is_empty() {

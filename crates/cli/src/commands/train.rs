@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
-use candle_gpt2_engine::terminal::printable;
+use candle_gpt2::printable;
 use candle_gpt2_engine::{HubOptions, Progress, Reporter, Unit};
 use candle_gpt2_jobs::{Start, TrainEvent, TrainJob, TrainOptions, TrainReport};
 use candle_gpt2_training::{ClassificationReport, DictionaryMetrics, LabelReport, Task};

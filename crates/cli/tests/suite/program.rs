@@ -9,7 +9,7 @@ use candle_gpt2_kernels::{DeviceError, open_cuda};
 use candle_gpt2_testing::{CheckpointFolder, json_fixture};
 use serde_json::{Value, json};
 
-use crate::common::{FAILURE, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
+use crate::common::{FAILURE, Run, SUCCESS, USAGE, assert_refused, path, program, run, run_with_input};
 
 fn greedy_case() -> Value {
     json_fixture("tiny_checkpoint_expected")["greedy"][0].clone()
@@ -358,12 +358,16 @@ fn failed_jobs_end_with_code_1() {
     let told = "the model's logits are not finite; verify its weights, and keep keys and values in f32 (`gpt2 verify`, \
                 `--kv-dtype f32`)";
     assert!(run_on_nan.stderr.contains(told), "{}", run_on_nan.stderr);
+    for view in [&["lens"][..], &["attention"], &["heads"], &["saliency"], &["neurons", "--neuron", "0.0"]] {
+        let look = run(&[&["look"], view, &["x", "--json", "--model", path(nan.path())]].concat());
+        assert_refused(&look, FAILURE, "the model's logits are not finite");
+    }
 
     let folder = CheckpointFolder::tiny();
     let invalid = run_with_input(&["generate", "--model", path(folder.path())], b"caf\xe9");
     assert_refused(&invalid, FAILURE, "standard input: not valid UTF-8 at byte 3; convert the text to UTF-8");
     let device = run(&["generate", "--prompt-file", "/dev/zero", "--model", path(folder.path())]);
-    assert_refused(&device, FAILURE, "/dev/zero: more than 268435456 bytes of text");
+    assert_refused(&device, FAILURE, "/dev/zero: larger than 268435456 bytes");
     let missing = run(&["generate", "--prompt-file", "/no/such/file", "--model", path(folder.path())]);
     assert_refused(&missing, FAILURE, "/no/such/file");
     if let Err(DeviceError::NoDriver { .. }) = open_cuda(0) {
@@ -660,4 +664,62 @@ fn memory_that_is_used_up_is_told_without_a_backtrace() {
         failures += usize::from(told.contains("memory allocation of "));
     }
     assert!(failures > 0, "no limit was met where memory is allocated");
+}
+
+/// Escapes protect a terminal from a model's text, and mean the same to a JSON parser.
+#[test]
+fn json_has_escapes_for_control_characters_and_marks_of_direction() {
+    let folder = CheckpointFolder::tiny();
+    let text = "a\u{7f}\u{9b}31m\u{202e}\u{2066}\u{61c}b";
+    let prompts = folder.file("prompts.txt");
+    std::fs::write(&prompts, text).unwrap();
+    let rows =
+        run(&["generate", "--prompts-file", path(&prompts), "--model", path(folder.path()), "-n", "1"]);
+    assert_eq!(rows.code, SUCCESS, "{}", rows.stderr);
+    assert!(rows.stdout.contains(r"a\u007f\u009b31m\u202e\u2066\u061cb"), "{}", rows.stdout);
+    let prompt: Value = serde_json::from_str(rows.stdout.lines().next().unwrap()).unwrap();
+    assert_eq!(prompt["prompt"], text);
+    let missing = run(&["verify", "--model", "no\u{202e}such\u{9b}model"]);
+    assert_refused(&missing, FAILURE, "nosuchmodel");
+}
+
+/// Values in files may be of any length, messages are not.
+#[test]
+fn messages_do_not_grow_with_their_input() {
+    let short = |run: &Run, expected: &str| {
+        assert!(run.stderr.contains(expected), "`{expected}` is not in {:.300}", run.stderr);
+        assert!(run.stderr.len() < 10_000, "{} bytes", run.stderr.len());
+    };
+    let verify = |folder: &CheckpointFolder| run(&["verify", "--model", path(folder.path())]);
+    let long_name = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let tensor = tensors.remove("transformer.ln_f.weight").unwrap();
+        tensors.insert("n".repeat(3_000_000), tensor);
+    });
+    let told = verify(&long_name);
+    assert!(told.stdout.len() + told.stderr.len() < 20_000, "{} bytes", told.stdout.len());
+    let of_many_axes = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let tensor = tensors.remove("transformer.ln_f.weight").unwrap();
+        let sizes = [vec![1; 100_000], tensor.dims().to_vec()].concat();
+        tensors.insert("transformer.ln_f.weight".into(), tensor.reshape(sizes).unwrap());
+    });
+    let told = verify(&of_many_axes);
+    assert!(told.stdout.len() + told.stderr.len() < 20_000, "{} bytes", told.stdout.len());
+    let folder = CheckpointFolder::tiny();
+    for (name, task, expected) in [
+        ("key.yaml", format!("? {}\n: 1", "k".repeat(900_000)), "unknown field"),
+        (
+            "choice.yaml",
+            format!(
+                "output_type: multiple_choice\ndoc_to_text: text\ndoc_to_target: 0\ndoc_to_choice: {}\ntest_split: test\n\
+                 dataset_path: json\ndataset_kwargs: {{data_files: {{test: rows.jsonl}}}}\n",
+                "c".repeat(50_000)
+            ),
+            "doc_to_choice",
+        ),
+    ] {
+        std::fs::write(folder.file("rows.jsonl"), "{\"text\": \"a\"}\n").unwrap();
+        std::fs::write(folder.file(name), task).unwrap();
+        let told = run(&["eval", path(&folder.file(name)), "--model", path(folder.path())]);
+        short(&told, expected);
+    }
 }

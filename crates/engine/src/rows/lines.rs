@@ -1,12 +1,13 @@
 //! The rows of a file, line by line. The file is held in memory once; tokens are made of a line when it is asked for.
 
+use std::fmt::{self, Formatter};
 use std::ops::Range;
 use std::path::Path;
 
-use candle_gpt2::HeadKind;
+use candle_gpt2::{HeadKind, excerpt};
 use candle_gpt2_generation::GenerationConfig;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{EngineError, Question, Vocabulary};
@@ -163,6 +164,36 @@ pub struct Row {
     other: Map<String, Value>,
 }
 
+/// An object without duplicate keys, of which the last would win.
+struct UniqueKeys(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+
+        impl<'de> Visitor<'de> for Keys {
+            type Value = UniqueKeys;
+
+            fn expecting(&self, f: &mut Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<UniqueKeys, A::Error> {
+                let mut keys = Map::new();
+                while let Some(key) = entries.next_key::<String>()? {
+                    if keys.contains_key(&key) {
+                        return Err(A::Error::custom(format_args!("duplicate field `{}`", excerpt(&key))));
+                    }
+                    keys.insert(key, entries.next_value()?);
+                }
+                Ok(UniqueKeys(keys))
+            }
+        }
+
+        deserializer.deserialize_map(Keys)
+    }
+}
+
 impl<'a, T> Lines<'a, T> {
     /// The rows of a file; `tokens` makes tokens of a row, and `told` a text of what is wrong with it.
     pub(super) fn new(
@@ -195,7 +226,7 @@ impl<'a, T> Lines<'a, T> {
 impl Row {
     /// Reads a line of a JSONL file.
     fn of_json(text: &str) -> Result<Self, EngineError> {
-        let mut other: Map<String, Value> = serde_json::from_str(text)
+        let UniqueKeys(mut other) = serde_json::from_str(text)
             .map_err(|error| wrong(format!("not {{\"prompt\": TEXT}} or {{\"ids\": [ID, …]}}: {error}")))?;
         let has_ids = other.contains_key("ids");
         let prompt = match other.remove("prompt") {

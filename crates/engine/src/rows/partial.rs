@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_weights::{create_file, expect_free};
+use candle_gpt2_weights::{create_file, expect_free, expect_own_file};
 use serde_json::Value;
 
 use crate::{EngineError, LineFile};
@@ -37,7 +37,8 @@ impl Partial {
         if path.exists() && !resume {
             return Err(EngineError::Unfinished { path });
         }
-        let file = LineFile::open(&path).map_err(|error| failed(&path, &error))?;
+        let file = expect_own_file(&path).and_then(|()| LineFile::open(&path));
+        let file = file.map_err(|error| failed(&path, &error))?;
         let mut partial = Self { file, path, output: output.to_owned() };
         // Looked at under the lock: another job may just have finished.
         if let Err(error) = expect_free(output) {

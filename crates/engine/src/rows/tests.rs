@@ -123,11 +123,12 @@ fn a_text_file_has_a_row_on_each_line() {
 #[test]
 fn a_jsonl_file_has_an_object_on_each_line() {
     let content = b"\xef\xbb\xbf{\"prompt\": \"a\", \"more\": 1}\r\n\r\n{\"ids\": [5, 6]}\n{\"text\": \"b\"}\nnonsense\n{}\n\
-        {\"prompt\": 5}\n{\"prompt\": \"a\", \"ids\": [1]}\n{\"ids\": 5}\n{\"prompt\": \"\xe9\"}\n[\"a\"]\n\n";
+        {\"prompt\": 5}\n{\"prompt\": \"a\", \"ids\": [1]}\n{\"ids\": 5}\n{\"prompt\": \"\xe9\"}\n[\"a\"]\n\
+        {\"prompt\": \"a\", \"prompt\": \"b\"}\n\n";
     let (lines, failed) = printed("ROWS.JSONL", content, |rows| rows);
     assert_eq!(lines[1], r#"{"line":3,"prompt_ids":[5,6],"count":2}"#);
     assert_eq!(lines[2], r#"{"line":4,"prompt":"b","prompt_ids":[98],"count":1}"#);
-    assert_eq!(lines.len(), 10);
+    assert_eq!(lines.len(), 11);
     let no_object = "not {\"prompt\": TEXT} or {\"ids\": [ID, …]}: ";
     let no_key = "expected one of the keys `prompt` and `ids`";
     let expected = [
@@ -138,6 +139,7 @@ fn a_jsonl_file_has_an_object_on_each_line() {
         (9, "`ids`: expected a list of token ids: "),
         (10, "not valid UTF-8 at byte 12 of the line"),
         (11, no_object),
+        (12, "not {\"prompt\": TEXT} or {\"ids\": [ID, …]}: duplicate field `prompt`"),
     ];
     assert_eq!(failed.len(), expected.len());
     for ((found, error), (number, told)) in failed.into_iter().zip(expected) {
@@ -241,6 +243,22 @@ fn a_job_has_its_output_to_itself() {
         fs::read_dir(job.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["made", "made.complete"]);
+}
+
+/// A link in a downloaded folder must not create or change a file elsewhere.
+#[cfg(unix)]
+#[test]
+fn links_in_place_of_partial_files_are_not_followed() {
+    let mut job = Fixture::new();
+    let target = job.folder.path().join("elsewhere");
+    std::os::unix::fs::symlink(&target, job.partial()).unwrap();
+    job.is_resumed = false;
+    job.assert_refused(CONTENT, "made.partial: a symbolic link; remove it");
+    assert!(!target.exists());
+    fs::write(&target, "mine").unwrap();
+    job.is_resumed = true;
+    job.assert_refused(CONTENT, "made.partial: a symbolic link; remove it");
+    assert_eq!(fs::read_to_string(&target).unwrap(), "mine");
 }
 
 #[test]

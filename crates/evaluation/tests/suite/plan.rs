@@ -297,6 +297,75 @@ fn every_protocol_is_listed() {
     }
 }
 
+/// Task files of strangers: small, and bounded in what they cost.
+#[test]
+fn hostile_task_files_end_soon() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let refused = |name: &str, text: &str, expected: &str| {
+        let path = write(name, text);
+        let start = std::time::Instant::now();
+        let told = options(&[path.as_str()]).check().unwrap_err().to_string();
+        assert!(told.contains(expected) && told.len() < 3000, "{name}: {told}");
+        assert!(start.elapsed().as_secs() < 8, "{name}: {:?}", start.elapsed());
+    };
+    let million = 1_000_000;
+    refused("flow.yaml", &format!("x: {}", "[".repeat(million)), "nested deeper than 64 levels");
+    refused("map.yaml", &"{a: ".repeat(million / 4), "nested deeper than 64 levels");
+    refused("block.yaml", &"- ".repeat(million / 2), "nested deeper than 64 levels");
+    refused("hidden.yaml", &format!("a: |2\n  '\nb: {}", "[".repeat(million / 2)), "nested deeper");
+    refused(
+        "blanks.yaml",
+        &format!("a: \"{}{}\"", " ".repeat(million / 2), "a ".repeat(million / 5)),
+        "in a row",
+    );
+    refused("tags.yaml", &"%TAG !a! b\n".repeat(million / 12), "directives");
+    refused("large.yaml", &"#\n".repeat(million), "larger than 1048576 bytes");
+    refused("key.yaml", &format!("? {}\n: 1", "k".repeat(900_000)), "unknown field");
+    // Each of 14 files includes the next one 20 times.
+    for level in 0..14 {
+        let names = vec![format!("level-{}.yaml", level + 1); 20].join(", ");
+        write(&format!("level-{level}.yaml"), &format!("include: [{names}]\n"));
+    }
+    write("level-14.yaml", "output_type: loglikelihood\n");
+    refused("levels.yaml", "include: level-0.yaml\n", "expected at most 64 files in all");
+    // Within the limit, a file is read once.
+    write("twice.yaml", "include: [level-14.yaml, level-14.yaml]\n");
+    refused("diamond.yaml", "include: [twice.yaml, twice.yaml, level-14.yaml]\n", "`doc_to_text` is missing");
+    #[cfg(unix)]
+    {
+        let fifo = folder.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        for file in [fifo.to_str().unwrap(), "/dev/zero"] {
+            refused("include.yaml", &format!("include: {file}\n"), "not a regular file");
+            let task = format!(
+                "output_type: loglikelihood\ndoc_to_text: a\ndoc_to_target: b\ntest_split: test\ndataset_path: json\n\
+                 dataset_kwargs: {{data_files: {{test: {file}}}}}\n"
+            );
+            let path = write("data.yaml", &task);
+            let opened = ModelOptions::default().open(&Silent).unwrap();
+            let model = ModelOptions::default();
+            let facts = ModelFacts::of_opened(&model, &opened);
+            let plan = options(&[path.as_str()]).check().unwrap();
+            let told = plan.prepare(&facts, None, &Silent).unwrap_err().to_string();
+            assert_eq!(told, format!("{file}: not a regular file"));
+        }
+        let given = EvaluationOptions { data: vec!["/dev/zero".into()], ..options(&["text:bits"]) };
+        let opened = ModelOptions::default().open(&Silent).unwrap();
+        let model = ModelOptions::default();
+        let told = given
+            .check()
+            .unwrap()
+            .prepare(&ModelFacts::of_opened(&model, &opened), None, &Silent)
+            .unwrap_err();
+        assert_eq!(told.to_string(), "/dev/zero: larger than 268435456 bytes");
+    }
+}
+
 #[test]
 fn wrong_examples_and_task_files_are_told() {
     let folder = tempfile::tempdir().unwrap();

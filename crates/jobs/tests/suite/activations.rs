@@ -247,6 +247,27 @@ fn a_folder_of_something_else_is_refused_with_what_differs() {
     assert!(told.contains("activations_000001.safetensors: expected") && told.contains("damaged"), "{told}");
     fs::remove_file(&shard).unwrap();
     assert!(work.refused(&job).contains("activations_000001.safetensors"));
+    // Bits flipped anywhere in a shard.
+    for place in [0, 9, bytes.len() / 2, bytes.len() - 1] {
+        let mut flipped = bytes.clone();
+        flipped[place] ^= 1;
+        fs::write(&shard, &flipped).unwrap();
+        let told = work.refused(&job);
+        assert!(
+            told.contains(
+                "activations_000001.safetensors: its checksum does not match: it is damaged; remove"
+            ),
+            "{told}"
+        );
+    }
+    // Folders from before there were checksums.
+    fs::write(&shard, &bytes).unwrap();
+    let mut old: Value = serde_json::from_str(&written).unwrap();
+    for shard in old["shards"].as_array_mut().unwrap() {
+        shard.as_object_mut().unwrap().remove("crc32").unwrap();
+    }
+    fs::write(&manifest, old.to_string()).unwrap();
+    assert_eq!(job.run(&work.model, &Silent).unwrap().computed_tokens, 0);
 }
 
 #[test]

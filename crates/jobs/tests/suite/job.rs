@@ -505,6 +505,119 @@ fn a_resumed_training_removes_its_own_leftovers_only() {
     assert_eq!(candle_gpt2_testing::entries(&first.out.join("adapter")), ["content"]);
 }
 
+/// A process killed while writing a kept step leaves a partial folder in that step's folder.
+#[test]
+fn a_resumed_training_removes_the_partial_files_of_kept_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let options =
+        TrainOptions { steps: 2, batch_size: 2, keep_steps: Some(vec![0, 1]), ..TrainOptions::default() };
+    let first = job(folder.path(), "out", options.clone());
+    run(&first).unwrap();
+    let step = first.out.join("step-1");
+    let before = candle_gpt2_testing::entries(&step);
+    for name in ["model.safetensors", "config.json", "W_enc_0.safetensors"] {
+        let partial = step.join(format!("{name}.partial-aB3dE6"));
+        fs::create_dir(&partial).unwrap();
+        fs::write(partial.join(name), "x").unwrap();
+    }
+    fs::create_dir(step.join("notes.partial-aB3dE6")).unwrap();
+    fs::create_dir_all(first.out.join("step-x/config.json.partial-aB3dE6")).unwrap();
+    run(&job(folder.path(), "out", TrainOptions { resume: true, ..options })).unwrap();
+    let after = candle_gpt2_testing::entries(&step);
+    let own: Vec<&String> = after.iter().filter(|name| *name != "notes.partial-aB3dE6").collect();
+    assert_eq!(own, before.iter().collect::<Vec<_>>());
+    assert!(first.out.join("step-x/config.json.partial-aB3dE6").is_dir(), "not a kept step's folder");
+}
+
+#[test]
+fn a_damaged_state_is_not_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { steps: 3, batch_size: 2, ..TrainOptions::default() };
+    let first = job(folder.path(), "out", options.clone());
+    run(&first).unwrap();
+    let resumed = job(folder.path(), "out", TrainOptions { resume: true, ..options });
+    let path = first.out.join("training-state.safetensors");
+    let state = fs::read(&path).unwrap();
+    let refused = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        let told = run(&resumed).unwrap_err().to_string();
+        assert!(told.contains("training-state.safetensors: not a state of a training: "), "{told}");
+        assert!(told.contains("; remove it to start again"), "{told}");
+        told
+    };
+    for place in (0..state.len()).step_by(state.len() / 97) {
+        let mut flipped = state.clone();
+        flipped[place] ^= 1 << (place % 8);
+        refused(&flipped);
+    }
+    assert!(refused(&state[..state.len() - 4]).len() < 500);
+
+    // States from before there were checksums have none in front of the progress.
+    let header = u64::from_le_bytes(state[..8].try_into().unwrap());
+    let text = String::from_utf8(state[8..8 + usize::try_from(header).unwrap()].to_vec()).unwrap();
+    let start = text.find("\"gpt2-training\":\"").unwrap() + "\"gpt2-training\":\"".len();
+    let old = |from: &str, to: &str| {
+        let text = text[..start].to_owned() + &text[start + 8..];
+        assert!(text.contains(from), "{from}");
+        let text = text.replacen(from, to, 1);
+        let length = u64::try_from(text.len()).unwrap();
+        [&length.to_le_bytes()[..], text.as_bytes(), &state[8 + usize::try_from(header).unwrap()..]].concat()
+    };
+    let told = refused(&old("\\\"steps_done\\\":3", "\\\"steps_done\\\":9223372036854775808"));
+    assert!(told.contains("`steps_done`: expected at most 3, found 9223372036854775808"), "{told}");
+    let told = refused(&old("\"dtype\":\"F32\"", "\"dtype\":\"I32\""));
+    assert!(told.contains("expected F32 of") && told.contains("found I32 of"), "{told}");
+    fs::write(&path, old("", "")).unwrap();
+    assert_eq!(run(&resumed).unwrap().steps, 3);
+}
+
+#[test]
+fn a_log_that_was_cut_or_edited_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { steps: 3, batch_size: 2, ..TrainOptions::default() };
+    let first = job(folder.path(), "out", options.clone());
+    run(&first).unwrap();
+    let path = first.out.join("log.jsonl");
+    let log = fs::read_to_string(&path).unwrap();
+    let cut = &log[..log.len() / 2];
+    let edited = log.replacen("\"step\":2", "\"step\":1", 1);
+    for (content, is_changed) in [(&log[..], false), (cut, true), (&edited, true), ("", true)] {
+        fs::write(&path, content).unwrap();
+        let notes = Arc::new(Notes::default());
+        let reporter: Arc<dyn Reporter> = notes.clone();
+        let resumed = job(folder.path(), "out", TrainOptions { resume: true, ..options.clone() });
+        resumed.run(&reporter, &mut |_| {}).unwrap();
+        let is_told =
+            notes.0.lock().unwrap().iter().any(|note| note.contains("log.jsonl: it was changed since"));
+        assert_eq!(is_told, is_changed, "{content}");
+    }
+}
+
+/// A downloaded folder can hold anything.
+#[cfg(unix)]
+#[test]
+fn fifos_and_devices_of_a_folder_do_not_block_a_resumed_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TrainOptions { steps: 1, batch_size: 2, ..TrainOptions::default() };
+    for name in ["log.jsonl", "training-state.safetensors", ".lock"] {
+        for device in [None, Some("/dev/zero")] {
+            let out = format!("{name}-{}", device.is_some());
+            let job = job(folder.path(), &out, TrainOptions { resume: true, ..options.clone() });
+            fs::create_dir(&job.out).unwrap();
+            let path = job.out.join(name);
+            match device {
+                Some(device) => std::os::unix::fs::symlink(device, &path).unwrap(),
+                None => assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success()),
+            }
+            let told = run(&job).unwrap_err().to_string();
+            assert!(
+                told.contains("not a regular file") || told.contains("a symbolic link"),
+                "{name}: {told}"
+            );
+        }
+    }
+}
+
 /// As a full disk does it, before there is a state to resume from.
 #[test]
 fn a_training_that_cannot_save_its_first_state_can_be_called_again() {

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use candle_gpt2_engine::{ModelOptions, Silent};
 use candle_gpt2_look::{
-    Ablate, Attention, Attribute, ComparedTexts, Estimate, Features, HeadKinds, Lens, Look, LookError,
+    Ablate, Attention, Attribute, ComparedTexts, Estimate, Features, Found, HeadKinds, Lens, Look, LookError,
     MetricOptions, Neuron, Neurons, Patch, Patched, PathPatching, Reader, Saliency, Text,
 };
+use candle_gpt2_testing::CheckpointFolder;
 
-use crate::common::{built_in, reader, words};
+use crate::common::{built_in, look, reader, words};
 
 fn dogs() -> ComparedTexts {
     let [clean, corrupt] = ["The big dog", "My big dog"].map(words);
@@ -137,4 +139,50 @@ fn files_that_are_not_there_are_named_and_are_no_wrong_question() {
         assert!(!error.is_usage());
         assert!(matches!(error, LookError::Weights(_) | LookError::Read { .. }), "{error:?}");
     }
+}
+
+/// Same refusal as `generate` and `score`: a most probable token would be invented.
+#[test]
+fn models_without_finite_logits_are_refused() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+            let table = tensors.iter_mut().find(|(name, _)| name.ends_with("wpe.weight")).unwrap().1;
+            *table = (&*table * f64::from(value)).unwrap();
+        });
+        let model = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
+        let loaded = model.open(&Silent).unwrap().load(&Silent).unwrap();
+        let text = || Text::Ids(vec![1, 2, 3]);
+        let refused = |told: Result<Found, LookError>| {
+            let error = told.err().unwrap();
+            assert!(!error.is_usage());
+            assert_eq!(
+                error.to_string(),
+                "the model's logits are not finite; verify its weights, and keep keys and values in f32"
+            );
+        };
+        refused(look(&loaded, &Lens::new(text())));
+        refused(look(&loaded, &attention(text())));
+        refused(look(&loaded, &Saliency::new(text())));
+        refused(look(&loaded, &Attribute::new(text())));
+        refused(look(&loaded, &Ablate::new(text())));
+        let neuron = Neuron { layer: 0, neuron: 0 };
+        refused(look(&loaded, &Neurons { text: text(), neuron, top: 3 }));
+        refused(look(&loaded, &HeadKinds { text: Some(text()), ..HeadKinds::default() }));
+        refused(look(&loaded, &HeadKinds::default()));
+    }
+}
+
+/// Random rows are read twice, which takes a context of two tokens.
+#[test]
+fn random_rows_need_a_context_of_two() {
+    let folder = CheckpointFolder::tiny()
+        .with_config(serde_json::json!({"n_positions": 1, "n_ctx": 1}))
+        .with_tensors(|tensors| {
+            let table = tensors.iter_mut().find(|(name, _)| name.ends_with("wpe.weight")).unwrap().1;
+            *table = table.narrow(0, 0, 1).unwrap().contiguous().unwrap();
+        });
+    let model = ModelOptions { model: folder.path().to_owned(), ..ModelOptions::default() };
+    let opened = model.open(&Silent).unwrap();
+    let reader = Reader::new(opened.vocabulary(), false).unwrap();
+    refused(&reader, &HeadKinds::default(), "the context of 1 is too short for random rows");
 }

@@ -582,6 +582,7 @@ fn a_training_that_goes_on_from_its_state_has_the_bits_of_one_that_never_stopped
                 best: None,
                 evaluations_since: 0,
                 is_evaluation_due: false,
+                log: None,
             };
             state::to_bytes(trainer, &progress).unwrap()
         };

@@ -1,18 +1,21 @@
 //! The keys of a task file: which are read, which mean nothing here, and which cannot be followed.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_engine::{YamlError, check_yaml};
+use candle_gpt2_weights::read_bounded_text;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 use serde_yaml_ng::{Mapping, Value};
 
 use crate::EvaluationError;
 
-/// Most bytes of a task file.
+/// Largest task file, together with those that it includes.
 const MAX_BYTES: u64 = 1 << 20;
-/// Most files that include each other.
-const MAX_INCLUDES: usize = 16;
+/// Most included files, in all `include` lists together.
+const MAX_INCLUDES: usize = 64;
 
 /// A task file, with those that it includes.
 #[derive(Debug, Deserialize)]
@@ -137,7 +140,7 @@ pub(super) fn wrong(path: &Path, what: impl Into<String>) -> EvaluationError {
 impl Keys {
     /// Reads a task file.
     pub(super) fn read(path: &Path) -> Result<Self, EvaluationError> {
-        let mapping = mapping_of(path, &mut Vec::new())?;
+        let mapping = TaskReader::default().mapping(path)?;
         for (key, why) in REFUSED {
             // Without effect: what switches it off.
             let is_set = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
@@ -156,60 +159,114 @@ impl Keys {
     }
 }
 
-/// The keys of a file over those of the files that it includes.
-fn mapping_of(path: &Path, including: &mut Vec<PathBuf>) -> Result<Mapping, EvaluationError> {
-    let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };
-    let place = fs::canonicalize(path).map_err(failed)?;
-    if including.contains(&place) {
-        return Err(wrong(path, "`include`: the file includes itself"));
-    }
-    if including.len() == MAX_INCLUDES {
-        return Err(wrong(path, format!("`include`: expected at most {MAX_INCLUDES} files in one another")));
-    }
-    if fs::metadata(path).map_err(failed)?.len() > MAX_BYTES {
-        return Err(wrong(path, format!("expected a task file of at most {MAX_BYTES} bytes")));
-    }
-    including.push(place);
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let value: Value = serde_yaml_ng::from_str(&text).map_err(|error| wrong(path, error.to_string()))?;
-    if let Some(tag) = tag_in(&value) {
-        return Err(wrong(
-            path,
-            format!("`{tag}` is not supported: no code of a task is run; write a template or a list"),
-        ));
-    }
-    let Value::Mapping(mut mapping) = value else {
-        return Err(wrong(path, "expected a task file, which has keys and values"));
-    };
-    let mut merged = Mapping::new();
-    let included = mapping.remove("include");
-    let names = match included {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Sequence(names)) => names,
-        Some(name) => vec![name],
-    };
-    for name in names {
-        let Some(name) = name.as_str() else {
-            return Err(wrong(path, "`include`: expected the name of a file, or a list of names"));
-        };
-        let beside = path.parent().unwrap_or(Path::new("")).join(name);
-        let mut of_file = mapping_of(&beside, including)?;
-        of_file.remove("task_list");
-        merged.extend(of_file);
-    }
-    including.pop();
-    merged.extend(mapping);
-    Ok(merged)
+/// Reads task files and the files that they include, each once.
+#[derive(Default)]
+struct TaskReader {
+    read: HashMap<PathBuf, Mapping>,
+    /// The files whose `include` is being followed, outermost first.
+    including: Vec<PathBuf>,
+    /// Number of names in all `include` lists.
+    includes: usize,
+    bytes: u64,
 }
 
-/// A tag, such as `!function`, anywhere in a value.
-fn tag_in(value: &Value) -> Option<String> {
-    match value {
-        Value::Tagged(tagged) => Some(tagged.tag.to_string()),
-        Value::Sequence(values) => values.iter().find_map(tag_in),
-        Value::Mapping(mapping) => {
-            mapping.iter().find_map(|(key, value)| tag_in(key).or_else(|| tag_in(value)))
+impl TaskReader {
+    /// The keys of a file, over those of the files that it includes.
+    fn mapping(&mut self, path: &Path) -> Result<Mapping, EvaluationError> {
+        let failed = |cause| EvaluationError::File { path: path.to_owned(), cause };
+        let place = fs::canonicalize(path).map_err(failed)?;
+        if self.including.contains(&place) {
+            return Err(wrong(path, "`include`: the file includes itself"));
         }
-        _ => None,
+        if let Some(mapping) = self.read.get(&place) {
+            return Ok(mapping.clone());
+        }
+        let text = read_bounded_text(path, MAX_BYTES - self.bytes).map_err(failed)?;
+        self.bytes += text.len() as u64;
+        let mut own = parsed(path, &text)?;
+        let names = match own.remove("include") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::Sequence(names)) => names,
+            Some(name) => vec![name],
+        };
+        self.includes = self.includes.saturating_add(names.len());
+        if self.includes > MAX_INCLUDES {
+            return Err(wrong(path, format!("`include`: expected at most {MAX_INCLUDES} files in all")));
+        }
+        self.including.push(place.clone());
+        let mut merged = Mapping::new();
+        for name in names {
+            let Some(name) = name.as_str() else {
+                return Err(wrong(path, "`include`: expected the name of a file, or a list of names"));
+            };
+            let mut included = self.mapping(&path.parent().unwrap_or(Path::new("")).join(name))?;
+            included.remove("task_list");
+            merged.extend(included);
+        }
+        self.including.pop();
+        merged.extend(own);
+        self.read.insert(place, merged.clone());
+        Ok(merged)
+    }
+}
+
+/// The keys of a file's text.
+fn parsed(path: &Path, text: &str) -> Result<Mapping, EvaluationError> {
+    check_yaml(text).map_err(|error| match error {
+        YamlError::Tag { tag, .. } => wrong(
+            path,
+            format!("`{tag}` is not supported: no code of a task is run; write a template or a list"),
+        ),
+        error => wrong(path, error.to_string()),
+    })?;
+    match serde_yaml_ng::from_str(text) {
+        Ok(Value::Mapping(mapping)) => Ok(mapping),
+        Ok(_) => Err(wrong(path, "expected a task file, which has keys and values")),
+        Err(error) => Err(wrong(path, error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nesting of a value.
+    fn depth(value: &Value) -> usize {
+        match value {
+            Value::Sequence(values) => 1 + values.iter().map(depth).max().unwrap_or(0),
+            Value::Mapping(mapping) => {
+                1 + mapping.iter().map(|(key, value)| depth(key).max(depth(value))).max().unwrap_or(0)
+            }
+            Value::Tagged(tagged) => depth(&tagged.value),
+            _ => 0,
+        }
+    }
+
+    /// Compares the check with the parser on random texts.
+    ///
+    /// libyaml would be slow on nesting that the check misses. A bracket or an indentation can hold two levels, as in `[a: b]` and in `- a: b`.
+    #[test]
+    fn the_check_sees_all_nesting_that_the_parser_sees() {
+        const PIECES: [&str; 42] = [
+            "[", "[", "{", "]", "}", ",", ", ", ": ", ":", "- ", "-", "? ", "\n", "\n", "\n ", "\n  ",
+            "\n   ", " ", "  ", "'", "'", "\"", "\"", "#", " #", "|\n", "|\n  ", ">-\n ", "|1\n ", "&a ",
+            "*a", "a", "b", "a: ", "b: ", "\\", "\t", "---\n", "...\n", "\u{85}", "\r\n", "é",
+        ];
+        let mut state = 1_u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(state >> 33).unwrap_or_default() % below
+        };
+        let mut parsed = 0;
+        for _ in 0..300_000 {
+            let text: String = (0..1 + random(14)).map(|_| PIECES[random(PIECES.len())]).collect();
+            let Ok(value) = serde_yaml_ng::from_str::<Value>(&text) else { continue };
+            parsed += 1;
+            match check_yaml(&text) {
+                Ok(seen) => assert!(depth(&value) <= 2 * seen, "{text:?}: {seen} for {value:?}"),
+                Err(error) => panic!("{text:?}: {error}"),
+            }
+        }
+        assert!(parsed > 10_000, "{parsed}");
     }
 }
