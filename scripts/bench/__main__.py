@@ -6,6 +6,7 @@ usage: python -m bench TABLE [OPTIONS]      (in scripts/, or with PYTHONPATH=scr
   cuda        the same on a GPU beside PyTorch
   serving     load on `gpt2 serve` beside llama-server
   training    a training step beside PyTorch
+  busy        training, prefill and decode beside busy loops, and PyTorch's under the same
   attention   attention layers beside PyTorch
   inside      looking inside beside TransformerLens
   hooked      `HookedTransformer` in Python beside TransformerLens
@@ -27,7 +28,7 @@ import sys
 
 from bench import common
 
-TABLES = ("cpu", "page", "cuda", "serving", "training", "attention", "inside", "hooked", "circuits", "evaluation", "compression", "tokenize", "python", "ray", "web")
+TABLES = ("cpu", "page", "cuda", "serving", "training", "busy", "attention", "inside", "hooked", "circuits", "evaluation", "compression", "tokenize", "python", "ray", "web")
 
 
 def main():

@@ -1,18 +1,18 @@
-//! What a thread computes under: the state that passes from a caller to what it calls without being an argument. Three values; the
-//! lower crates have no other thread-local.
+//! Thread-local state of a computation: three values that callers set for the code they call, instead of passing an argument.
 //!
-//! | value | what it holds | who sets it | who reads it | at first |
+//! | value | meaning | set by | read by | default |
 //! |---|---|---|---|---|
-//! | `TAPE` | what operations leave for the way back, see [`Tape`] | [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record, [`without_gradients`] pauses | each operation that has a way back, and layers that choose a kernel by it ([`runs_as_in_training`](crate::runs_as_in_training)) | off |
-//! | `IS_COMPOSED` | whether the kernels of the CPU are off | [`composed`], in tests | [`has_cpu_kernels`], which all who choose a kernel ask | they are on |
-//! | `INTERRUPT` | who is asked whether to end | [`interruptible`]; a CUDA recording puts in one that never ends | [`check_interrupted`] and [`is_interrupted`]: products, operations, the blocks of a model | none |
+//! | `TAPE` | what operations record for the backward pass, see [`Tape`] | [`gradients`](crate::gradients) and [`recomputed`](crate::recomputed) record, [`without_gradients`] pauses | every operation with a backward pass, and layers that choose a kernel by it ([`runs_as_in_training`](crate::runs_as_in_training)) | off |
+//! | `IS_COMPOSED` | whether the CPU kernels are off | [`composed`], in tests | [`has_cpu_kernels`], which every choice of a kernel calls | on |
+//! | `INTERRUPT` | function that decides whether to stop | [`interruptible`]; a CUDA recording sets one that never stops | [`check_interrupted`] and [`is_interrupted`]: products, operations, the blocks of a model | none |
 //!
-//! Each is set for the time of one call and ends with it, by an error or a panic too: the value before it is put back, so calls lie
-//! within one another. None goes to another thread: the pool's threads compute on slices and ask for none of them, and code that
-//! starts a thread for operations sets them there anew.
+//! Each value applies to one call. When the call ends, also by an error or a panic, the previous value is restored, so calls nest.
+//! No value is inherited by another thread. The threads of the pool compute on slices and read none of these values; code that starts
+//! a thread for operations sets them there again. The pool in `candle-gpt2-arithmetic` has two thread-local flags of its own:
+//! whether a thread is inside a parallel region, and whether its regions are too small to wake sleeping threads.
 //!
-//! Which threads use a GPU ([`using`](crate::using)) is no such value, since other threads wait for it: `device_use` counts it for the
-//! whole process, by the threads' numbers.
+//! The threads that use a GPU ([`using`](crate::using)) are not thread-local state, because other threads wait for them: `device_use`
+//! tracks them for the whole process by thread id.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -29,12 +29,12 @@ thread_local! {
     static INTERRUPT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
 }
 
-/// Computes with another value of this thread's, and puts the one before it back, in a panic too.
+/// Runs `compute` with another thread-local value and restores the previous one, also after a panic.
 fn within<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl FnOnce() -> R) -> R {
     struct Restore<T: 'static>(&'static LocalKey<RefCell<T>>, Option<T>);
     impl<T> Drop for Restore<T> {
         fn drop(&mut self) {
-            // The old value may be large, and is dropped when the place is not borrowed.
+            // Dropping the value may run any code, so it must not happen while the cell is borrowed.
             drop(self.1.take().map(|before| self.0.replace(before)));
         }
     }
@@ -42,24 +42,24 @@ fn within<T, R>(place: &'static LocalKey<RefCell<T>>, value: T, compute: impl Fn
     compute()
 }
 
-/// What operations on this thread leave behind.
+/// What this thread's operations record for gradients.
 pub(crate) enum Tape {
-    /// Nothing but candle's graph.
+    /// Only candle's graph.
     Off,
-    /// The steps since the recording began.
+    /// Every step since the recording began.
     Recording(Recording),
-    /// Nothing at all: the results are constants.
+    /// Nothing; results are constants.
     Paused,
 }
 
-/// What is known of gradients while a loss is computed.
+/// Steps recorded while a loss is computed, and the gradient sums known so far.
 #[derive(Default)]
 pub(crate) struct Recording {
     pub(crate) steps: Vec<Step>,
     pub(crate) sums: Sums,
 }
 
-/// An operation that was computed.
+/// A computed operation.
 pub(crate) struct Step {
     pub(crate) output: TensorId,
     pub(crate) inputs: Vec<Tensor>,
@@ -71,21 +71,21 @@ pub(crate) trait Operation: Send + Sync + 'static {
     /// Name for messages.
     fn name(&self) -> &'static str;
 
-    /// Adds the gradients of the inputs, as far as they are wanted, to the sums.
+    /// Adds the gradients of those inputs that need them to the sums.
     fn backward(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()>;
 }
 
-/// Sums of gradients by the tensor that they belong to.
+/// Gradient sums by tensor.
 #[derive(Default)]
 pub(crate) struct Sums(pub(crate) HashMap<TensorId, Sum>);
 
-/// The gradient of one tensor so far.
+/// Gradient of one tensor so far.
 pub(crate) enum Sum {
-    /// Memory for the first gradient; what it holds means nothing.
+    /// Uninitialized memory for the first gradient.
     Memory(Tensor),
-    /// A tensor without other owners.
+    /// A tensor with no other owner.
     Owned(Tensor),
-    /// A tensor that may be the gradient of other tensors too.
+    /// A tensor that may also be the gradient of other tensors.
     Shared(Tensor),
 }
 
@@ -94,17 +94,17 @@ pub(crate) fn has_tape() -> bool {
     TAPE.with_borrow(|tape| !matches!(tape, Tape::Off))
 }
 
-/// Whether what this thread computes is a constant.
+/// Whether this thread's results are constants.
 pub(crate) fn is_paused() -> bool {
     TAPE.with_borrow(|tape| matches!(tape, Tape::Paused))
 }
 
-/// Whether this thread keeps steps.
+/// Whether this thread records steps.
 pub(crate) fn is_recording() -> bool {
     TAPE.with_borrow(|tape| matches!(tape, Tape::Recording(_)))
 }
 
-/// What `change` makes of this thread's recording, if there is one.
+/// Calls `change` with this thread's recording; returns `None` if there is none.
 pub(crate) fn with_recording<R>(change: impl FnOnce(&mut Recording) -> R) -> Option<R> {
     TAPE.with_borrow_mut(|tape| match tape {
         Tape::Recording(recording) => Some(change(recording)),
@@ -112,7 +112,7 @@ pub(crate) fn with_recording<R>(change: impl FnOnce(&mut Recording) -> R) -> Opt
     })
 }
 
-/// Computes with another tape, and gives back what it holds then.
+/// Runs `compute` with another tape and returns its recording.
 pub(crate) fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> Result<(R, Recording)> {
     within(&TAPE, tape, || {
         let result = compute()?;
@@ -123,7 +123,7 @@ pub(crate) fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> R
     })
 }
 
-/// Computes without keeping anything for gradients.
+/// Runs `compute` without recording anything for gradients.
 ///
 /// ```
 /// use candle_core::{DType, Device, Var};
@@ -136,14 +136,15 @@ pub(crate) fn with_tape<R>(tape: Tape, compute: impl FnOnce() -> Result<R>) -> R
 /// ```
 ///
 /// # Errors
-/// Those of the computation.
+/// Errors of the computation.
 pub fn without_gradients<R>(compute: impl FnOnce() -> Result<R>) -> Result<R> {
     Ok(with_tape(Tape::Paused, compute)?.0)
 }
 
-/// Computes without the kernels of the CPU, for what goes through [`gradients`](crate::gradients) or needs none: on this thread
-/// every operation is then the composition that an Apple GPU takes, and an NVIDIA GPU where it has no kernel. For tests, on machines
-/// without a GPU.
+/// Runs `compute` without the CPU kernels, for code that uses [`gradients`](crate::gradients) or needs none.
+///
+/// On this thread every operation becomes the composition that Apple GPUs use, and NVIDIA GPUs where they have no kernel. Tests use it on
+/// machines without a GPU.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -158,20 +159,22 @@ pub fn composed<R>(compute: impl FnOnce() -> R) -> R {
     within(&IS_COMPOSED, true, compute)
 }
 
-/// Whether the CPU's operations with a backward pass of their own compute with `x`: it is in f32 or f64 on the CPU, and not
-/// computed within [`composed`]. An example is at [`composed`].
+/// Whether the CPU kernels with a backward pass support `x`: f32 or f64, on the CPU, and outside [`composed`].
+///
+/// See [`composed`] for an example.
 pub fn has_cpu_kernels(x: &Tensor) -> bool {
     x.device().is_cpu()
         && matches!(x.dtype(), DType::F32 | DType::F64)
         && !IS_COMPOSED.with_borrow(|is_composed| *is_composed)
 }
 
-/// Returns whether to end the computation. [`interruptible`] takes it.
+/// Function that returns whether to stop a computation, for [`interruptible`].
 pub type Interrupt = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Computes what ends with [`KernelError::Interrupted`] once `interrupt` returns true. It is called on this thread, in each product
-/// on the CPU, in each differentiable operation and in each block of a model, so it should cost little; once true, it should stay
-/// true.
+/// Runs `compute`, which fails with [`KernelError::Interrupted`] once `interrupt` returns true.
+///
+/// This thread calls `interrupt` in each CPU product, each differentiable operation and each block of a model, so it should be cheap.
+/// Once true, it should stay true.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -189,22 +192,22 @@ pub fn interruptible<T>(interrupt: Interrupt, compute: impl FnOnce() -> T) -> T 
     within(&INTERRUPT, Some(interrupt), compute)
 }
 
-/// Whether what this thread computes may be ended.
+/// Whether this thread's computation can be interrupted.
 pub(crate) fn is_interruptible() -> bool {
     INTERRUPT.with_borrow(Option::is_some)
 }
 
-/// Whether what this thread computes is to end, see [`interruptible`].
+/// Whether this thread's computation should stop, see [`interruptible`].
 pub fn is_interrupted() -> bool {
-    // The function that is asked may compute something else.
+    // The function may itself compute, and set another one.
     let interrupt = INTERRUPT.with_borrow(Option::clone);
     interrupt.is_some_and(|is_raised| is_raised())
 }
 
-/// Returns an error if what this thread computes is to end, see [`interruptible`].
+/// Returns an error if this thread's computation should stop, see [`interruptible`].
 ///
 /// # Errors
-/// [`KernelError::Interrupted`] if it is.
+/// [`KernelError::Interrupted`] if it should stop.
 pub fn check_interrupted() -> Result<()> {
     if is_interrupted() { Err(KernelError::Interrupted.into()) } else { Ok(()) }
 }

@@ -1,18 +1,25 @@
-//! The threads that compute: started once, woken for each region of parallel work.
+//! Thread pool: threads start once and help with each parallel region.
 //!
-//! Each thread has a share of neighbouring indices, which it takes one by one: neighbours mostly read neighbouring memory,
-//! and one long walk through it is faster than many short ones. Who is done with its own share takes from the others'. The
-//! caller works too, and at the end waits only for threads that took part: one that the system has not let run yet is told
-//! that it comes too late. So a region on a busy machine costs no more than the caller's own time, where a barrier (candle's
-//! pool) waits for every thread each time, a thousand times a second. A thread joins by adding itself to a number: with a lock,
-//! sixteen would queue up for it in every region. Idle threads fall asleep, and only a region with much to do wakes them.
-//! Regions of several callers run at the same time: each has its own shares, and a thread that finds nothing more to do in one looks
-//! into the others. A region inside another one runs on its caller alone, so that nothing waits in a circle.
+//! Each thread owns a share of consecutive indices and takes them one by one, because neighbors mostly read neighboring memory. A thread
+//! that finishes its share takes indices from the other shares. The caller works too. At the end of a region it waits only for threads
+//! that joined; a thread that the system has not scheduled yet finds the region closed. A barrier (candle's pool) would wait for every
+//! thread each time. Threads enter a region with an atomic add instead of a lock, which sixteen threads would queue for.
 //!
-//! A forked process has none of its parent's threads, and its copy of a lock may be held by one of them for good. So it leaves the
-//! pool that it inherits untouched and starts its own; what decides this are atomics, which no thread can leave half done.
+//! Regions of several callers run concurrently: each has its own shares, and a thread that runs out of work in one region looks
+//! into the others. A nested region runs on its caller alone, so waits cannot form a cycle.
+//!
+//! # Waiting
+//! Threads stay awake between the regions of a job. On a core that runs any other process, even one of the lowest priority, a
+//! thread that wakes up waits until the other process's time slice ends. That takes milliseconds, longer than most regions. So a
+//! waiting thread spins first. If the wait outlasts the usual gap, the awaited thread was probably preempted and may need this very
+//! core, so the waiting thread yields between checks. A worker waits no longer than it has worked, and then sleeps
+//! ([`WaitBudget`]): idle threads cost nothing. Only large regions wake sleeping threads.
+//!
+//! # Forks
+//! A forked process has none of its parent's threads, and its copy of a lock may be locked forever. It leaves the
+//! inherited pool untouched and starts its own. Atomics decide which pool to use, because a fork cannot leave them half written.
 
-#![expect(unsafe_code, reason = "threads that live on borrow the work of a region that does not")]
+#![expect(unsafe_code, reason = "long-lived threads borrow the work of a short-lived region")]
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -24,40 +31,47 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, LocalKey, available_parallelism, panicking, yield_now};
 use std::time::{Duration, Instant};
 
-/// How long an idle thread looks for work before it sleeps: longer than the time between two regions.
-const TIME_BEFORE_SLEEP: Duration = Duration::from_micros(100);
-/// How often it looks before it asks for the time.
-const SPINS_BETWEEN_TIMES: usize = 64;
-/// How often the caller looks whether the others are done before it gives its processor away.
-const SPINS_BEFORE_YIELD: usize = 200;
+/// Time that a waiting thread spins before it yields its core: longer than most gaps between regions.
+///
+/// A longer time costs speed beside a process of equal priority, a shorter one beside processes of low priority.
+const SPIN_TIME: Duration = Duration::from_micros(200);
+/// The same if threads outnumber cores, because the awaited thread may then need this core.
+const CROWDED_SPIN_TIME: Duration = Duration::from_micros(20);
+/// Minimum time that an idle thread waits before it sleeps: longer than the usual gap between two regions.
+const SHORTEST_WAIT: Duration = Duration::from_micros(100);
+/// Maximum time that an idle thread waits before it sleeps: longer than a scheduler time slice, for which the caller may be
+/// preempted.
+const LONGEST_WAIT: Duration = Duration::from_millis(10);
+/// Checks of a spinning thread between two looks at the clock.
+const CHECKS_PER_TIME: usize = 64;
 
-/// Bytes that a region reads, or products that it adds up, from which on sleeping threads are woken for it: less is done before they
-/// are there, since a system call and the way back to a processor take some ten microseconds.
+/// Minimum bytes read, or multiply-adds, of a region that wakes sleeping threads. Smaller regions end before the threads
+/// arrive, since a system call and scheduling take tens of microseconds.
 const WORTH_WAKING: [usize; 2] = [512 << 10, 1 << 20];
 
-/// Regions that threads can work at at the same time. Those of further callers run on their caller alone.
-const PLACES: usize = 8;
+/// Regions that can run concurrently on the pool. Further callers run their regions alone.
+const SLOTS: usize = 8;
 
 thread_local! {
-    /// Whether this thread is inside of a region.
+    /// Whether this thread is inside a region.
     static IS_INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// Whether what this thread computes now is over before a sleeping thread would be awake.
+    /// Whether this thread's regions are too small to wake sleeping threads.
     static IS_SHORT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Regions of this process so far.
+/// Regions that this process has run.
 static REGIONS: AtomicUsize = AtomicUsize::new(0);
-/// How many threads compute; 0 until it is fixed.
+/// Number of threads; 0 until it is fixed.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
-/// The pool of this process or of the one that it was forked from; null before the first region.
+/// Pool of this process or of the process that it was forked from; null before the first region.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(null_mut());
 /// Forks between the process that started the first pool and this one.
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-/// Sets the number of threads that compute, the calling one included. By default it is the number that the process may use,
-/// within the limits of its container.
+/// Sets the number of threads, including the calling one. The default is the number of cores that the process may use, within the
+/// limits of its container.
 ///
-/// Returns whether the number could be set: it is fixed when the first computation starts.
+/// Returns whether the number could be set: the first computation fixes it.
 ///
 /// ```
 /// assert!(candle_gpt2_arithmetic::set_thread_count(2));
@@ -67,25 +81,30 @@ pub fn set_thread_count(threads: usize) -> bool {
     THREADS.compare_exchange(0, threads.max(1), Ordering::AcqRel, Ordering::Acquire).is_ok()
 }
 
-/// How many threads compute. An example is at [`set_thread_count`].
+/// Returns the number of threads. See [`set_thread_count`] for an example.
 pub fn thread_count() -> usize {
     match THREADS.load(Ordering::Acquire) {
         0 => {
-            set_thread_count(available_parallelism().map_or(1, usize::from));
+            set_thread_count(core_count());
             THREADS.load(Ordering::Acquire)
         }
         threads => threads,
     }
 }
 
-/// How many regions of parallel work this process has run: each costs the time in which threads meet.
+/// Cores that this process may use.
+fn core_count() -> usize {
+    available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the number of parallel regions that this process has run. Each costs the time in which threads synchronize.
 ///
 /// ```
 /// use candle_gpt2_arithmetic::{map_items, region_count};
 ///
 /// let before = region_count();
 /// map_items([2, 3, 5], |number| number * number);
-/// assert!(region_count() > before, "and those of other threads");
+/// assert!(region_count() > before, "other threads' regions count too");
 /// ```
 pub fn region_count() -> usize {
     REGIONS.load(Ordering::Relaxed)
@@ -105,74 +124,117 @@ pub(crate) fn for_each_index(count: usize, work: impl Fn(usize) + Sync) {
     Pool::of_this_process(&POOL, thread_count() - 1).run(count, &work);
 }
 
-/// What `work` returns, which reads so many bytes and adds up so many products: if these are few, its regions are for threads that are
-/// awake. So a model of some megabytes runs on one thread, and a large one's small products are shared.
+/// Runs `work`. Small jobs, by bytes read and multiply-adds, do not wake sleeping threads: a model of a few megabytes runs on one
+/// thread, and awake threads share the small products of a large one.
 pub(crate) fn of_size<R>(bytes: usize, products: usize, work: impl FnOnce() -> R) -> R {
     let is_short = bytes < WORTH_WAKING[0] && products < WORTH_WAKING[1];
-    let _short = Within::enter(&IS_SHORT, is_short);
+    let _short = Flag::set(&IS_SHORT, is_short);
     work()
 }
 
-/// Makes forks of this process known to [`FORKS`] in them.
+/// Makes forked processes count themselves in [`FORKS`].
 fn notice_forks() {
     #[cfg(all(unix, not(miri)))]
     {
         extern "C" fn notice() {
             FORKS.fetch_add(1, Ordering::AcqRel);
         }
-        // SAFETY: the function only adds to an atomic, which may be done at any time. Where there is no memory to keep it, forks stay
-        // unnoticed, and everything else works.
+        // SAFETY: the handler only adds to an atomic, which is allowed at any time. If registering fails for lack of memory, forks go
+        // unnoticed and everything else works.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(notice)) };
     }
 }
 
+/// Waits until `is_ready` returns true: spins for `spin_time`, then yields the core between checks. Returns false after `limit`.
+fn wait_until(is_ready: impl Fn() -> bool, spin_time: Duration, limit: Duration) -> bool {
+    let mut start = None;
+    loop {
+        for _ in 0..CHECKS_PER_TIME {
+            if is_ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let waited = start.get_or_insert_with(Instant::now).elapsed();
+        if waited >= limit {
+            return false;
+        }
+        if waited >= spin_time {
+            yield_now();
+        }
+    }
+}
+
+/// Time that a thread may wait awake: as long as it has worked, up to [`LONGEST_WAIT`].
+///
+/// A job's threads spend no more time waiting than working, and stop waiting soon after it ends.
+#[derive(Default)]
+struct WaitBudget(Duration);
+
+impl WaitBudget {
+    fn earn(&mut self, worked: Duration) {
+        self.0 = self.0.saturating_add(worked).min(LONGEST_WAIT);
+    }
+
+    fn spend(&mut self, waited: Duration) {
+        self.0 = self.0.saturating_sub(waited);
+    }
+
+    /// Longest wait before the thread sleeps.
+    fn limit(&self) -> Duration {
+        self.0.max(SHORTEST_WAIT)
+    }
+}
+
 struct Pool {
-    places: [Place; PLACES],
-    /// Number of tasks published so far. Idle threads look at it all the time, so it has a cache line of its own.
-    generation: Share,
-    /// Threads that wait for `published`: who counts itself looks at the generation then, and who publishes looks here after it has
-    /// changed that, so one of them sees the other.
+    slots: [Slot; SLOTS],
+    /// Number of tasks published so far. Idle threads poll it, so it has its own cache line.
+    generation: Padded,
+    /// Time that a waiting thread spins before it yields.
+    spin_time: Duration,
+    /// Threads that wait for `published`. A thread counts itself and then checks the generation; a publisher changes the generation and
+    /// then checks this number. So one of them notices the other.
     sleeping: AtomicUsize,
-    /// Held between counting oneself and waiting, and to signal.
+    /// Locked from counting oneself until waiting, and to signal.
     falling_asleep: Mutex<()>,
-    /// Signalled when a task is published.
+    /// Signaled when a task is published.
     published: Condvar,
-    /// The value of [`FORKS`] in the process that has the threads.
+    /// Value of [`FORKS`] in the process that owns the threads.
     forks: usize,
 }
 
-/// What the threads of one task share.
+/// State shared by the threads of one task.
 #[repr(align(64))]
-struct Place {
-    /// How many indices of each thread's share are taken, the caller's first.
-    shares: Box<[Share]>,
-    /// Indices of the task that is published here; 0 when there is none.
+struct Slot {
+    /// Number of indices taken from each thread's share, the caller's first.
+    shares: Box<[Padded]>,
+    /// Indices of the published task; 0 without one.
     count: AtomicUsize,
-    /// What is published here, while [`OPEN`] is set.
+    /// Published task while [`OPEN`] is set.
     task: UnsafeCell<Option<Task>>,
-    /// [`CLAIMED`] and [`OPEN`], and the number of threads that may use the task, or are about to see that they come too late.
+    /// [`CLAIMED`], [`OPEN`], and the number of threads that joined or are about to find the task closed.
     state: AtomicUsize,
 }
 
-/// A caller has the place.
+/// A caller owns the slot.
 const CLAIMED: usize = 1 << (usize::BITS - 1);
 /// Threads may join the task.
 const OPEN: usize = CLAIMED >> 1;
-/// The rest of a state: the number of threads.
+/// Bits of the number of threads.
 const JOINED: usize = OPEN - 1;
 
-// SAFETY: the caller that has claimed a place writes its task before it opens it, and while it is open all only read it.
-unsafe impl Sync for Place {}
+// SAFETY: the caller that claimed a slot writes its task before opening it. While the slot is open, threads only read the task.
+unsafe impl Sync for Slot {}
 
-/// A number on a cache line of its own, such as how many indices of a share are taken.
+/// Counter with its own cache line.
 #[derive(Default)]
 #[repr(align(64))]
-struct Share(AtomicUsize);
+struct Padded(AtomicUsize);
 
-/// What a thread panicked with.
+/// Payload of a panic.
 type Panic = Mutex<Option<Box<dyn Any + Send>>>;
 
-/// The work of a region, and what the first thread that panicked at it panicked with, both borrowed from its caller.
+/// Work of a region and the place for its first panic, both borrowed from the caller.
 #[derive(Clone, Copy)]
 struct Task {
     work: *const (dyn Fn(usize) + Sync),
@@ -180,33 +242,34 @@ struct Task {
     panic: *const Panic,
 }
 
-// SAFETY: the pointers are to values that may be shared between threads, and only shared references are made of them.
+// SAFETY: the pointees are Sync, and threads only create shared references to them.
 unsafe impl Send for Task {}
 
 impl Pool {
-    /// The pool at `place`, or a new one with so many threads besides the caller's if there is none or it is another process's.
+    /// Returns the pool at `place`. If there is none, or it belongs to another process, starts one with `threads` threads besides the
+    /// caller.
     fn of_this_process(place: &AtomicPtr<Self>, threads: usize) -> &'static Self {
         let found = place.load(Ordering::Acquire);
-        // SAFETY: it is null or points to a pool, and those live as long as the program.
+        // SAFETY: the pointer is null or points to a pool, and pools are never freed once published.
         if let Some(pool) = unsafe { found.as_ref() }
             && pool.is_of_this_process()
         {
             return pool;
         }
-        // Before the number is read that tells forks apart.
+        // Before `new` reads the number of forks.
         notice_forks();
         let new = Box::into_raw(Box::new(Self::new(threads)));
         match place.compare_exchange(found, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                // SAFETY: it points to the pool that was just made, which is never freed.
+                // SAFETY: the pointer is to the new pool, which is never freed.
                 let pool: &'static Self = unsafe { &*new };
                 pool.start_threads();
                 pool
             }
             Err(faster) => {
-                // SAFETY: no other thread has seen this one.
+                // SAFETY: the new pool was not published.
                 drop(unsafe { Box::from_raw(new) });
-                // SAFETY: it points to the pool of another thread of this process, which is never freed.
+                // SAFETY: another thread of this process published the pool, which is never freed.
                 unsafe { &*faster }
             }
         }
@@ -214,8 +277,9 @@ impl Pool {
 
     fn new(threads: usize) -> Self {
         Self {
-            places: std::array::from_fn(|_| Place::new(threads)),
-            generation: Share::default(),
+            slots: std::array::from_fn(|_| Slot::new(threads)),
+            generation: Padded::default(),
+            spin_time: if threads < core_count() { SPIN_TIME } else { CROWDED_SPIN_TIME },
             sleeping: AtomicUsize::new(0),
             falling_asleep: Mutex::default(),
             published: Condvar::new(),
@@ -224,36 +288,36 @@ impl Pool {
     }
 
     fn start_threads(&'static self) {
-        for index in 1..self.places[0].shares.len() {
-            // Where the system has no more threads to give, the others do the work.
+        for index in 1..self.slots[0].shares.len() {
+            // If the system cannot start a thread, the others do its work.
             let _ = Builder::new().name(format!("gpt2-{index}")).spawn(move || self.serve(index));
         }
     }
 
-    /// Whether its threads are there: this process started it.
+    /// Whether this process started the pool and so has its threads.
     fn is_of_this_process(&self) -> bool {
         self.forks == FORKS.load(Ordering::Acquire)
     }
 
     fn run(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
-        let Some(place) = self.places.iter().find(|place| place.claim()) else {
-            let _inside = Within::enter(&IS_INSIDE, true);
+        let Some(slot) = self.slots.iter().find(|slot| slot.claim()) else {
+            let _inside = Flag::set(&IS_INSIDE, true);
             (0..count).for_each(work);
             return;
         };
-        // SAFETY: only the lifetime changes. Threads get the task from the place alone, which `Region` closes, and it waits for
-        // those that got it, before this function returns or unwinds.
+        // SAFETY: only the lifetime changes. Threads read the task from the slot alone. `Region` closes the slot and waits for the
+        // threads that joined before this function returns or unwinds.
         let borrowed = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(work)
         };
         let panic = Panic::default();
         let task = Task { work: borrowed, count, panic: &raw const panic };
-        place.open(task);
-        let region = Region { pool: self, place };
+        slot.open(task);
+        let region = Region { pool: self, slot };
         self.wake(if IS_SHORT.get() { 0 } else { count.saturating_sub(1) });
-        let inside = Within::enter(&IS_INSIDE, true);
+        let inside = Flag::set(&IS_INSIDE, true);
         // SAFETY: this function has not returned.
-        unsafe { place.work(task, 0) };
+        unsafe { slot.work(task, 0) };
         drop(inside);
         drop(region);
         if let Some(panic) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
@@ -261,7 +325,7 @@ impl Pool {
         }
     }
 
-    /// Lets idle threads look for work, and wakes no more of those that sleep than there is work for.
+    /// Publishes a task to awake threads and wakes up to `most` sleeping ones.
     fn wake(&self, most: usize) {
         self.generation.0.fetch_add(1, Ordering::SeqCst);
         if most == 0 || self.sleeping.load(Ordering::SeqCst) == 0 {
@@ -273,46 +337,48 @@ impl Pool {
         }
     }
 
-    /// What a thread does all its life; it begins with its own share.
+    /// Main loop of a thread, which starts each task with its own share.
     fn serve(&self, share: usize) {
-        let _inside = Within::enter(&IS_INSIDE, true);
+        let _inside = Flag::set(&IS_INSIDE, true);
+        let mut budget = WaitBudget::default();
+        let mut worked_from = Instant::now();
         let mut seen = 0;
         loop {
-            self.wait_for_task_after(seen);
+            let waited_from = Instant::now();
+            budget.earn(waited_from - worked_from);
+            self.wait_for_task_after(seen, budget.limit());
+            worked_from = Instant::now();
+            budget.spend(worked_from - waited_from);
             seen = self.generation.0.load(Ordering::Acquire);
-            // Whatever is published after this has another generation.
-            while let Some((place, task)) = self.joined() {
-                // SAFETY: the caller waits until this thread is no longer counted as active.
-                let result = catch_unwind(AssertUnwindSafe(|| unsafe { place.work(task, share) }));
+            // Any task published from here on changes the generation again.
+            while let Some((slot, task)) = self.join_task() {
+                // SAFETY: the caller waits until this thread leaves the task.
+                let result = catch_unwind(AssertUnwindSafe(|| unsafe { slot.work(task, share) }));
                 if let Err(panic) = result {
                     // SAFETY: as above.
                     let first = unsafe { &*task.panic };
                     first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
                 }
-                place.state.fetch_sub(1, Ordering::Release);
+                slot.state.fetch_sub(1, Ordering::Release);
                 if !self.is_of_this_process() {
-                    // The work forked, and this is the only thread of the new process: no more work will ever come.
+                    // The work forked, and this is the only thread of the new process: no task will ever follow.
                     return;
                 }
             }
         }
     }
 
-    /// A task with work left, as one of whose threads this one is counted; `None` if there is none.
-    fn joined(&self) -> Option<(&Place, Task)> {
-        let joined = |place: &'_ Place| place.has_work().then(|| place.join()).flatten();
-        self.places.iter().find_map(|place| Some((place, joined(place)?)))
+    /// Joins a task that has work left.
+    fn join_task(&self) -> Option<(&Slot, Task)> {
+        let joined = |slot: &'_ Slot| slot.has_work().then(|| slot.join()).flatten();
+        self.slots.iter().find_map(|slot| Some((slot, joined(slot)?)))
     }
 
-    fn wait_for_task_after(&self, seen: usize) {
-        let start = Instant::now();
-        while start.elapsed() < TIME_BEFORE_SLEEP {
-            for _ in 0..SPINS_BETWEEN_TIMES {
-                if self.generation.0.load(Ordering::Acquire) != seen {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
+    /// Waits for a generation other than `seen`; sleeps after `limit`.
+    fn wait_for_task_after(&self, seen: usize, limit: Duration) {
+        let is_published = || self.generation.0.load(Ordering::Acquire) != seen;
+        if wait_until(is_published, self.spin_time, limit) {
+            return;
         }
         let mut falling_asleep = self.lock();
         self.sleeping.fetch_add(1, Ordering::SeqCst);
@@ -327,33 +393,33 @@ impl Pool {
     }
 }
 
-impl Place {
+impl Slot {
     fn new(threads: usize) -> Self {
         Self {
-            shares: (0..=threads).map(|_| Share::default()).collect(),
+            shares: (0..=threads).map(|_| Padded::default()).collect(),
             count: AtomicUsize::new(0),
             task: UnsafeCell::new(None),
             state: AtomicUsize::new(0),
         }
     }
 
-    /// Whether the place was free and is the caller's now. A thread that comes too late for the last task may still be leaving.
+    /// Claims the slot if it is free. A thread that came too late for the last task may still be leaving it.
     fn claim(&self) -> bool {
         self.state.compare_exchange(0, CLAIMED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Lets threads join a task at this place, which is claimed.
+    /// Opens a task to other threads. The caller must have claimed the slot.
     fn open(&self, task: Task) {
         self.shares.iter().for_each(|share| share.0.store(0, Ordering::Relaxed));
         self.count.store(task.count, Ordering::Relaxed);
-        // SAFETY: the place is the caller's and closed, so no other thread reads or writes the task.
+        // SAFETY: the caller owns the slot, and it is closed, so no other thread accesses the task.
         unsafe { *self.task.get() = Some(task) };
         self.state.fetch_add(OPEN, Ordering::Release);
     }
 
-    /// The task, if it is open and has fewer threads than indices: the caller then waits until this thread is no longer counted.
+    /// Joins the task if it is open and has fewer threads than indices. The caller then waits until this thread leaves.
     fn join(&self) -> Option<Task> {
-        // Looking first leaves the number to those who change it.
+        // A load first leaves the cache line to the threads that change it.
         let state = self.state.load(Ordering::Relaxed);
         if state & OPEN == 0 || (state & JOINED) + 1 >= self.count.load(Ordering::Relaxed) {
             return None;
@@ -362,16 +428,16 @@ impl Place {
             self.state.fetch_sub(1, Ordering::Release);
             return None;
         }
-        // SAFETY: it was written before the place was opened, and is not written again before all that joined have left.
+        // SAFETY: the task was written before the slot was opened, and the next write waits for all joined threads to leave.
         unsafe { *self.task.get() }
     }
 
-    /// The indices below `count` that belong to a share.
+    /// Indices below `count` that belong to a share.
     fn indices_of(&self, share: usize, count: usize) -> Range<usize> {
         count * share / self.shares.len()..count * (share + 1) / self.shares.len()
     }
 
-    /// Whether there seem to be indices that no thread has taken.
+    /// Whether any index seems to be left.
     fn has_work(&self) -> bool {
         let count = self.count.load(Ordering::Acquire);
         let is_left =
@@ -379,17 +445,17 @@ impl Place {
         count > 0 && (0..self.shares.len()).any(is_left)
     }
 
-    /// Works until no index of the published task is left, with those of the `first` share to begin with.
+    /// Works until the task has no index left, beginning with the `first` share.
     ///
     /// # Safety
     /// The region that published the task has not returned.
     unsafe fn work(&self, task: Task, first: usize) {
-        // SAFETY: the caller's region has not returned, so what it borrowed is still there.
+        // SAFETY: the caller's region has not returned, so its borrows are alive.
         let work = unsafe { &*task.work };
         for share in (first..self.shares.len()).chain(0..first) {
             let indices = self.indices_of(share, task.count);
             let taken = &self.shares[share].0;
-            // Looking first leaves the shares that are used up to those who still write to theirs.
+            // A load first leaves the cache lines of finished shares alone.
             while taken.load(Ordering::Relaxed) < indices.len() {
                 if let Some(index) = indices.clone().nth(taken.fetch_add(1, Ordering::Relaxed)) {
                     work(index);
@@ -399,43 +465,40 @@ impl Place {
     }
 }
 
-/// What a thread is within, as long as this is there.
-struct Within(&'static LocalKey<Cell<bool>>, bool);
+/// RAII guard that sets a thread-local flag and restores it when dropped.
+struct Flag(&'static LocalKey<Cell<bool>>, bool);
 
-impl Within {
-    fn enter(place: &'static LocalKey<Cell<bool>>, is_within: bool) -> Self {
-        Self(place, place.replace(is_within))
+impl Flag {
+    fn set(flag: &'static LocalKey<Cell<bool>>, value: bool) -> Self {
+        Self(flag, flag.replace(value))
     }
 }
 
-impl Drop for Within {
+impl Drop for Flag {
     fn drop(&mut self) {
         self.0.set(self.1);
     }
 }
 
-/// A published task; dropping it, in a panic too, closes it to further threads and waits for those that joined.
+/// A published task. Dropping it, also in a panic, closes the task to further threads and waits for those that joined.
 struct Region<'a> {
     pool: &'a Pool,
-    place: &'a Place,
+    slot: &'a Slot,
 }
 
 impl Drop for Region<'_> {
     fn drop(&mut self) {
-        let Self { pool, place } = *self;
+        let Self { pool, slot } = *self;
         if !pool.is_of_this_process() {
-            // The work forked: what other threads had begun will never be done here.
-            assert!(panicking(), "a process was forked inside of a computation, which cannot end in it");
+            // The work forked: this process never finishes what the other threads had begun.
+            assert!(panicking(), "a process forked inside a parallel region, which cannot end in the child");
             return;
         }
-        place.count.store(0, Ordering::Relaxed);
-        place.state.fetch_sub(OPEN, Ordering::Relaxed);
-        let mut spins = 0;
-        while place.state.load(Ordering::Acquire) & JOINED > 0 {
-            spins += 1;
-            if spins < SPINS_BEFORE_YIELD { std::hint::spin_loop() } else { yield_now() }
-        }
-        place.state.fetch_sub(CLAIMED, Ordering::Release);
+        slot.count.store(0, Ordering::Relaxed);
+        slot.state.fetch_sub(OPEN, Ordering::Relaxed);
+        let have_left = || slot.state.load(Ordering::Acquire) & JOINED == 0;
+        wait_until(have_left, pool.spin_time, Duration::MAX);
+        slot.state.fetch_sub(CLAIMED, Ordering::Release);
     }
 }
 
@@ -445,7 +508,7 @@ mod tests {
 
     use super::*;
 
-    /// How long a thread that was woken may take to arrive.
+    /// Time within which a woken thread must arrive.
     const PATIENCE: Duration = Duration::from_secs(60);
 
     impl Pool {
@@ -454,7 +517,44 @@ mod tests {
         }
     }
 
-    /// Calls of each index in one region.
+    #[test]
+    fn a_thread_waits_as_long_as_it_worked_within_bounds() {
+        let [short, long] = [SHORTEST_WAIT * 3, LONGEST_WAIT * 3];
+        let mut budget = WaitBudget::default();
+        assert_eq!(budget.limit(), SHORTEST_WAIT);
+        budget.earn(short);
+        assert_eq!(budget.limit(), short);
+        budget.spend(SHORTEST_WAIT);
+        assert_eq!(budget.limit(), short - SHORTEST_WAIT);
+        budget.earn(long);
+        assert_eq!(budget.limit(), LONGEST_WAIT);
+        budget.spend(long);
+        assert_eq!(budget.limit(), SHORTEST_WAIT);
+    }
+
+    #[test]
+    fn a_wait_ends_when_ready_or_at_its_limit() {
+        let checks = AtomicUsize::new(0);
+        let is_ready = || checks.fetch_add(1, Ordering::Relaxed) == 3 * CHECKS_PER_TIME;
+        assert!(wait_until(is_ready, Duration::ZERO, Duration::MAX), "yields");
+        assert!(!wait_until(|| false, Duration::MAX, Duration::ZERO));
+        assert!(wait_until(|| true, Duration::ZERO, Duration::ZERO), "ready before the limit");
+    }
+
+    /// After long work too: no thread stays awake without a job.
+    #[test]
+    #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
+    fn idle_threads_sleep() {
+        let pool = Pool::start(2);
+        for region in [2, 200] {
+            assert_eq!(calls(pool, region), vec![1; region]);
+            while pool.sleeping.load(Ordering::SeqCst) < 2 {
+                yield_now();
+            }
+        }
+    }
+
+    /// Number of calls with each index in one region.
     fn calls(pool: &Pool, count: usize) -> Vec<usize> {
         let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
         pool.run(count, &|index| {
@@ -464,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn each_index_comes_once_in_region_after_region() {
+    fn every_region_visits_each_index_once() {
         for threads in [0, 1, 5] {
             let pool = Pool::start(threads);
             for region in 0..200 {
@@ -475,7 +575,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-    fn only_regions_with_much_to_do_wake_threads() {
+    fn only_large_regions_wake_sleeping_threads() {
         let pool = Pool::start(2);
         for (bytes, products, expected) in [(1000, 1000, 1), (1 << 20, 0, 2), (0, 1 << 20, 2)] {
             while pool.sleeping.load(Ordering::SeqCst) < 2 {
@@ -498,7 +598,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-    fn regions_may_meet_and_nest() {
+    fn regions_run_concurrently_and_nest() {
         let pool = Pool::start(3);
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -508,11 +608,11 @@ mod tests {
         pool.run(8, &|_| assert_eq!(calls(pool, 5), vec![1; 5]));
     }
 
-    /// Two indices of a region wait for each other, and for one of the other region: no caller could end its own alone.
+    /// Two indices of a region wait for each other and for an index of the other region, so neither caller could finish alone.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-    fn two_callers_have_the_pool_at_the_same_time() {
-        const INDICES: usize = 3; // One more than the pool has threads, so that a caller always finds one of its own.
+    fn two_callers_share_the_pool() {
+        const INDICES: usize = 3; // One more than the pool's threads, so that a caller always finds one for itself.
         let pool = Pool::start(2);
         for _ in 0..50 {
             let arrived = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -531,25 +631,24 @@ mod tests {
         }
     }
 
-    /// More threads than any machine of the tests has cores, and more callers than regions at a time.
+    /// More threads than cores, and more callers than slots.
     #[test]
     #[cfg_attr(any(miri, target_family = "wasm"), ignore = "starts many threads")]
-    fn many_threads_and_callers_come_to_an_end() {
+    fn many_threads_and_callers_finish() {
         for threads in [1, 2, 4, 8, 16, 64] {
             let pool = Pool::start(threads - 1);
             std::thread::scope(|scope| {
-                for _ in 0..PLACES + 2 {
+                for _ in 0..SLOTS + 2 {
                     scope.spawn(|| (0..20).for_each(|_| assert_eq!(calls(pool, 150), vec![1; 150])));
                 }
             });
         }
     }
 
-    /// Shares are taken, not dealt: two of three threads are held up in their first index until all others are done, which the third
-    /// has to do alone.
+    /// Two of three threads block in their first index until all others are done, so the third must take indices from all shares.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-    fn a_thread_that_is_not_held_up_does_what_is_left_of_all_shares() {
+    fn a_free_thread_takes_the_work_of_blocked_threads() {
         const INDICES: usize = 90;
         let pool = Pool::start(2);
         for _ in 0..20 {
@@ -567,10 +666,10 @@ mod tests {
         }
     }
 
-    /// Other work on each core, more threads than cores, and two callers.
+    /// Busy cores, more threads than cores, and two callers.
     #[test]
     #[cfg_attr(any(miri, target_family = "wasm"), ignore = "keeps all cores busy")]
-    fn other_work_on_the_cores_changes_nothing() {
+    fn busy_cores_do_not_change_results() {
         let pool = Pool::start(2 * available_parallelism().map_or(1, usize::from));
         let is_over = AtomicUsize::new(0);
         std::thread::scope(|scope| {
@@ -590,10 +689,10 @@ mod tests {
         });
     }
 
-    /// Threads of a region that is about to end must not meet the next one's indices.
+    /// A thread that leaves a region late must not take indices of the next region.
     #[test]
     #[cfg_attr(target_family = "wasm", ignore = "starts threads")]
-    fn regions_of_several_callers_follow_each_other() {
+    fn threads_do_not_leak_into_the_next_region() {
         let pool = Pool::start(2);
         std::thread::scope(|scope| {
             for caller in 0..3 {
@@ -624,31 +723,31 @@ mod tests {
         }
     }
 
-    /// Held while a thread panics: reporting it takes locks, which a fork by another test would copy.
+    /// Locked while a thread panics, because the panic message takes locks that a fork in another test would copy.
     static PANICS: Mutex<()> = Mutex::new(());
 
     #[test]
     #[cfg_attr(panic = "abort", ignore = "a panic ends the program")]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
         let _alone = PANICS.lock().unwrap();
         let pool = Pool::start(2);
         for _ in 0..10 {
             let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(50, &|index| assert_ne!(index, 25, "told to panic"));
+                pool.run(50, &|index| assert_ne!(index, 25, "expected panic"));
             }));
             assert!(result.is_err());
             assert_eq!(calls(pool, 30), vec![1; 30]);
         }
     }
 
-    /// What a fork of this process makes of `work`, which gets ten seconds: the child's exit code, or the signal that ended it.
+    /// Runs `work` in a fork for at most ten seconds and returns the child's exit code, or the signal that ended it.
     #[cfg(all(unix, not(miri)))]
     fn in_a_fork(work: impl FnOnce() -> bool) -> Result<i32, i32> {
-        // SAFETY: the child computes, and ends without running what belongs to the test's program.
+        // SAFETY: the child computes and exits without running the test program's handlers.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "no fork");
         if child == 0 {
-            // SAFETY: as above. An alarm ends a child that hangs.
+            // SAFETY: as above. The alarm ends a child that hangs.
             unsafe {
                 libc::alarm(10);
                 let is_right = catch_unwind(AssertUnwindSafe(work));
@@ -656,21 +755,21 @@ mod tests {
             }
         }
         let mut status = 0;
-        // SAFETY: the status is an integer of this function.
+        // SAFETY: `status` is a local integer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         if libc::WIFEXITED(status) { Ok(libc::WEXITSTATUS(status)) } else { Err(libc::WTERMSIG(status)) }
     }
 
     #[test]
     #[cfg(all(unix, not(miri)))]
-    fn a_forked_process_computes_with_threads_of_its_own() {
+    fn a_forked_process_starts_its_own_threads() {
         let place: &'static AtomicPtr<Pool> = Box::leak(Box::default());
         let pool = || Pool::of_this_process(place, 2);
         assert_eq!(calls(pool(), 50), vec![1; 50]);
         let parents: *const Pool = pool();
         let in_child = || {
             let is_own = !std::ptr::eq(parents, pool());
-            // Two indices that wait for each other: no single thread could end them.
+            // Two indices wait for each other, so one thread alone could not finish.
             let arrived = AtomicUsize::new(0);
             pool().run(2, &|_| {
                 arrived.fetch_add(1, Ordering::AcqRel);
@@ -689,7 +788,7 @@ mod tests {
 
     #[test]
     #[cfg(all(unix, not(miri)))]
-    fn a_fork_while_another_thread_is_inside_a_region_computes() {
+    fn a_fork_during_another_threads_region_computes() {
         let place: &'static AtomicPtr<Pool> = Box::leak(Box::default());
         let pool = || Pool::of_this_process(place, 2);
         let (entered, is_over) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -713,25 +812,25 @@ mod tests {
         let held = pool().lock();
         let forked = in_a_fork(in_child);
         drop(held);
-        assert_eq!(forked, Ok(0), "with the lock held");
+        assert_eq!(forked, Ok(0), "with the lock locked");
     }
 
     #[test]
     #[cfg(all(unix, not(miri), not(panic = "abort")))]
-    fn a_region_that_forks_ends_with_a_panic_in_the_child() {
+    fn a_region_that_forks_panics_in_the_child() {
         let _alone = PANICS.lock().unwrap();
         let pool = Pool::start(2);
         let forked = std::sync::OnceLock::new();
         let parent = std::process::id();
-        // Only the caller's index forks; the child continues the region, and must not wait for threads that it does not have.
+        // Only the caller forks. The child continues the region and must not wait for threads that it does not have.
         let caller = std::thread::current().id();
         let region = catch_unwind(AssertUnwindSafe(|| {
             pool.run(40, &|_| {
                 if std::thread::current().id() == caller && forked.get().is_none() {
-                    // SAFETY: as in `in_a_fork`, whose `_exit` comes below.
+                    // SAFETY: as in `in_a_fork`; `_exit` follows below.
                     let child = unsafe { libc::fork() };
                     if child == 0 {
-                        // SAFETY: an alarm ends a child that hangs.
+                        // SAFETY: the alarm ends a child that hangs.
                         unsafe { libc::alarm(10) };
                     }
                     let _ = forked.set(child);
@@ -740,12 +839,12 @@ mod tests {
             });
         }));
         if std::process::id() != parent {
-            // SAFETY: the child ends without running what belongs to the test's program.
+            // SAFETY: the child exits without running the test program's handlers.
             unsafe { libc::_exit(i32::from(region.is_ok())) };
         }
-        assert!(region.is_ok(), "the parent's region is whole");
+        assert!(region.is_ok(), "the parent's region is complete");
         let (mut status, child) = (0, *forked.get().unwrap());
-        // SAFETY: the status is an integer of this function.
+        // SAFETY: `status` is a local integer.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status}");
     }
