@@ -18,6 +18,7 @@ mod files;
 mod formats;
 mod given_files;
 mod grouped;
+mod library_encoder;
 mod load;
 mod lock;
 mod mapped_file;
@@ -35,6 +36,7 @@ mod tensor_file;
 mod text_encoder;
 mod tied_head;
 mod tokenizer;
+mod tokenizer_limits;
 mod weight_dtype;
 mod word_cache;
 mod words;
@@ -63,7 +65,7 @@ pub use stored::{StoredDType, StoredTensor};
 pub use tensor_file::TensorFile;
 pub use text_encoder::{EncoderSession, TextEncoder};
 pub use tokenizer::{
-    END_OF_TEXT, encode, encode_piece, encode_with_places, load_tokenizer, ordinary_token, token_bytes,
+    END_OF_TEXT, decode, encode, encode_piece, encode_with_places, load_tokenizer, ordinary_token, token_bytes,
     train_tokenizer,
 };
 pub use tokenizers::Tokenizer;
