@@ -160,12 +160,6 @@ pub enum WeightsError {
         /// What is wrong.
         error: String,
     },
-    /// Tokens cannot be turned into a text.
-    #[error("the tokenizer cannot decode the tokens: {error}")]
-    Decode {
-        /// What is wrong.
-        error: String,
-    },
     /// The model could not be built on the device.
     #[error(transparent)]
     Candle(#[from] candle_core::Error),

@@ -65,7 +65,7 @@ pub use stored::{StoredDType, StoredTensor};
 pub use tensor_file::TensorFile;
 pub use text_encoder::{EncoderSession, TextEncoder};
 pub use tokenizer::{
-    END_OF_TEXT, decode, encode, encode_piece, encode_with_places, load_tokenizer, ordinary_token, token_bytes,
+    END_OF_TEXT, encode, encode_piece, encode_with_places, load_tokenizer, ordinary_token, token_bytes,
     train_tokenizer,
 };
 pub use tokenizers::Tokenizer;

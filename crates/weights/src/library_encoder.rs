@@ -14,15 +14,19 @@ use crate::WeightsError;
 use crate::tokenizer::without_panic;
 use crate::tokenizer_limits;
 
-/// Memory that the library takes for each byte of a normalized text. Measured: 450, if each character is a word.
-const BYTES_PER_BYTE: f64 = 700.0;
+/// Memory that the library takes for each byte of a normalized text, if each character is a word and a token.
+const BYTES_PER_BYTE: f64 = 400.0;
+/// Memory for each byte that the pre-tokenizer makes of one.
+const BYTES_PER_PRE_TOKENIZED_BYTE: f64 = 50.0;
+/// Memory for each byte if the places of tokens are kept.
+const BYTES_OF_PLACES: f64 = 250.0;
 /// Shortest piece that a text is cut into.
 const PIECE_BYTES: usize = 1 << 14;
 
 /// Encoder for one tokenizer, which callers pass to each call.
 pub(crate) struct LibraryEncoder {
-    /// Largest number of bytes that normalization makes of one.
-    growth: f64,
+    /// Memory for each byte of a piece.
+    bytes_per_byte: f64,
     /// Whether texts may be cut before a space between two letters.
     is_cut_at_spaces: bool,
     cost: Cost,
@@ -44,8 +48,7 @@ impl LibraryEncoder {
             ModelWrapper::Unigram(model) => Cost::Linear { per_byte: bytes_of_prefixes(model).div_ceil(2) },
             ModelWrapper::BPE(_) | ModelWrapper::WordLevel(_) => Cost::Linear { per_byte: 1 },
         };
-        let growth = tokenizer_limits::growth(tokenizer).ok()?;
-        Some(Self { growth, is_cut_at_spaces: is_cut_at_spaces(tokenizer)?, cost })
+        Some(Self { bytes_per_byte: bytes_per_byte(tokenizer), is_cut_at_spaces: is_cut_at_spaces(tokenizer)?, cost })
     }
 
     /// Appends the tokens of a text, without special tokens around it.
@@ -112,13 +115,24 @@ impl LibraryEncoder {
         /// Ids, in a list that doubles.
         const IDS_PER_BYTE: usize = 12;
         let longest = self.pieces(text).map(str::len).max().unwrap_or(0);
-        memory(longest, self.growth).saturating_add(IDS_PER_BYTE.saturating_mul(text.len()))
+        bytes(longest, self.bytes_per_byte).saturating_add(IDS_PER_BYTE.saturating_mul(text.len()))
     }
 
     /// Upper bound on the memory of a text that the library encodes whole.
-    pub(crate) fn whole_memory(tokenizer: &Tokenizer, bytes: usize) -> usize {
-        tokenizer_limits::growth(tokenizer).map_or(usize::MAX, |growth| memory(bytes, growth))
+    pub(crate) fn whole_memory(tokenizer: &Tokenizer, text: &str) -> usize {
+        bytes(text.len(), bytes_per_byte(tokenizer))
     }
+
+    /// Upper bound on the memory of a text that the library encodes whole with the places of its tokens.
+    pub(crate) fn memory_with_places(tokenizer: &Tokenizer, text: &str) -> usize {
+        bytes(text.len(), bytes_per_byte(tokenizer) + BYTES_OF_PLACES)
+    }
+}
+
+fn bytes_per_byte(tokenizer: &Tokenizer) -> f64 {
+    tokenizer_limits::growth(tokenizer).map_or(f64::INFINITY, |(normalized, pre_tokenized)| {
+        normalized * (BYTES_PER_BYTE + BYTES_PER_PRE_TOKENIZED_BYTE * pre_tokenized)
+    })
 }
 
 #[expect(
@@ -127,8 +141,8 @@ impl LibraryEncoder {
     clippy::cast_sign_loss,
     reason = "an estimate; casts of floats saturate"
 )]
-fn memory(bytes: usize, growth: f64) -> usize {
-    (bytes as f64 * growth * BYTES_PER_BYTE) as usize
+fn bytes(text: usize, per_byte: f64) -> usize {
+    (text as f64 * per_byte) as usize
 }
 
 /// First place after [`PIECE_BYTES`] with a space between two ASCII letters or digits.

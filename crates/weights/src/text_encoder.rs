@@ -151,13 +151,18 @@ impl<'a> TextEncoder<'a> {
         match (&self.own, &self.library) {
             (Some(_), _) => text.len().saturating_mul(OWN_BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
             (None, Some(library)) => library.memory(text),
-            (None, None) => LibraryEncoder::whole_memory(&self.tokenizer, text.len()),
+            (None, None) => LibraryEncoder::whole_memory(&self.tokenizer, text),
         }
     }
 
     /// Whether the tokenizer is GPT-2's, which is written out here.
     pub fn is_own(&self) -> bool {
         self.own.is_some()
+    }
+
+    /// Upper bound on the bytes of memory that [`encode_with_places`](crate::encode_with_places) takes for a text.
+    pub fn memory_with_places(&self, text: &str) -> usize {
+        LibraryEncoder::memory_with_places(&self.tokenizer, text)
     }
 
     /// Bytes of a text that are worth encoding at once.

@@ -158,28 +158,6 @@ pub(crate) fn encode_whole(
     Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
-/// Text of token ids, without the special ones if `skip_special_tokens`.
-///
-/// ```
-/// use candle_gpt2_weights::{Tokenizer, decode, encode};
-///
-/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
-/// assert_eq!(decode(&tokenizer, &encode(&tokenizer, "One day")?, true)?, "One day");
-/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
-/// ```
-///
-/// # Errors
-/// If the tokenizer's decoder fails.
-pub fn decode(
-    tokenizer: &Tokenizer,
-    ids: &[u32],
-    skip_special_tokens: bool,
-) -> Result<String, WeightsError> {
-    let failed = |error| WeightsError::Decode { error };
-    let text = without_panic(|| tokenizer.decode(ids, skip_special_tokens)).map_err(failed)?;
-    text.map_err(|error| failed(error.to_string()))
-}
-
 /// The bytes of a token, which may be a part of a character: those that GPT-2's alphabet writes with its characters, or of a
 /// tokenizer with another alphabet those of the token as it is written. `None` if there is no such token.
 ///
@@ -246,7 +224,10 @@ pub fn train_tokenizer<'a>(
     Ok(tokenizer)
 }
 
-/// Runs a call of the tokenizers library, which panics on some files that it should refuse.
+/// Runs a call of the tokenizers library, which panics on some files that it should reject.
+///
+/// With `panic = "abort"`, in a browser, a panic ends the page's worker instead. `tokenizer_limits` rejects every input that is
+/// known to panic.
 pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work))
         .map_err(|_| "the file is damaged in a way its reader does not expect".to_owned())
@@ -346,7 +327,7 @@ pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     let is_marked = tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
     // Written `<|endoftext|>` or `</s>`, whether or not the files call it special.
     let looks_special = token.len() > 2 && token.starts_with('<') && token.ends_with('>');
-    let text = || decode(tokenizer, &[id], false).unwrap_or_else(|_| token.clone());
+    let text = || tokenizer.decode(&[id], false).unwrap_or_else(|_| token.clone());
     (!is_marked && !looks_special).then(text)
 }
 

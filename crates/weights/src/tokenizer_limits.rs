@@ -128,15 +128,16 @@ pub(crate) fn check_built(tokenizer: &Tokenizer) -> Result<(), String> {
     Ok(())
 }
 
-/// Largest number of bytes that the normalizer and the pre-tokenizer make of one byte.
-pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<f64, String> {
+/// Largest growth of a text in the normalizer, and in the pre-tokenizer.
+pub(crate) fn growth(tokenizer: &Tokenizer) -> Result<(f64, f64), String> {
     let value = |part: Result<Value, serde_json::Error>| part.map_err(|error| error.to_string());
     let normalizer = value(serde_json::to_value(tokenizer.get_normalizer()))?;
     let pre_tokenizer = value(serde_json::to_value(tokenizer.get_pre_tokenizer()))?;
-    let mut growth = Growth::new(f64::INFINITY);
-    growth.normalize("normalizer", &normalizer)?;
-    growth.pre_tokenize("pre_tokenizer", &pre_tokenizer)?;
-    Ok(growth.total)
+    let growth = || Growth::new(f64::INFINITY);
+    let (mut normalized, mut pre_tokenized) = (growth(), growth());
+    normalized.normalize("normalizer", &normalizer)?;
+    pre_tokenized.pre_tokenize("pre_tokenizer", &pre_tokenizer)?;
+    Ok((normalized.total, pre_tokenized.total))
 }
 
 /// Text of the file as errors quote it.

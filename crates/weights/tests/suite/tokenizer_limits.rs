@@ -1,7 +1,7 @@
 //! A `tokenizer.json` that could multiply a text is rejected by the name of its field, and every kind of tokenizer still loads.
 
 use candle_gpt2_testing::{CheckpointFolder, fixture_path};
-use candle_gpt2_weights::{TextEncoder, Tokenizer, decode, encode, encode_piece, load_tokenizer};
+use candle_gpt2_weights::{TextEncoder, Tokenizer, encode, encode_piece, load_tokenizer};
 use serde_json::{Value, json};
 
 /// The tiny tokenizer with a change.
@@ -135,7 +135,7 @@ fn decoders_that_multiply_a_token_are_rejected() {
         let tokenizer = assert_loads(&with("decoder", decoder));
         let ids: Vec<u32> = (0..300).cycle().take(3000).collect();
         let bytes: usize = ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).map(|token| token.len() + 1).sum();
-        let text = decode(&tokenizer, &ids, false).unwrap();
+        let text = tokenizer.decode(&ids, false).unwrap();
         assert!(text.len() <= 32 * bytes, "{} bytes from {bytes}", text.len());
     }
 }
@@ -318,7 +318,7 @@ fn the_memory_of_a_long_text_is_bounded_where_it_can_be_cut() {
     };
     let (cut, whole) = (memory(json!({"type": "Whitespace"})), memory(Value::Null));
     assert!(cut < 30 << 20, "{cut}");
-    assert!(whole > 600 << 20, "{whole}");
+    assert!(whole > 400 << 20, "{whole}");
 }
 
 #[test]
