@@ -34,9 +34,13 @@ pub(crate) struct LibraryEncoder {
 
 /// Time of a model for a word, in bytes that it hashes or copies.
 enum Cost {
-    Linear { per_byte: usize },
+    Linear {
+        per_byte: usize,
+    },
     /// Quadratic number of substrings, for words of at most this many characters.
-    WordPiece { max_chars: usize },
+    WordPiece {
+        max_chars: usize,
+    },
 }
 
 impl LibraryEncoder {
@@ -48,7 +52,11 @@ impl LibraryEncoder {
             ModelWrapper::Unigram(model) => Cost::Linear { per_byte: bytes_of_prefixes(model).div_ceil(2) },
             ModelWrapper::BPE(_) | ModelWrapper::WordLevel(_) => Cost::Linear { per_byte: 1 },
         };
-        Some(Self { bytes_per_byte: bytes_per_byte(tokenizer), is_cut_at_spaces: is_cut_at_spaces(tokenizer)?, cost })
+        Some(Self {
+            bytes_per_byte: bytes_per_byte(tokenizer),
+            is_cut_at_spaces: is_cut_at_spaces(tokenizer)?,
+            cost,
+        })
     }
 
     /// Appends the tokens of a text, without special tokens around it.
@@ -147,8 +155,7 @@ fn bytes(text: usize, per_byte: f64) -> usize {
 
 /// First place after [`PIECE_BYTES`] with a space between two ASCII letters or digits.
 fn cut(text: &[u8]) -> Option<usize> {
-    let is_space_in_text =
-        |bytes: &[u8]| matches!(bytes, [before, b' ', after] if before.is_ascii_alphanumeric() && after.is_ascii_alphanumeric());
+    let is_space_in_text = |bytes: &[u8]| matches!(bytes, [before, b' ', after] if before.is_ascii_alphanumeric() && after.is_ascii_alphanumeric());
     text.get(PIECE_BYTES..)?.windows(3).position(is_space_in_text).map(|place| PIECE_BYTES + place + 1)
 }
 
@@ -250,9 +257,11 @@ impl Budget {
     fn check(&self, spent: usize) -> Result<(), String> {
         match spent > self.limit {
             false => Ok(()),
-            true => Err("its words are too long for this tokenizer, whose time grows with their square or with \
+            true => {
+                Err("its words are too long for this tokenizer, whose time grows with their square or with \
                          the length of its tokens; split the text or its words"
-                .into()),
+                    .into())
+            }
         }
     }
 }

@@ -129,7 +129,8 @@ impl<'a> TextEncoder<'a> {
     /// # Errors
     /// If the tokenizer cannot encode the text, or would take too long.
     pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
-        let (Some((before, after)), true) = (&self.around, self.own.is_some() || self.library.is_some()) else {
+        let (Some((before, after)), true) = (&self.around, self.own.is_some() || self.library.is_some())
+        else {
             return encode_whole(&self.tokenizer, text, special_tokens);
         };
         let mut ids = if special_tokens { before.clone() } else { Vec::new() };
@@ -146,8 +147,8 @@ impl<'a> TextEncoder<'a> {
 
     /// Upper bound on the bytes of memory that [`TextEncoder::encode`] takes for a text.
     pub fn memory(&self, text: &str) -> usize {
-        /// Taken for a word as long as the text.
-        const OWN_BYTES_PER_BYTE: usize = 64;
+        /// Taken for a word as long as the text, and for the cache of short words.
+        const OWN_BYTES_PER_BYTE: usize = 80;
         match (&self.own, &self.library) {
             (Some(_), _) => text.len().saturating_mul(OWN_BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
             (None, Some(library)) => library.memory(text),

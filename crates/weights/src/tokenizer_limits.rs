@@ -230,7 +230,8 @@ fn canonical(parts: [Value; 4]) -> Result<[Value; 4], String> {
     for (field, part) in PARTS.iter().zip(parts) {
         json[field] = part;
     }
-    let built = without_panic(|| json.to_string().parse::<Tokenizer>())?.map_err(|error| error.to_string())?;
+    let built =
+        without_panic(|| json.to_string().parse::<Tokenizer>())?.map_err(|error| error.to_string())?;
     let written = built.to_string(false).map_err(|error| error.to_string())?;
     let mut json: Value = serde_json::from_str(&written).map_err(|error| error.to_string())?;
     Ok(PARTS.map(|field| json[field].take()))

@@ -35,8 +35,8 @@ struct Slot {
 }
 
 impl WordCache {
-    /// Upper bound on the memory of a cache.
-    pub(crate) const BYTES: usize = 16 << 20;
+    /// Memory of an empty cache.
+    pub(crate) const BYTES: usize = 4 << 20;
 
     pub(crate) fn new() -> Self {
         let empty = Slot { word: 0, count: 0, tokens: [0; INSIDE] };

@@ -98,14 +98,16 @@ fn normalizers_that_multiply_a_text_are_rejected() {
 
 #[test]
 fn pre_tokenizers_that_multiply_a_text_are_rejected() {
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let six = sequence("pretokenizers", &vec![byte_level.clone(); 6]);
     assert_rejected(&with("pre_tokenizer", six), &["pre_tokenizer.pretokenizers[5]: ByteLevel", "into 64"]);
     assert_rejected(
         &with("pre_tokenizer", json!({"type": "FixedLength", "length": 0})),
         &["pre_tokenizer.length: found 0"],
     );
-    let metaspace = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
     assert_loads(&with("pre_tokenizer", metaspace.clone()));
     assert_loads(&with("pre_tokenizer", sequence("pretokenizers", &[metaspace, byte_level])));
 }
@@ -134,7 +136,8 @@ fn decoders_that_multiply_a_token_are_rejected() {
     for decoder in accepted {
         let tokenizer = assert_loads(&with("decoder", decoder));
         let ids: Vec<u32> = (0..300).cycle().take(3000).collect();
-        let bytes: usize = ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).map(|token| token.len() + 1).sum();
+        let bytes: usize =
+            ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).map(|token| token.len() + 1).sum();
         let text = tokenizer.decode(&ids, false).unwrap();
         assert!(text.len() <= 32 * bytes, "{} bytes from {bytes}", text.len());
     }
@@ -217,7 +220,8 @@ fn long_tokens_are_rejected() {
 fn merges_on_which_the_library_panics_are_rejected() {
     let model = |prefix: Value, merge: Value| {
         let vocab = json!({"a": 0, "abc": 1, "é": 2});
-        let model = json!({"type": "BPE", "vocab": vocab, "merges": [merge], "continuing_subword_prefix": prefix});
+        let model =
+            json!({"type": "BPE", "vocab": vocab, "merges": [merge], "continuing_subword_prefix": prefix});
         changed(|json| {
             json["model"] = model;
             json["added_tokens"] = json!([]);
@@ -252,14 +256,26 @@ fn truncation_padding_and_dropout_are_ignored() {
 /// A model of each kind that knows lower-case words.
 fn models() -> [(&'static str, Value); 4] {
     let words = ["<unk>", "a", "b", "c", "ab", "abc", "##a", "##b", "##c", "##bc", "▁", "▁a", "▁ab"];
-    let ids: Value = words.iter().zip(0..).map(|(word, id)| ((*word).to_owned(), json!(id))).collect::<serde_json::Map<_, _>>().into();
-    let scores: Vec<(&str, f64)> = words.iter().zip(0_u8..).map(|(word, id)| (*word, -f64::from(id))).collect();
+    let ids: Value = words
+        .iter()
+        .zip(0..)
+        .map(|(word, id)| ((*word).to_owned(), json!(id)))
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    let scores: Vec<(&str, f64)> =
+        words.iter().zip(0_u8..).map(|(word, id)| (*word, -f64::from(id))).collect();
     [
-        ("BPE", json!({"type": "BPE", "vocab": ids, "merges": [["a", "b"], ["ab", "c"]], "unk_token": "<unk>"})),
-        ("WordPiece", json!({
-            "type": "WordPiece", "vocab": ids, "unk_token": "<unk>", "continuing_subword_prefix": "##",
-            "max_input_chars_per_word": 100,
-        })),
+        (
+            "BPE",
+            json!({"type": "BPE", "vocab": ids, "merges": [["a", "b"], ["ab", "c"]], "unk_token": "<unk>"}),
+        ),
+        (
+            "WordPiece",
+            json!({
+                "type": "WordPiece", "vocab": ids, "unk_token": "<unk>", "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100,
+            }),
+        ),
         ("Unigram", json!({"type": "Unigram", "vocab": scores, "unk_id": 0, "byte_fallback": false})),
         ("WordLevel", json!({"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"})),
     ]
@@ -272,7 +288,10 @@ fn of_model(model: &Value, pre_tokenizer: &Value, normalizer: &Value) -> Checkpo
         json["pre_tokenizer"] = pre_tokenizer.clone();
         json["normalizer"] = normalizer.clone();
         json["post_processor"] = template(
-            &[json!({"SpecialToken": {"id": "zz", "type_id": 0}}), json!({"Sequence": {"id": "A", "type_id": 0}})],
+            &[
+                json!({"SpecialToken": {"id": "zz", "type_id": 0}}),
+                json!({"Sequence": {"id": "A", "type_id": 0}}),
+            ],
             1,
         );
     })
@@ -287,7 +306,10 @@ fn every_kind_of_tokenizer_encodes_long_texts_as_the_library_does() {
         json!({"type": "BertPreTokenizer"}),
         metaspace("always"),
         metaspace("first"),
-        sequence("pretokenizers", &[json!({"type": "WhitespaceSplit"}), json!({"type": "Digits", "individual_digits": true})]),
+        sequence(
+            "pretokenizers",
+            &[json!({"type": "WhitespaceSplit"}), json!({"type": "Digits", "individual_digits": true})],
+        ),
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}),
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}),
         Value::Null,
@@ -337,8 +359,9 @@ fn quadratic_encoding_stops_in_seconds() {
     let [_, (_, mut word_piece), (_, mut unigram), _] = models();
     word_piece["max_input_chars_per_word"] = json!(1024);
     let words = format!("{} ", "a".repeat(1000)).repeat(1000);
-    let scores: Vec<(String, f64)> =
-        std::iter::once(("<unk>".to_owned(), 0.0)).chain((1..1024).map(|length| ("a".repeat(length), -1.0))).collect();
+    let scores: Vec<(String, f64)> = std::iter::once(("<unk>".to_owned(), 0.0))
+        .chain((1..1024).map(|length| ("a".repeat(length), -1.0)))
+        .collect();
     unigram["vocab"] = json!(scores);
     for model in [word_piece, unigram] {
         let tokenizer = assert_loads(&of_model(&model, &json!({"type": "Whitespace"}), &Value::Null));
