@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, ReadAt};
+use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, ReadAt, TextEncoder};
 
 /// A configuration of the smallest model, so that what a file claims is compared with something.
 const CONFIG: &str = r#"{"vocab_size": 3, "n_positions": 2, "n_embd": 2, "n_layer": 1, "n_head": 1}"#;
@@ -48,16 +48,26 @@ fn problems(files: GivenFiles) -> Option<Vec<String>> {
     Some(problems)
 }
 
-/// Loads a tokenizer from a folder with these files, and takes a text there and back.
+/// Loads a tokenizer from a folder with these files, and encodes and decodes a text. Its length must stay within the documented
+/// limits, and [`TextEncoder`] must return the same tokens.
 pub fn load_tokenizer(files: &[(&str, &[u8])]) {
     let folder = folder();
     for (name, bytes) in files {
         std::fs::write(folder.join(name), bytes).expect("a file to write");
     }
-    if let Ok(tokenizer) = candle_gpt2_weights::load_tokenizer(folder)
-        && let Ok(ids) = candle_gpt2_weights::encode(&tokenizer, "A text, naïve 🤗.")
-    {
-        let _ = tokenizer.decode(&ids, true);
+    if let Ok(tokenizer) = candle_gpt2_weights::load_tokenizer(folder) {
+        let text = "A text, naïve 🤗 \u{fdfa} aaaa bb. ".repeat(8);
+        let ids = candle_gpt2_weights::encode(&tokenizer, &text);
+        if let Ok(ids) = &ids {
+            assert!(ids.len() <= 32 * 32 * text.len() + 16, "{} ids of {} bytes", ids.len(), text.len());
+            let written: usize =
+                ids.iter().filter_map(|id| tokenizer.id_to_token(*id)).map(|token| token.len() + 1).sum();
+            let decoded = tokenizer.decode(ids, true).map_or(0, |decoded| decoded.len());
+            assert!(decoded <= 32 * written, "{decoded} bytes of {written}");
+        }
+        if let (Ok(ids), Ok(encoded)) = (ids, TextEncoder::new(&tokenizer).encode(&text, true)) {
+            assert_eq!(encoded, ids);
+        }
     }
     for (name, _) in files {
         std::fs::remove_file(folder.join(name)).expect("a file to remove");

@@ -11,7 +11,7 @@ use crate::answer::json;
 use crate::body::{Body, Fields, Text, fields};
 use crate::completion::{Prompt, Prompts};
 use crate::options::{MAX_ID_BYTES, MAX_NAME_BYTES, Truncation, check_request_id};
-use crate::prompts::{check_ids, empty, to_read, too_long, unreadable};
+use crate::prompts::{check_ids, empty, to_read_with_places, too_long, unreadable};
 use crate::served::fresh_number;
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
@@ -105,7 +105,7 @@ fn questions(
                 Question::of_ids(&served.vocabulary, check_ids(ids, path, served)?, keep_last)
             }
             Prompt::Text(text) => {
-                let read = to_read(&text, keep_last.and(kept), path, served)?;
+                let (read, _permit) = to_read_with_places(&text, keep_last.and(kept), path, served)?;
                 let before = text.strip_suffix(read).unwrap_or_default().chars().count();
                 Question::of_text(&served.vocabulary, read, keep_last).map(|question| question.behind(before))
             }

@@ -13,6 +13,7 @@ mod completion;
 mod description;
 mod embeddings;
 mod encoding;
+mod encoding_memory;
 mod error;
 mod form;
 mod inside;

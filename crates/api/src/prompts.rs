@@ -1,14 +1,15 @@
 //! From the prompts of a request to tokens that fit into the context.
 
-use candle_gpt2_engine::EngineError;
-use candle_gpt2_weights::{WeightsError, encode_piece as encode_ids};
+use candle_gpt2_engine::{EngineError, Vocabulary};
+use candle_gpt2_weights::WeightsError;
 
 use crate::completion::{Prompt, Prompts};
+use crate::encoding_memory::{EncodingMemory, Permit};
 use crate::options::Truncation;
 use crate::{ApiError, ServedModel};
 
-/// Longest text whose tokens are looked for if it need not fit into the context: a tokenizer may take two hundred bytes of memory for
-/// each of its bytes. Of a longer one that is truncated, [the end](end_of) is read.
+/// Longest text that is encoded if it need not fit into the context. Of a longer one that is truncated, only
+/// [the end](end_of) is encoded.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// A prompt as the model gets it.
@@ -69,9 +70,32 @@ pub(crate) fn to_read<'t>(
 ) -> Result<&'t str, ApiError> {
     match kept {
         None => check_length(text.len(), path, served).map(|()| text),
-        Some(_) if text.len() <= MAX_TEXT_BYTES => Ok(text),
+        Some(_) if text.len() <= MAX_TEXT_BYTES && fits(text, served) => Ok(text),
         Some(kept) => Ok(end_of(text, kept.saturating_mul(served.pieces.longest()))),
     }
+}
+
+/// Part of a text that is encoded with the places of its tokens, which takes more memory, and a permit for that memory.
+pub(crate) fn to_read_with_places<'t, 's>(
+    text: &'t str,
+    kept: Option<usize>,
+    path: &str,
+    served: &'s ServedModel,
+) -> Result<(&'t str, Permit<'s>), ApiError> {
+    let encoder = served.vocabulary.encoder().map_err(|error| unreadable(&error, path))?;
+    let mut read = to_read(text, kept, path, served)?;
+    if let Some(kept) = kept
+        && !EncodingMemory::fits(encoder.memory_with_places(read))
+    {
+        read = end_of(read, kept.saturating_mul(served.pieces.longest()));
+    }
+    let permit = served.encoding_memory.acquire(encoder.memory_with_places(read), read, path)?;
+    Ok((read, permit))
+}
+
+/// Whether the tokenizer has the memory to encode a text.
+fn fits(text: &str, served: &ServedModel) -> bool {
+    served.vocabulary.encoder().is_ok_and(|encoder| EncodingMemory::fits(encoder.memory(text)))
 }
 
 /// The end of a text: at least so many bytes, at most twice as many, and no more than [`MAX_TEXT_BYTES`]. It begins with the space behind
@@ -150,30 +174,34 @@ pub(crate) fn too_long(message: String, path: &str, prompt_tokens: usize, n_posi
         .with_number("n_ctx", number(n_positions))
 }
 
-/// The tokens of a text, with those that the tokenizer puts around it.
+/// Token ids of a text, with the special tokens that the tokenizer adds.
 pub(crate) fn encode(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
-    served.vocabulary.encode(text).map_err(|error| unreadable(&error, path))
+    encode_with(text, path, served, Vocabulary::encode)
 }
 
-/// The tokens of a piece of a text.
+/// Token ids of a part of a text.
 pub(crate) fn encode_piece(text: &str, path: &str, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
-    let encoded =
-        served.vocabulary.required_tokenizer().and_then(|tokenizer| Ok(encode_ids(tokenizer, text)?));
-    let ids = encoded.map_err(|error| unreadable(&error, path))?;
-    let vocab_size = served.config().vocab_size;
-    match ids.iter().find(|id| !served.config().has_token(**id)) {
-        None => Ok(ids),
-        Some(id) => Err(ApiError::failed(EngineError::ForeignTokenizer { id: *id, vocab_size })),
-    }
+    encode_with(text, path, served, Vocabulary::encode_piece)
+}
+
+fn encode_with(
+    text: &str,
+    path: &str,
+    served: &ServedModel,
+    encode: impl FnOnce(&Vocabulary, &str) -> Result<Vec<u32>, EngineError>,
+) -> Result<Vec<u32>, ApiError> {
+    let encoder = served.vocabulary.encoder().map_err(|error| unreadable(&error, path))?;
+    let _permit = served.encoding_memory.acquire(encoder.memory(text), text, path)?;
+    encode(&served.vocabulary, text).map_err(|error| unreadable(&error, path))
 }
 
 /// The paths of the model's files are not reported.
 pub(crate) fn unreadable(error: &EngineError, path: &str) -> ApiError {
     let what = match error {
         EngineError::Weights(WeightsError::NoTokenizer { .. }) => {
-            "this model has no tokenizer; give token ids"
+            "this model has no tokenizer; give token ids".to_owned()
         }
-        EngineError::Weights(WeightsError::Encode { .. }) => "the tokenizer cannot read this text",
+        EngineError::Weights(error @ WeightsError::Encode { .. }) => error.to_string(),
         error => return ApiError::failed(error),
     };
     ApiError::invalid(format!("{path}: {what}")).with_param(path)

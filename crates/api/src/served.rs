@@ -16,6 +16,7 @@ use thiserror::Error;
 
 use crate::body::{Body, Text};
 use crate::chat::ChatTemplate;
+use crate::encoding_memory::EncodingMemory;
 use crate::pieces::Pieces;
 use crate::{ApiError, Call, Endpoint, Warnings};
 
@@ -194,6 +195,7 @@ pub struct ServedModel {
     pub(crate) vocabulary: Arc<Vocabulary>,
     pub(crate) defaults: Defaults,
     pub(crate) pieces: Arc<Pieces>,
+    pub(crate) encoding_memory: EncodingMemory,
     /// What is wrong with a checkpoint's own template matters to those who hold conversations only.
     pub(crate) template: Result<Option<ChatTemplate>, String>,
     /// `None` without a tokenizer, and if grammars are no part of what is served.
@@ -212,10 +214,11 @@ impl ServedModel {
     /// # Errors
     /// When the checkpoint's `generation_config.json` cannot be used.
     pub fn of_completions(model: &LoadedModel, options: ApiOptions) -> Result<Self, SetupError> {
-        let vocabulary = Arc::clone(model.vocabulary());
+        let vocabulary = prepared(model.vocabulary());
         Ok(Self {
             defaults: model.defaults()?.clone(),
             pieces: Arc::new(Pieces::new(&vocabulary)),
+            encoding_memory: EncodingMemory::new(),
             template: Ok(None),
             compiler: None,
             read_chat: None,
@@ -228,10 +231,11 @@ impl ServedModel {
 
     /// What classifying needs of a model.
     pub fn of_classifier(model: &Classifier, options: ApiOptions) -> Self {
-        let vocabulary = Arc::clone(model.vocabulary());
+        let vocabulary = prepared(model.vocabulary());
         Self {
             defaults: Defaults::of_config(Arc::clone(&vocabulary)),
             pieces: Arc::new(Pieces::new(&vocabulary)),
+            encoding_memory: EncodingMemory::new(),
             template: Ok(None),
             compiler: None,
             read_chat: None,
@@ -340,6 +344,12 @@ impl ServedModel {
         let caller = caller?;
         Some(salt.map_or(caller, |salt| self.random.hash_one((caller, salt))))
     }
+}
+
+/// A vocabulary whose encoder is built, so that no request waits for it. One without a tokenizer has none.
+fn prepared(vocabulary: &Arc<Vocabulary>) -> Arc<Vocabulary> {
+    let _ = vocabulary.encoder();
+    Arc::clone(vocabulary)
 }
 
 /// An unpredictable number that never comes twice.

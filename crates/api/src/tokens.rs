@@ -12,6 +12,8 @@ use crate::{ApiError, Reply, ServedModel};
 
 /// Most tokens that are turned into text at once.
 const MAX_TOKENS: usize = 1 << 20;
+/// Longest text of these tokens: one of them may have 1,024 characters.
+const MAX_DETOKENIZED_BYTES: usize = 8 << 20;
 
 fields! {
     /// The fields of `/tokenize`.
@@ -105,6 +107,11 @@ pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, Api
         fields.tokens.ok_or_else(|| wrong_value("tokens", "a list of token ids", "nothing"))?;
     for (place, id) in ids.iter().enumerate() {
         served.check_token(*id, || format!("tokens[{place}]"))?;
+    }
+    let bytes: usize = ids.iter().map(|id| served.pieces.bytes(*id).len()).sum();
+    if bytes > MAX_DETOKENIZED_BYTES {
+        let expected = format!("tokens with a text of at most {MAX_DETOKENIZED_BYTES} bytes");
+        return Err(wrong_value("tokens", expected, format_args!("a text of {bytes} bytes")));
     }
     let text = served.pieces.text(&ids);
     Ok(Reply::new(json!({ "content": text, "prompt": text }).to_string(), warnings))

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_generation::GenerationConfig;
 use candle_gpt2_weights::{
-    Checkpoint, Tokenizer, WeightsError, encode, encode_with_places, ordinary_token, token_bytes,
+    Checkpoint, TextEncoder, Tokenizer, WeightsError, encode, encode_piece, encode_with_places,
+    ordinary_token, token_bytes,
 };
 
 use crate::EngineError;
@@ -30,6 +31,8 @@ use crate::EngineError;
 pub struct Vocabulary {
     config: Gpt2Config,
     tokenizer: Option<Arc<Tokenizer>>,
+    /// Built for the first long text.
+    encoder: Arc<OnceLock<TextEncoder<'static>>>,
     /// Where a tokenizer was looked for.
     folder: PathBuf,
     /// A file there that may be one, if none was found.
@@ -46,6 +49,7 @@ impl Vocabulary {
             config: checkpoint.config().clone(),
             padding: checkpoint.padding_token_ids(tokenizer.as_ref()),
             tokenizer: tokenizer.map(Arc::new),
+            encoder: Arc::default(),
             folder: checkpoint.folder().to_owned(),
             other_tokenizer: None,
             chat_template: Arc::new(checkpoint.chat_template()),
@@ -96,12 +100,44 @@ impl Vocabulary {
         self.chat_template.as_ref().as_ref().map(Option::as_deref)
     }
 
-    /// The tokens of a text, with the special tokens that the tokenizer puts around it.
+    /// Token ids of a text, with the special tokens that the tokenizer adds.
     ///
     /// # Errors
-    /// When there is no tokenizer, it cannot encode the text, or it gives tokens that the model does not have.
+    /// If there is no tokenizer, it cannot encode the text, or the model lacks one of the tokens.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, EngineError> {
-        self.own(encode(self.required_tokenizer()?, text)?)
+        let ids = match Self::is_long(text) {
+            true => self.encoder()?.encode(text, true)?,
+            false => encode(self.required_tokenizer()?, text)?,
+        };
+        self.own(ids)
+    }
+
+    /// Token ids of a part of a text, without special tokens around it.
+    ///
+    /// # Errors
+    /// Same as [`Vocabulary::encode`].
+    pub fn encode_piece(&self, text: &str) -> Result<Vec<u32>, EngineError> {
+        let ids = match Self::is_long(text) {
+            true => self.encoder()?.encode(text, false)?,
+            false => encode_piece(self.required_tokenizer()?, text)?,
+        };
+        self.own(ids)
+    }
+
+    /// Encoder that [`Vocabulary::encode`] uses for long texts. The first call builds it.
+    ///
+    /// # Errors
+    /// If there is no tokenizer.
+    pub fn encoder(&self) -> Result<&TextEncoder<'static>, EngineError> {
+        let tokenizer = self.required_tokenizer()?;
+        Ok(self.encoder.get_or_init(|| TextEncoder::shared(Arc::clone(tokenizer))))
+    }
+
+    /// Whether a text is long enough for the encoder, which takes some time to build.
+    fn is_long(text: &str) -> bool {
+        /// Longest text for the library alone.
+        const MAX_SHORT_BYTES: usize = 4096;
+        text.len() > MAX_SHORT_BYTES
     }
 
     /// The same with the characters of the text that each token stands for, see [`encode_with_places`].

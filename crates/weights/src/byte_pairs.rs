@@ -79,6 +79,7 @@ impl BytePairs {
         let of_byte = |byte: &u8| self.bytes[usize::from(*byte)];
         let parts = &mut parts.0;
         parts.clear();
+        parts.reserve(word.len());
         for (place, byte) in word.iter().enumerate() {
             let token = of_byte(byte);
             let (rank, merged) = match word.get(place + 1) {

@@ -3,16 +3,21 @@
 //! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found everywhere)
 //! is implemented here; every other one is called itself.
 
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
 use memchr::memmem::Finder;
 use serde::Deserialize;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::{AddedToken, Tokenizer};
+use tokenizers::{AddedToken, Encoding, Token, Tokenizer};
 
 use crate::WeightsError;
 use crate::byte_pairs::BytePairs;
-use crate::tokenizer::{byte_of, encode_piece};
+use crate::library_encoder::LibraryEncoder;
+use crate::tokenizer::{byte_of, encode_whole, without_panic};
 use crate::word_cache::WordCache;
 use crate::words::Words;
 
@@ -53,8 +58,35 @@ const MOST_ADDED: usize = 16;
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```
 pub struct TextEncoder<'a> {
-    tokenizer: &'a Tokenizer,
+    tokenizer: Source<'a>,
     own: Option<Own>,
+    /// Every other tokenizer, unless it truncates or pads, or its post-processor drops the text.
+    library: Option<LibraryEncoder>,
+    /// Special tokens before and after a text.
+    around: Option<(Vec<u32>, Vec<u32>)>,
+}
+
+/// A tokenizer that is borrowed or shared.
+enum Source<'a> {
+    Borrowed(&'a Tokenizer),
+    Shared(Arc<Tokenizer>),
+}
+
+impl Deref for Source<'_> {
+    type Target = Tokenizer;
+
+    fn deref(&self) -> &Tokenizer {
+        match self {
+            Self::Borrowed(tokenizer) => tokenizer,
+            Self::Shared(tokenizer) => tokenizer,
+        }
+    }
+}
+
+impl fmt::Debug for TextEncoder<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("TextEncoder").field("is_own", &self.is_own()).finish_non_exhaustive()
+    }
 }
 
 /// What encodes one text after the other in one thread. [`TextEncoder::session`] begins one.
@@ -77,14 +109,61 @@ struct Added {
 }
 
 impl<'a> TextEncoder<'a> {
-    /// An encoder that gives the tokens of `tokenizer`.
+    /// Returns an encoder with the tokens of `tokenizer`.
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, own: Own::of(tokenizer) }
+        Self::of(Source::Borrowed(tokenizer))
+    }
+
+    fn of(tokenizer: Source<'a>) -> Self {
+        let own = Own::of(&tokenizer);
+        let around = around(&tokenizer);
+        let library = LibraryEncoder::new(&tokenizer).filter(|_| own.is_none() && around.is_some());
+        Self { own, library, around, tokenizer }
+    }
+
+    /// Encodes a text, with the special tokens that the tokenizer adds if `special_tokens`.
+    ///
+    /// Takes little memory for each byte of the text wherever the text can be cut between words, see
+    /// [`TextEncoder::memory`].
+    ///
+    /// # Errors
+    /// If the tokenizer cannot encode the text, or would take too long.
+    pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
+        let (Some((before, after)), true) = (&self.around, self.own.is_some() || self.library.is_some())
+        else {
+            return encode_whole(&self.tokenizer, text, special_tokens);
+        };
+        let mut ids = if special_tokens { before.clone() } else { Vec::new() };
+        match (&self.own, &self.library) {
+            (Some(own), _) => own.encode(text, &mut WordCache::new(), &mut ids),
+            (None, Some(library)) => library.encode(&self.tokenizer, text, &mut ids)?,
+            (None, None) => (),
+        }
+        if special_tokens {
+            ids.extend(after);
+        }
+        Ok(ids)
+    }
+
+    /// Upper bound on the bytes of memory that [`TextEncoder::encode`] takes for a text.
+    pub fn memory(&self, text: &str) -> usize {
+        /// Taken for a word as long as the text, and for the cache of short words.
+        const OWN_BYTES_PER_BYTE: usize = 80;
+        match (&self.own, &self.library) {
+            (Some(_), _) => text.len().saturating_mul(OWN_BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
+            (None, Some(library)) => library.memory(text),
+            (None, None) => LibraryEncoder::whole_memory(&self.tokenizer, text),
+        }
     }
 
     /// Whether the tokenizer is GPT-2's, which is written out here.
     pub fn is_own(&self) -> bool {
         self.own.is_some()
+    }
+
+    /// Upper bound on the bytes of memory that [`encode_with_places`](crate::encode_with_places) takes for a text.
+    pub fn memory_with_places(&self, text: &str) -> usize {
+        LibraryEncoder::memory_with_places(&self.tokenizer, text)
     }
 
     /// Bytes of a text that are worth encoding at once.
@@ -110,6 +189,32 @@ impl<'a> TextEncoder<'a> {
     }
 }
 
+impl TextEncoder<'static> {
+    /// Returns an encoder that shares the tokenizer.
+    pub fn shared(tokenizer: Arc<Tokenizer>) -> Self {
+        Self::of(Source::Shared(tokenizer))
+    }
+}
+
+/// Special tokens that the tokenizer adds before and after a text; `None` if it does more than that.
+fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
+    /// Stands for the text.
+    const MARK: u32 = u32::MAX;
+    if tokenizer.get_truncation().is_some() || tokenizer.get_padding().is_some() {
+        return None;
+    }
+    let mark = || Encoding::from_tokens(vec![Token::new(MARK, String::new(), (0, 0))], 0);
+    let ids = |special_tokens| {
+        let encoding = without_panic(|| tokenizer.post_process(mark(), None, special_tokens)).ok()?.ok()?;
+        Some(encoding.get_ids().to_vec())
+    };
+    let all = ids(true)?;
+    let (before, rest) = all.split_at(all.iter().position(|id| *id == MARK)?);
+    let (_, after) = rest.split_first()?;
+    let is_plain = ids(false)? == [MARK] && !after.contains(&MARK);
+    is_plain.then(|| (before.to_vec(), after.to_vec()))
+}
+
 impl EncoderSession<'_> {
     /// Appends the tokens of a text.
     ///
@@ -118,7 +223,7 @@ impl EncoderSession<'_> {
     pub fn encode(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), WeightsError> {
         match &self.encoder.own {
             Some(own) => own.encode(text, &mut self.cache, tokens),
-            None => tokens.extend(encode_piece(self.encoder.tokenizer, text)?),
+            None => tokens.extend(self.encoder.encode(text, false)?),
         }
         Ok(())
     }

@@ -7,30 +7,34 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
-use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer, Vocab};
+use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
 use crate::files::Files;
-use crate::{WeightsError, mistaken_file};
+use crate::{TextEncoder, WeightsError, mistaken_file, tokenizer_limits};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special. [`train_tokenizer`] puts it first.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+/// Words whose tokens each thread of the library remembers, each with up to 10 kB.
+const CACHED_WORDS: usize = 1024;
 /// Settings of a tokenizer that is elsewhere.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The pairs of a vocabulary and merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
 /// Loads a tokenizer from a `tokenizer.json`, or from a folder with a `tokenizer.json` or with a vocabulary and merges.
-/// Truncation and padding that a `tokenizer.json` may ask for are switched off: a prompt is taken whole.
+/// Ignores its truncation, padding and dropout: a prompt is used whole, and its tokens are always the same.
+///
+/// Rejects files that could turn a short text into a very long one: normalizers, pre-tokenizers and decoders that make more
+/// than 32 bytes of one, post-processors that add more than 16 ids or repeat the text, tokens of more than 1,024 characters,
+/// and a `max_input_chars_per_word` above 1,024.
 ///
 /// ```
 /// use candle_gpt2_weights::{END_OF_TEXT, encode, load_tokenizer};
@@ -63,17 +67,22 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     } else if files.is_folder(path) {
         return Err(WeightsError::NoTokenizer { folder: files.told(path), found: likely_name(files, path) });
     } else {
-        return Err(WeightsError::Tokenizer {
-            path: path.to_owned(),
-            error: "no such file or folder".into(),
-        });
+        let error = match files.exists(path) {
+            true => "not a regular file; save it to a file, and name that",
+            false => "no such file or folder",
+        };
+        return Err(WeightsError::Tokenizer { path: path.to_owned(), error: error.into() });
     };
-    let failed = |error: tokenizers::Error| WeightsError::Tokenizer {
-        path: path.to_owned(),
-        error: error.to_string(),
-    };
-    tokenizer.with_truncation(None).map_err(failed)?;
+    let failed = |error: String| WeightsError::Tokenizer { path: path.to_owned(), error };
+    tokenizer_limits::check_built(&tokenizer).map_err(failed)?;
+    tokenizer.with_truncation(None).map_err(|error| failed(error.to_string()))?;
     tokenizer.with_padding(None);
+    if let ModelWrapper::BPE(model) = tokenizer.get_model() {
+        let mut model = model.clone();
+        model.dropout = None;
+        model.resize_cache(CACHED_WORDS);
+        tokenizer.with_model(model);
+    }
     Ok(tokenizer)
 }
 
@@ -84,19 +93,20 @@ fn likely_name(files: &Files, folder: &Path) -> Option<String> {
     files.names(folder).ok()?.into_iter().filter(is_likely).min()
 }
 
-/// The token ids of a text, with the special tokens that the tokenizer puts around it. An example is at [`load_tokenizer`].
+/// Token ids of a text, with the special tokens that the tokenizer adds. See [`load_tokenizer`] for an example.
+///
+/// [`TextEncoder`] encodes many texts faster.
 ///
 /// # Errors
-/// When the tokenizer cannot encode it.
+/// If the tokenizer cannot encode the text, or would take too long.
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
     encode_with(tokenizer, text, true)
 }
 
-/// The token ids of a piece of a text, with nothing around it.
-/// As [`encode_with_places`] without the places, if a tokenizer puts nothing around a text.
+/// Token ids of a part of a text, without special tokens around it.
 ///
 /// # Errors
-/// When the tokenizer cannot encode it.
+/// Same as [`encode`].
 pub fn encode_piece(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsError> {
     encode_with(tokenizer, text, false)
 }
@@ -129,8 +139,22 @@ pub fn encode_with_places(
 }
 
 fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
+    /// Longest text that the library encodes whole: it takes up to 700 bytes of memory for each byte.
+    const MAX_WHOLE_BYTES: usize = 1 << 16;
+    if text.len() > MAX_WHOLE_BYTES {
+        return TextEncoder::new(tokenizer).encode(text, special_tokens);
+    }
+    encode_whole(tokenizer, text, special_tokens)
+}
+
+/// Encodes a text in one call of the library.
+pub(crate) fn encode_whole(
+    tokenizer: &Tokenizer,
+    text: &str,
+    special_tokens: bool,
+) -> Result<Vec<u32>, WeightsError> {
     let failed = |error| WeightsError::Encode { error };
-    let encoding = without_panic(|| tokenizer.encode(text, special_tokens)).map_err(failed)?;
+    let encoding = without_panic(|| tokenizer.encode_fast(text, special_tokens)).map_err(failed)?;
     Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
 }
 
@@ -200,8 +224,11 @@ pub fn train_tokenizer<'a>(
     Ok(tokenizer)
 }
 
-/// Runs a call of the tokenizers library, which panics on some files that it should refuse.
-fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+/// Runs a call of the tokenizers library, which panics on some files that it should reject.
+///
+/// With `panic = "abort"`, in a browser, a panic ends the page's worker instead. `tokenizer_limits` rejects every input that is
+/// known to panic.
+pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work))
         .map_err(|_| "the file is damaged in a way its reader does not expect".to_owned())
 }
@@ -218,26 +245,10 @@ fn read(files: &Files, path: &Path) -> Result<Vec<u8>, WeightsError> {
 fn from_json(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let bytes = read(files, path)?;
-    let bytes = strip_mark(&bytes);
-    let outline: Outline = serde_json::from_slice(bytes).map_err(|error| failed(error.to_string()))?;
-    if outline.model.is_none() {
-        let hint = "a vocabulary or another file; name a tokenizer.json, or the folder that holds the vocabulary and merges";
-        return Err(failed(hint.into()));
-    }
-    if outline.normalizer.to_string().contains(r#""type":"Precompiled""#) {
-        return Err(failed("its normalizer is SentencePiece's (Precompiled), which no GPT-2 has".into()));
-    }
-    let text = str::from_utf8(bytes).map_err(|error| failed(error.to_string()))?;
+    let text = str::from_utf8(strip_mark(&bytes)).map_err(|error| failed(error.to_string()))?;
+    tokenizer_limits::check(text).map_err(failed)?;
     // `Tokenizer::from_bytes` is generic: its reader would be compiled here once more.
     without_panic(|| text.parse::<Tokenizer>()).map_err(failed)?.map_err(|error| failed(error.to_string()))
-}
-
-/// What is looked at in a `tokenizer.json` before the library reads it.
-#[derive(Deserialize)]
-struct Outline {
-    model: Option<IgnoredAny>,
-    #[serde(default)]
-    normalizer: Value,
 }
 
 /// The bytes without a byte order mark.
@@ -336,8 +347,14 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
     let ids = vocabulary.into_iter().map(id).collect::<Result<Vocab, String>>()?;
     let lines = str::from_utf8(merges).map_err(|error| error.to_string())?.lines();
     let pairs = lines.filter(|line| !line.starts_with("#version")).map(pair);
-    let pairs = pairs.collect::<Result<Vec<_>, String>>()?;
-    let build = || BPE::builder().vocab_and_merges(ids, pairs).build();
+    built_pairs(ids, pairs.collect::<Result<Vec<_>, String>>()?)
+}
+
+/// The model of a vocabulary and merges.
+fn built_pairs(vocabulary: Vocab, merges: Vec<(String, String)>) -> Result<BPE, String> {
+    let entries = vocabulary.iter().map(|(token, id)| (token.as_str(), u64::from(*id)));
+    tokenizer_limits::check_byte_pairs(entries, &merges)?;
+    let build = || BPE::builder().vocab_and_merges(vocabulary, merges).build();
     without_panic(build)?.map_err(|error| error.to_string())
 }
 
@@ -358,11 +375,10 @@ pub(crate) fn from_lists(
 ) -> Result<Tokenizer, String> {
     let vocabulary = tokens.into_iter().collect();
     let pairs = merges.iter().map(|merge| pair(merge)).collect::<Result<Vec<_>, String>>()?;
-    let build = || BPE::builder().vocab_and_merges::<Vocab>(vocabulary, pairs).build();
-    let bpe = without_panic(build)?.map_err(|error| error.to_string())?;
-    let mut tokenizer = byte_level(bpe, false);
+    let mut tokenizer = byte_level(built_pairs(vocabulary, pairs)?, false);
     let special = special.into_iter().map(|token| AddedToken::from(token, true));
     tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;
+    tokenizer_limits::check_built(&tokenizer)?;
     Ok(tokenizer)
 }
 

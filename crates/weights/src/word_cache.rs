@@ -35,6 +35,9 @@ struct Slot {
 }
 
 impl WordCache {
+    /// Memory of an empty cache.
+    pub(crate) const BYTES: usize = 4 << 20;
+
     pub(crate) fn new() -> Self {
         let empty = Slot { word: 0, count: 0, tokens: [0; INSIDE] };
         Self { short: vec![empty; SLOTS], long: HashMap::new(), outside: Vec::new(), parts: Parts::default() }

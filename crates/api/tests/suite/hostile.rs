@@ -1,8 +1,8 @@
 //! Bodies that mean no good: each is refused, or harmless.
 
-use candle_gpt2_api::{ApiError, Call, ChatRequest, CompletionRequest, Endpoint};
+use candle_gpt2_api::{ApiError, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Endpoint};
 
-use crate::common::{reply, tiny};
+use crate::common::{reply, tiny, tiny_with};
 
 fn refused(body: &[u8]) -> ApiError {
     let request =
@@ -204,6 +204,39 @@ fn a_text_is_not_tokenized_however_long_it_is() {
     );
     let found = refused(format!("{{\"prompt\": \"{long}\"}}").as_bytes());
     assert_eq!(found.code(), Some("context_length_exceeded"));
+}
+
+/// GPT-2's tokenizer is cut between words; of one that puts a space before each text, this is not known.
+#[test]
+fn long_texts_are_encoded_as_far_as_memory_goes() {
+    let text = "to be or not to be, \u{e9} ".repeat(41_000);
+    let body = serde_json::json!({ "prompt": text }).to_string();
+    let found = reply(Endpoint::Tokenize, body.as_bytes()).unwrap();
+    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    let expected = tiny().model.vocabulary().tokenizer().unwrap().encode_fast(text.as_str(), true).unwrap();
+    assert!(found["tokens"] == serde_json::json!(expected.get_ids()));
+
+    let json =
+        std::fs::read(candle_gpt2_testing::fixture_path("tiny-checkpoint").join("tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    json["pre_tokenizer"]["add_prefix_space"] = true.into();
+    let other = tiny_with("tokenizer.json", &json.to_string(), ChatTemplateChoice::Checkpoint);
+    let error = other.served.read(Endpoint::Tokenize, body.as_bytes(), None).unwrap_err();
+    assert_eq!((error.status(), error.code()), (400, Some("text_too_long")), "{error}");
+    assert!(error.to_string().contains("prompt: this model's tokenizer may take"), "{error}");
+    let body = serde_json::json!({ "prompt": &text[..100_000] }).to_string();
+    assert!(other.served.read(Endpoint::Tokenize, body.as_bytes(), None).is_ok());
+}
+
+#[test]
+fn tokens_are_not_turned_into_text_without_end() {
+    let body = |tokens: usize| serde_json::json!({ "tokens": vec![0; tokens] }).to_string();
+    let error = reply(Endpoint::Detokenize, body(700_000).as_bytes()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "tokens: expected tokens with a text of at most 8388608 bytes, found a text of 9100000 bytes"
+    );
+    assert!(reply(Endpoint::Detokenize, body(600_000).as_bytes()).is_ok());
 }
 
 #[test]

@@ -13,3 +13,4 @@ mod heads;
 mod interrupted;
 mod packed;
 mod text_encoder;
+mod tokenizer_limits;
