@@ -111,7 +111,12 @@ impl Shared {
             rooms: Arc::new(Rooms::new(options.max_body)),
             activations: Arc::new(Activations::new(options.api.limits.max_activation_bytes)),
             looks: Turns::new(1, MOST_LOOKS, options.timeouts.queue),
-            threads: RequestThreads::new(Arc::clone(&served), Arc::clone(&metrics), options.queue, options.timeouts.queue),
+            threads: RequestThreads::new(
+                Arc::clone(&served),
+                Arc::clone(&metrics),
+                options.queue,
+                options.timeouts.queue,
+            ),
             options,
             backend,
             served,
