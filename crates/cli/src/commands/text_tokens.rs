@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
 use candle_gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::tokenize::TokenizeArguments;
 use crate::exit::UsageError;
@@ -14,19 +14,28 @@ use crate::input::InputArguments;
 use crate::output;
 use crate::progress::Terminal;
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Serialize)]
-struct Report {
-    tokens: Vec<Token>,
+struct Report<I: Iterator<Item = Token> + Clone> {
+    #[serde(serialize_with = "written_in_order")]
+    tokens: I,
 }
 
 #[derive(Serialize)]
 struct Token {
     index: usize,
     id: u32,
-    /// Its bytes as text; those that are part of a character are replaced.
+    /// Its bytes as text; parts of characters are replaced.
     text: String,
     bytes: Vec<u8>,
+}
+
+/// Writes the tokens one by one: together they would take a hundred times the memory of the text.
+fn written_in_order<S: Serializer>(
+    tokens: &(impl Iterator<Item = Token> + Clone),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(tokens.clone())
 }
 
 pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<ExitCode> {
@@ -37,18 +46,19 @@ pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Exi
         let bytes = token_bytes(&tokenizer, id).unwrap_or_default();
         Token { index, id, text: String::from_utf8_lossy(&bytes).into_owned(), bytes }
     };
-    let tokens: Vec<Token> = encode(&tokenizer, &text)?.into_iter().enumerate().map(token).collect();
+    let ids = encode(&tokenizer, &text)?;
+    let tokens = ids.iter().copied().enumerate().map(token);
     if arguments.json {
         output::write_json(&Report { tokens })?;
         return Ok(ExitCode::SUCCESS);
     }
-    for Token { id, text, bytes, .. } in &tokens {
+    for Token { id, text, bytes, .. } in tokens {
         let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let text = format!("{text:?}");
         output::write_line(&format!("{id:>8}  {text:<16}  {}", bytes.join(" ")))?;
     }
-    let unit = if tokens.len() == 1 { "token" } else { "tokens" };
-    output::write_line(&format!("{} {unit}, {} bytes of text", tokens.len(), text.len()))?;
+    let unit = if ids.len() == 1 { "token" } else { "tokens" };
+    output::write_line(&format!("{} {unit}, {} bytes of text", ids.len(), text.len()))?;
     Ok(ExitCode::SUCCESS)
 }
 
