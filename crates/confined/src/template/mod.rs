@@ -14,7 +14,7 @@ use minijinja::value::{Serde, Value};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{Limits, Program, Service, Session, Worker, WorkerError, WorkerProgram};
+use crate::{Answer, Limit, Limits, Program, Service, Session, Worker, WorkerError, WorkerProgram};
 use engine::Engine;
 
 pub use style::Style;
@@ -302,15 +302,16 @@ impl TaskProcess {
         let is_new = self.session.is_none() || self.renders >= RENDERS_PER_PROCESS;
         let answer = match self.once(worker, question, &limits) {
             // What earlier renders have left in the process does not count against this one.
-            Err(WorkerError::Ended | WorkerError::Exceeded { limit: crate::Limit::Memory, .. })
-                if !is_new =>
-            {
+            Err(WorkerError::Ended | WorkerError::Exceeded { limit: Limit::Memory, .. }) if !is_new => {
                 self.once(worker, question, &limits)
             }
             answer => answer,
         };
+        if matches!(answer, Err(WorkerError::Exceeded { limit: Limit::CpuTime, .. })) {
+            self.spent += cpu;
+        }
         let answer = answer.map_err(|error| match error {
-            WorkerError::Exceeded { limit: crate::Limit::CpuTime, .. } if cpu < LIMITS.cpu => {
+            WorkerError::Exceeded { limit: Limit::CpuTime, .. } if cpu < LIMITS.cpu => {
                 TemplateError::Exceeded { what: too_slow() }
             }
             error => TemplateError::of_worker(error),
@@ -319,12 +320,7 @@ impl TaskProcess {
         Ok(answer.bytes)
     }
 
-    fn once(
-        &mut self,
-        worker: &Worker,
-        question: &[u8],
-        limits: &Limits,
-    ) -> Result<crate::Answer, WorkerError> {
+    fn once(&mut self, worker: &Worker, question: &[u8], limits: &Limits) -> Result<Answer, WorkerError> {
         let kept = self.session.take().filter(|_| self.renders < RENDERS_PER_PROCESS);
         let mut session = match kept {
             Some(session) => session,
