@@ -198,7 +198,7 @@ pub(crate) fn with_recorded_steps(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
         return model;
     }
     #[expect(unsafe_code, reason = "recording steps has a contract")]
-    // SAFETY: whoever called `allow_recorded_steps` has promised it.
+    // SAFETY: the caller of `allow_recorded_steps` has promised it.
     unsafe {
         model.with_recorded_steps()
     }

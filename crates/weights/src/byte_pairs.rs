@@ -152,3 +152,14 @@ impl BytePairs {
         parts.truncate(kept);
     }
 }
+
+/// Byte that a character of GPT-2's alphabet stands for.
+///
+/// Visible characters stand for themselves; those from U+0100 stand for the remaining bytes in order. Source: `bytes_to_unicode` of OpenAI's `encoder.py`.
+pub(crate) fn byte_of(written: char) -> Option<u8> {
+    let is_seen = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    match u32::from(written).checked_sub(0x100) {
+        None => u8::try_from(u32::from(written)).ok().filter(is_seen),
+        Some(place) => (0..=u8::MAX).filter(|byte| !is_seen(byte)).nth(place as usize),
+    }
+}

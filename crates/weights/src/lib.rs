@@ -19,6 +19,7 @@ mod files;
 mod formats;
 mod given_files;
 mod grouped;
+mod library;
 mod library_encoder;
 mod load;
 mod lock;

@@ -11,7 +11,7 @@ use tokenizers::models::unigram::Unigram;
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizer, Token, Tokenizer};
 
 use crate::WeightsError;
-use crate::tokenizer::without_panic;
+use crate::library::without_panic;
 use crate::tokenizer_limits;
 
 /// Memory that the library takes for each byte of a normalized text, if each character is a word and a token.

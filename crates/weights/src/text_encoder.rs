@@ -15,9 +15,9 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{AddedToken, Encoding, Token, Tokenizer};
 
 use crate::WeightsError;
-use crate::byte_pairs::BytePairs;
+use crate::byte_pairs::{BytePairs, byte_of};
+use crate::library::{encode_whole, without_panic};
 use crate::library_encoder::LibraryEncoder;
-use crate::tokenizer::{byte_of, encode_whole, without_panic};
 use crate::word_cache::WordCache;
 use crate::words::Words;
 

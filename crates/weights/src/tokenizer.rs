@@ -4,7 +4,6 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use serde_json::Value;
@@ -14,7 +13,9 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::processors::template::TemplateProcessing;
 use tokenizers::{AddedToken, Tokenizer};
 
+use crate::byte_pairs::byte_of;
 use crate::files::Files;
+use crate::library::{encode_whole, without_panic};
 use crate::{TextEncoder, WeightsError, mistaken_file, tokenizer_limits};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special. [`train_tokenizer`] puts it first.
@@ -147,17 +148,6 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
     encode_whole(tokenizer, text, special_tokens)
 }
 
-/// Encodes a text in one call of the library.
-pub(crate) fn encode_whole(
-    tokenizer: &Tokenizer,
-    text: &str,
-    special_tokens: bool,
-) -> Result<Vec<u32>, WeightsError> {
-    let failed = |error| WeightsError::Encode { error };
-    let encoding = without_panic(|| tokenizer.encode_fast(text, special_tokens)).map_err(failed)?;
-    Ok(encoding.map_err(|error| failed(error.to_string()))?.get_ids().to_vec())
-}
-
 /// The bytes of a token, which may be a part of a character: those that GPT-2's alphabet writes with its characters, or of a
 /// tokenizer with another alphabet those of the token as it is written. `None` if there is no such token.
 ///
@@ -174,16 +164,6 @@ pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
     let is_special = tokenizer.get_added_tokens_decoder().contains_key(&id);
     let bytes = written.chars().map(byte_of).collect::<Option<Vec<u8>>>();
     Some(bytes.filter(|_| !is_special).unwrap_or_else(|| written.into_bytes()))
-}
-
-/// The byte that a character of GPT-2's alphabet stands for: itself if it can be seen, and the others in their order from
-/// U+0100 on. Source: `bytes_to_unicode` of OpenAI's `encoder.py`.
-pub(crate) fn byte_of(written: char) -> Option<u8> {
-    let is_seen = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match u32::from(written).checked_sub(0x100) {
-        None => u8::try_from(u32::from(written)).ok().filter(is_seen),
-        Some(place) => (0..=u8::MAX).filter(|byte| !is_seen(byte)).nth(place as usize),
-    }
 }
 
 /// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
@@ -222,15 +202,6 @@ pub fn train_tokenizer<'a>(
     let mut tokenizer = byte_level(BPE::default(), false);
     tokenizer.train(&mut TrainerWrapper::from(trainer), texts).map_err(|error| failed(error.to_string()))?;
     Ok(tokenizer)
-}
-
-/// Runs a call of the tokenizers library, which panics on some files that it should reject.
-///
-/// With `panic = "abort"`, in a browser, a panic ends the page's worker instead. `tokenizer_limits` rejects every input that is
-/// known to panic.
-pub(crate) fn without_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work))
-        .map_err(|_| "the file is damaged in a way its reader does not expect".to_owned())
 }
 
 /// Reads one of a tokenizer's files.

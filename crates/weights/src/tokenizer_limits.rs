@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
-use crate::tokenizer::without_panic;
+use crate::library::without_panic;
 
 /// Largest growth of a text in normalizers, in pre-tokenizers or in decoders, in bytes per byte.
 const MAX_GROWTH: f64 = 32.0;

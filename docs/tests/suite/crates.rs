@@ -214,6 +214,11 @@ fn each_crate_keeps_to_its_part() {
                     if path.ends_with("engine/src/clock.rs") {
                         continue;
                     }
+                    // They give up on a Hub that is silent.
+                    if path.ends_with("engine/src/hub/client.rs") || path.ends_with("engine/src/hub/http.rs")
+                    {
+                        continue;
+                    }
                     // It bounds the fraction of the time that slow grammars take.
                     if path.ends_with("grammar/src/process.rs") {
                         continue;

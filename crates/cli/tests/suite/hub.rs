@@ -162,7 +162,9 @@ impl Server {
             return status("401 Unauthorized");
         }
         if let Some(answer) = dataset(path) {
-            let known = format!("X-Repo-Commit: {DATA_SHA}\r\nETag: \"etag-{}\"\r\n", answer.len());
+            // An ETag belongs to the contents.
+            let sum: u64 = answer.bytes().map(u64::from).sum();
+            let known = format!("X-Repo-Commit: {DATA_SHA}\r\nETag: \"etag-{sum}\"\r\n");
             let part = &answer.as_bytes()
                 [start.min(answer.len())..end.map_or(answer.len(), |end| end + 1).min(answer.len())];
             let (length, whole) = (part.len(), answer.len());

@@ -40,7 +40,7 @@ pub struct HubOptions {
     pub cache: PathBuf,
     /// Token for models that are not open to everyone. `{:?}` does not show it.
     pub token: Option<SecretString>,
-    /// Longest silence of the Hub before a request or download fails; 60 seconds by default.
+    /// Longest silence before a request or download fails; 60 seconds by default.
     pub timeout: Duration,
 }
 

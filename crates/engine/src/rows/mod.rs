@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::Path;
 
+use candle_gpt2::printable_json;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -278,6 +279,7 @@ fn answered<T: Serialize>(
     let error = error.or_else(|| line.tokens.as_ref().err().cloned());
     let report = Report { line: line.number, row: &line.row, prompt_ids, answer, error: error.as_deref() };
     let json = serde_json::to_string(&report).map_err(|error| EngineError::Output(error.into()))?;
+    let json = printable_json(&json).into_owned();
     Ok(Pending::Answered { json, failed: error.map(|error| FailedRow { line: line.number, error }) })
 }
 
