@@ -2,6 +2,8 @@
 //!
 //! Run: `cargo bench -p candle-gpt2-confined --bench cost`.
 
+#![expect(clippy::print_stdout, reason = "it reports to a terminal")]
+
 use std::error::Error;
 use std::time::{Duration, Instant};
 

@@ -20,6 +20,11 @@ pub trait Program: Send {
     fn answer(&mut self, question: &[u8]) -> Vec<u8>;
 }
 
+/// Prepares a program from its source, or returns what is wrong with it.
+///
+/// See [`Worker`](crate::Worker) for an example.
+pub type Prepare = fn(&[u8]) -> Result<Box<dyn Program>, String>;
+
 /// A kind of program that a worker runs.
 ///
 /// See [`Worker`](crate::Worker) for an example.
@@ -27,8 +32,8 @@ pub trait Program: Send {
 pub struct Service {
     /// Name that both sides use.
     pub name: &'static str,
-    /// Prepares a program from its source; the error is what is wrong with it.
-    pub prepare: fn(&[u8]) -> Result<Box<dyn Program>, String>,
+    /// Prepares a program.
+    pub prepare: Prepare,
 }
 
 /// The first message to a worker; the program's source follows.

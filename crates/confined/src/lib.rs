@@ -13,7 +13,7 @@ mod worker;
 mod forked;
 
 pub use error::WorkerError;
-pub use host::{Program, Service};
+pub use host::{Prepare, Program, Service};
 pub use limits::{Limit, Limits};
 pub use run::run_worker;
 pub use template::{Style, TEMPLATES, TemplateError, Templates};

@@ -154,7 +154,7 @@ mod unix {
         let zero = libc::timeval { tv_sec: 0, tv_usec: 0 };
         let value = time.map_or(zero, |time| libc::timeval {
             tv_sec: time.as_secs().try_into().unwrap_or(i32::MAX.into()),
-            tv_usec: time.subsec_micros().try_into().unwrap_or(0),
+            tv_usec: time.subsec_micros() as libc::suseconds_t,
         });
         #[expect(unsafe_code, reason = "the standard library has no timers")]
         // SAFETY: the pointer is to a value that lives through the call; the old value is not requested.

@@ -97,7 +97,7 @@ pub struct Templates {
 #[derive(Debug)]
 enum Place {
     Here { engine: Arc<Mutex<Engine>>, turns: Arc<Turns> },
-    Worker { worker: Worker, turns: Arc<Turns>, task: Mutex<TaskProcess> },
+    Worker { worker: Box<Worker>, turns: Arc<Turns>, task: Mutex<TaskProcess> },
 }
 
 /// The process that renders a task's entries, and what all of them have taken.
@@ -195,6 +195,7 @@ impl Templates {
         let source = serde_json::to_vec(&source).map_err(|error| wrong(error.to_string()))?;
         let is_parsed_now = !sources.is_empty();
         let worker = Worker::new(program.clone(), TEMPLATES.name, LIMITS, move || Ok(source.clone()));
+        let worker = Box::new(worker);
         if is_parsed_now {
             worker.session().map_err(TemplateError::of_worker)?;
         }

@@ -1,5 +1,7 @@
 //! Tests of workers. The test program is its own worker, so it has a `main` of its own.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod templates;
 mod workers;
 
