@@ -18,7 +18,7 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-use crate::host::{Hello, Program, STACK_BYTES, Service, answer_all, prepare};
+use crate::host::{Hello, Program, Service, answer_all, prepare};
 use crate::limits;
 use crate::message::{Received, receive, send};
 
@@ -92,7 +92,7 @@ pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Resu
         match forked {
             0 => {
                 drop(control);
-                return answer(&mut *program, &UnixStream::from(socket));
+                return answer(&mut *program, service.stack_bytes, &UnixStream::from(socket));
             }
             // The caller sees that its socket closes.
             _ => drop(socket),
@@ -102,11 +102,11 @@ pub(crate) fn serve(service: &Service, hello: &Hello, source: &[u8]) -> io::Resu
 }
 
 /// The work of a session's process.
-fn answer(program: &mut dyn Program, socket: &UnixStream) -> io::Result<()> {
+fn answer(program: &mut dyn Program, stack_bytes: usize, socket: &UnixStream) -> io::Result<()> {
     limits::report_limits(socket.as_raw_fd());
     thread::scope(|scope| {
-        let work = || answer_all(program, socket, socket);
-        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;
+        let work = || answer_all(program, stack_bytes, socket, socket);
+        let thread = thread::Builder::new().stack_size(stack_bytes).spawn_scoped(scope, work)?;
         thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     })
 }

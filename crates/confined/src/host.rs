@@ -9,9 +9,6 @@ use serde::{Deserialize, Serialize};
 use crate::limits;
 use crate::message::{AnswerHead, MAX_MESSAGE_BYTES, QuestionHead, receive, send};
 
-/// Stack of the thread that answers. It is part of the memory that [`Limits`](crate::Limits) bound.
-pub(crate) const STACK_BYTES: usize = 64 << 20;
-
 /// An untrusted program, prepared: it answers questions.
 ///
 /// See [`Worker`](crate::Worker) for an example.
@@ -32,6 +29,8 @@ pub type Prepare = fn(&[u8]) -> Result<Box<dyn Program>, String>;
 pub struct Service {
     /// Name that both sides use.
     pub name: &'static str,
+    /// Stack of the thread that answers. It is part of the memory that [`Limits`](crate::Limits) bound.
+    pub stack_bytes: usize,
     /// Prepares a program.
     pub prepare: Prepare,
 }
@@ -62,10 +61,11 @@ pub(crate) fn prepare(
 /// Answers questions until there are no more.
 pub(crate) fn answer_all(
     program: &mut dyn Program,
+    stack_bytes: usize,
     mut input: impl Read,
     mut output: impl Write,
 ) -> io::Result<()> {
-    let before = limits::data_bytes().saturating_sub(STACK_BYTES as u64);
+    let before = limits::data_bytes().saturating_sub(stack_bytes as u64);
     loop {
         let message = received(&mut input)?;
         let (head, question) = QuestionHead::split(&message).ok_or(io::ErrorKind::InvalidData)?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 pub struct Limits {
     /// CPU time.
     pub cpu: Duration,
-    /// Memory beyond what the process had before its first question, in bytes; 64 MB of it are the stack's.
+    /// Memory beyond what the process had before its first question, in bytes; the stack is part of it.
     pub memory_bytes: u64,
     /// Wall-clock time, which the caller waits at most.
     pub wall: Duration,

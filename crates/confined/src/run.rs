@@ -4,7 +4,7 @@ use std::io;
 use std::thread;
 
 use crate::Service;
-use crate::host::{Hello, STACK_BYTES, answer_all, prepare, received};
+use crate::host::{Hello, answer_all, prepare, received};
 use crate::limits;
 use crate::message::send;
 
@@ -42,10 +42,10 @@ fn serve_one(service: &Service, hello: &Hello, source: &[u8]) -> io::Result<()> 
             Err(what) => return send(&mut output, &[&[0], what.as_bytes()]),
         };
         send(&mut output, &[&[1]])?;
-        answer_all(&mut *program, io::stdin().lock(), output)
+        answer_all(&mut *program, service.stack_bytes, io::stdin().lock(), output)
     };
     thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work)?;
+        let thread = thread::Builder::new().stack_size(service.stack_bytes).spawn_scoped(scope, work)?;
         thread.join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
     })
 }

@@ -90,7 +90,7 @@ type Source = Box<dyn Fn() -> Result<Vec<u8>, String> + Send + Sync>;
 ///
 /// // In `main`, for the argument below: `run_worker(&[SERVICE])`.
 /// const SERVICE: Service =
-///     Service { name: "repeated", prepare: |source| Ok(Box::new(Repeated(source.to_vec()))) };
+///     Service { name: "repeated", stack_bytes: 1 << 20, prepare: |source| Ok(Box::new(Repeated(source.to_vec()))) };
 ///
 /// let limits =
 ///     Limits { cpu: Duration::from_secs(2), memory_bytes: 64 << 20, wall: Duration::from_secs(10) };

@@ -16,7 +16,7 @@ use candle_gpt2_generation::{Constraint, GenerationError};
 use serde::{Deserialize, Serialize};
 
 use crate::constraint::GrammarConstraint;
-use crate::prepared::{LONGEST, Prepared};
+use crate::prepared::{LONGEST, Prepared, STACK_BYTES};
 use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
@@ -64,7 +64,7 @@ const FAIR_SLOW: Duration = Duration::from_millis(50);
 /// # let _ = compiler;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub const GRAMMARS: Service = Service { name: "grammars", prepare };
+pub const GRAMMARS: Service = Service { name: "grammars", stack_bytes: STACK_BYTES, prepare };
 
 /// The processes of one vocabulary.
 pub(crate) struct Processes {

@@ -25,6 +25,10 @@ fn serve(template: &str) -> (tempfile::TempDir, Served) {
     (folder, served)
 }
 
+/// Nests a list so deeply that dropping it overflows any stack.
+const NESTED: &str =
+    "{% set ns=namespace(s=[]) %}{% for i in range(99000) %}{% set ns.s=[ns.s] %}{% endfor %}ok";
+
 fn chat(served: &Served) -> String {
     let body = r#"{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}"#;
     ask(served.connect(), "POST", "/v1/chat/completions", JSON, body)
@@ -34,6 +38,7 @@ fn chat(served: &Served) -> String {
 fn a_hostile_chat_template_fails_its_request_alone() {
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
+        (NESTED, "nested too deeply"),
         ("{{ [[1],[2]]|tojson(indent=10**9) }}", "takes more than 256 MB of memory"),
         (FOREVER, "takes more than 2s of CPU time"),
     ] {
@@ -95,6 +100,7 @@ fn a_task_stops_at_the_first_entry_that_exceeds_a_limit() {
     let slow = FOREVER.replace("10000000", "100000").replace("99999", "99");
     for (template, expected) in [
         ("{% set ns=namespace() %}{% set ns.a=ns %}{{ ns }}", "nested too deeply"),
+        (NESTED, "nested too deeply"),
         ("{{ '{:1000000000}'.format(1) }}", "takes more than 256 MB of memory"),
         (FOREVER, "takes more than 2s of CPU time"),
         (&format!("{{% for i in range(30) %}}{slow}{{% endfor %}}"), "of CPU time"),

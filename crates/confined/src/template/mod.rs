@@ -35,9 +35,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 /// Deadline of a render on a thread of this process.
 #[cfg(not(target_family = "wasm"))]
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Stack of such a thread.
+/// Stack of that thread: what a template nests in values is not bounded there.
 #[cfg(not(target_family = "wasm"))]
 const STACK_BYTES: usize = 64 << 20;
+
+/// Stack in a worker: an honest template needs a fraction of a megabyte.
+const WORKER_STACK_BYTES: usize = 8 << 20;
 
 /// The templates that a worker renders.
 ///
@@ -48,7 +51,7 @@ const STACK_BYTES: usize = 64 << 20;
 /// }
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub const TEMPLATES: Service = Service { name: "templates", prepare };
+pub const TEMPLATES: Service = Service { name: "templates", stack_bytes: WORKER_STACK_BYTES, prepare };
 
 /// Failure of a template.
 ///

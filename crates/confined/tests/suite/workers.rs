@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = tests![
 ];
 
 /// A program that does what each question says.
-pub(crate) const OBEDIENT: Service = Service { name: "obedient", prepare };
+pub(crate) const OBEDIENT: Service = Service { name: "obedient", stack_bytes: 64 << 20, prepare };
 
 const LIMITS: Limits =
     Limits { cpu: Duration::from_millis(300), memory_bytes: 160 << 20, wall: Duration::from_secs(5) };
