@@ -6,8 +6,6 @@
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use candle_gpt2_engine::process::return_freed_memory;
-
 use crate::ApiError;
 
 /// Memory of all texts that are encoded concurrently.
@@ -21,21 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Time after which a client should retry.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Memory after whose use the allocator returns what is free to the system.
-const TRIMMED_BYTES: usize = 32 << 20;
-
 /// Counts the memory of the texts that are encoded.
 #[derive(Debug)]
 pub(crate) struct EncodingMemory {
-    free: Mutex<Free>,
+    /// Free bytes.
+    free: Mutex<usize>,
     freed: Condvar,
-}
-
-#[derive(Debug)]
-struct Free {
-    bytes: usize,
-    /// Fewest bytes since all were free.
-    fewest: usize,
 }
 
 /// Memory for one text, free again when dropped.
@@ -47,7 +36,7 @@ pub(crate) struct Permit<'a> {
 
 impl EncodingMemory {
     pub(crate) fn new() -> Self {
-        Self { free: Mutex::new(Free { bytes: ALL_BYTES, fewest: ALL_BYTES }), freed: Condvar::new() }
+        Self { free: Mutex::new(ALL_BYTES), freed: Condvar::new() }
     }
 
     /// Whether a text fits at all that takes `bytes`.
@@ -80,13 +69,12 @@ impl EncodingMemory {
         }
         let permitted = bytes.min(ALL_BYTES);
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.freed.wait_timeout_while(free, PATIENCE, |free| free.bytes < permitted);
+        let waited = self.freed.wait_timeout_while(free, PATIENCE, |free| *free < permitted);
         let (mut free, waited) = waited.unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() && free.bytes < permitted {
+        if waited.timed_out() && *free < permitted {
             return Err(busy());
         }
-        free.bytes -= permitted;
-        free.fewest = free.fewest.min(free.bytes);
+        *free -= permitted;
         drop(free);
         let permit = Permit { memory: self, bytes: permitted };
         // The process would abort in the middle of the text where its address space is limited.
@@ -97,21 +85,8 @@ impl EncodingMemory {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.bytes == 0 {
-            return;
-        }
-        let mut free = self.memory.free.lock().unwrap_or_else(PoisonError::into_inner);
-        free.bytes += self.bytes;
-        let is_last = free.bytes == ALL_BYTES;
-        let most = ALL_BYTES - free.fewest;
-        if is_last {
-            free.fewest = ALL_BYTES;
-        }
-        drop(free);
+        *self.memory.free.lock().unwrap_or_else(PoisonError::into_inner) += self.bytes;
         self.memory.freed.notify_all();
-        if is_last && most >= TRIMMED_BYTES {
-            return_freed_memory();
-        }
     }
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct Rooms {
 struct Taken {
     next: u64,
     total: usize,
+    /// Largest total since the last call of [`Rooms::take_peak`].
+    peak: usize,
     bodies: BTreeMap<u64, Body>,
 }
 
@@ -91,6 +93,11 @@ impl Rooms {
     fn taken(&self) -> MutexGuard<'_, Taken> {
         // The numbers are whole at any moment.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Largest memory of all bodies since the last call.
+    pub(crate) fn take_peak(&self) -> usize {
+        std::mem::take(&mut self.taken().peak)
     }
 
     /// The memory of a body that begins to come over the connection of this activity.
@@ -149,6 +156,7 @@ impl Taken {
         }
         if has_room {
             (body.bytes, self.total) = (bytes, self.total + more);
+            self.peak = self.peak.max(self.total);
             body.recent += more;
             if body.recent >= PROGRESS && matches!(body.pace, Pace::Since(_)) {
                 (body.recent, body.pace) = (0, Pace::Since(Instant::now()));

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::yield_now;
+use candle_gpt2_engine::process::return_freed_memory;
+use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::seats::Seats;
@@ -18,6 +19,11 @@ const LAST_BYTES: Duration = Duration::from_secs(2);
 /// How long is waited when the system gives no connection, for want of file descriptors say.
 const NO_CONNECTION: Duration = Duration::from_millis(50);
 
+/// Time without requests after which freed memory goes back to the system.
+const IDLE: Duration = Duration::from_secs(1);
+/// Bodies that were smaller leave too little behind to return it.
+const LARGE_BODIES: usize = 1 << 20;
+
 /// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
 pub(crate) async fn run(
     shared: Arc<Shared>,
@@ -25,6 +31,7 @@ pub(crate) async fn run(
     stops: Arc<Stops>,
 ) -> Result<(), ServerError> {
     let seats = Arc::new(Seats::new(shared.options.connections()));
+    tokio::spawn(return_memory(Arc::clone(&shared)));
     let mut ended = tokio::select! {
         () = accept(&shared, &listener, &seats) => Ok(()),
         () = told(&stops, 1) => Ok(()),
@@ -41,6 +48,23 @@ pub(crate) async fn run(
     // Those that are left are closed as they are.
     _ = timeout(LAST_BYTES, seats.empty()).await;
     ended
+}
+
+/// Returns freed memory to the system when the server is idle after large requests. The allocator would keep it.
+async fn return_memory(shared: Arc<Shared>) {
+    let mut calls = shared.calls.subscribe();
+    loop {
+        let is_open = calls.wait_for(|calls| *calls > 0).await.is_ok()
+            && calls.wait_for(|calls| *calls == 0).await.is_ok();
+        if !is_open {
+            return;
+        }
+        sleep(IDLE).await;
+        if *calls.borrow() == 0 && shared.rooms.take_peak() >= LARGE_BODIES {
+            // The end of the server does not wait for it.
+            _ = spawn_blocking(return_freed_memory).await;
+        }
+    }
 }
 
 async fn drain(shared: &Shared, stops: &Stops) -> Result<(), ServerError> {
