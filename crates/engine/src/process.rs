@@ -204,6 +204,24 @@ pub(crate) fn with_recorded_steps(model: Gpt2LMHeadModel) -> Gpt2LMHeadModel {
     }
 }
 
+/// Makes all threads allocate from one heap, if the allocator is GNU's. To be called before a second thread starts.
+///
+/// By default each thread gets a heap of its own, with 64 MB of address space, and keeps the memory of its largest request. A server
+/// with many threads for few cores needs several times the memory then, and [`return_freed_memory`] finds little to return.
+///
+/// ```
+/// candle_gpt2_engine::process::use_one_heap();
+/// ```
+#[cfg_attr(
+    all(target_os = "linux", target_env = "gnu"),
+    expect(unsafe_code, reason = "the allocator is tuned by calls of the C library")
+)]
+pub fn use_one_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: as in `keep_freed_memory`. Where the number is declined, threads keep their heaps.
+    let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+}
+
 /// Returns freed memory to the system, if the allocator is GNU's: the opposite of [`keep_freed_memory`], for once.
 ///
 /// Worth its milliseconds after a request that took tens of megabytes.

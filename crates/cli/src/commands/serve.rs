@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::process::allow_open_files;
+use candle_gpt2_engine::process::{allow_open_files, use_one_heap};
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
 use candle_gpt2_interpret::Dictionary;
 use candle_gpt2_look::{built_in_dictionaries, read_dictionary};
@@ -128,6 +128,7 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
         return Ok(ExitCode::SUCCESS);
     }
     let options = options(arguments)?;
+    use_one_heap();
     arguments.log_format.write_to_stderr();
     // What the system does not allow is refused with the options.
     allow_open_files(options.open_files());

@@ -22,7 +22,7 @@ const NO_CONNECTION: Duration = Duration::from_millis(50);
 /// Time without requests after which freed memory goes back to the system.
 const IDLE: Duration = Duration::from_secs(1);
 /// Bodies that were smaller leave too little behind to return it.
-const LARGE_BODIES: usize = 1 << 20;
+const LARGE_BODIES: usize = 256 << 10;
 
 /// Serves until `stops` is above 0 and running requests have finished, or until it is above 1.
 pub(crate) async fn run(
