@@ -115,16 +115,16 @@ mod tests {
             }
         });
         assert!(most.into_inner() <= 3);
-        assert_eq!(memory.free.lock().unwrap().bytes, ALL_BYTES);
+        assert_eq!(*memory.free.lock().unwrap(), ALL_BYTES);
     }
 
     #[test]
     fn a_text_that_takes_more_than_all_memory_is_encoded_alone() {
         let memory = EncodingMemory::new();
         let permit = memory.reserve(ALL_BYTES + 1).unwrap();
-        assert_eq!(memory.free.lock().unwrap().bytes, 0);
+        assert_eq!(*memory.free.lock().unwrap(), 0);
         drop(permit);
-        assert_eq!(memory.free.lock().unwrap().bytes, ALL_BYTES);
+        assert_eq!(*memory.free.lock().unwrap(), ALL_BYTES);
     }
 
     #[test]

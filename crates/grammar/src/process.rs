@@ -196,7 +196,7 @@ impl RemoteConstraint {
         let mut session = process.session.take().ok_or_else(too_much)?;
         let ids = generated.iter().flat_map(|id| id.to_le_bytes());
         let message: Vec<u8> = [question as u8].into_iter().chain(ids).collect();
-        let measures = process.answers % ANSWERS_PER_MEASUREMENT == 0;
+        let measures = process.answers.is_multiple_of(ANSWERS_PER_MEASUREMENT);
         let answer = session.ask(&message, &STEP, measures).map_err(|_| too_much())?;
         process.answers += 1;
         let slow = answer.cpu.saturating_sub(FREE_TIME);

@@ -9,7 +9,7 @@ fn changed(change: impl FnOnce(&mut Value)) -> CheckpointFolder {
     let bytes = std::fs::read(fixture_path("tiny-checkpoint").join("tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_slice(&bytes).unwrap();
     change(&mut json);
-    CheckpointFolder::tiny().with("tokenizer.json", &json.to_string())
+    CheckpointFolder::tiny().with("tokenizer.json", json.to_string())
 }
 
 fn with(field: &str, value: Value) -> CheckpointFolder {
@@ -211,7 +211,7 @@ fn long_tokens_are_rejected() {
     );
     let vocabulary = CheckpointFolder::tiny()
         .without("tokenizer.json")
-        .with("vocab.json", &json!({ (long.as_str()): 0 }).to_string())
+        .with("vocab.json", json!({ (long.as_str()): 0 }).to_string())
         .with("merges.txt", "#version: 0.2\n");
     assert_rejected(&vocabulary, &["vocab.json and merges.txt: vocabulary: ", "1025 characters"]);
 }
