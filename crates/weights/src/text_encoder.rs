@@ -31,7 +31,7 @@ const MOST_ADDED: usize = 16;
 /// Encodes texts as a tokenizer does, without the special tokens that it may put around them. Threads share it, each with an
 /// [`EncoderSession`].
 ///
-/// The tokens are those of [`encode_piece`], except after more than a million spaces in a row: there the engine of
+/// The tokens are those of [`encode_piece`](crate::encode_piece), except after more than a million spaces in a row: there the engine of
 /// expressions that [`Tokenizer`] is built with gives up and leaves the rest in one word, while here, as in its Python
 /// package, spaces are spaces.
 ///
