@@ -17,7 +17,7 @@ pub struct Limits {
 
 /// A limit that a program went beyond.
 ///
-/// Part of [`WorkerError::Exceeded`](crate::WorkerError::Exceeded).
+/// Part of [`WorkerError::Exceeded`](crate::WorkerError::Exceeded); see [`Worker`](crate::Worker) for an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Limit {

@@ -209,7 +209,7 @@ enum Channel {
 
 /// An answer and its cost.
 ///
-/// [`Session::ask`] returns it.
+/// [`Session::ask`] returns it; see [`Worker`] for an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The answer.

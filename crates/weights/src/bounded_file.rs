@@ -7,7 +7,7 @@ use std::fs::{self, File, Metadata};
 use std::io::{Error, ErrorKind, Read, Result};
 use std::path::Path;
 
-/// Opens a regular file for reading.
+/// Opens a regular file for reading. See [`read_bounded`] for an example.
 ///
 /// # Errors
 /// If it cannot be opened; [`InvalidInput`](ErrorKind::InvalidInput) for anything but a regular file.
@@ -18,7 +18,8 @@ pub fn open_regular(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Rejects anything but a regular file. Callers check before opening, because opening a FIFO blocks.
+/// Rejects anything but a regular file. Callers check before opening, because opening a FIFO blocks. See [`read_bounded`] for an
+/// example.
 ///
 /// # Errors
 /// [`InvalidInput`](ErrorKind::InvalidInput) for anything but a regular file.

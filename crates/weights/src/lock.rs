@@ -63,6 +63,13 @@ pub fn create_locked(path: &Path, options: &OpenOptions) -> io::Result<File> {
 /// For files that the program names itself, such as `.lock` or `FILE.partial`: writing through a link in a downloaded folder would
 /// change a file elsewhere, and opening a FIFO blocks.
 ///
+/// ```
+/// use candle_gpt2_weights::expect_own_file;
+///
+/// assert!(expect_own_file("missing.lock".as_ref()).is_ok());
+/// assert!(expect_own_file(".".as_ref()).is_err());
+/// ```
+///
 /// # Errors
 /// [`InvalidInput`](io::ErrorKind::InvalidInput) for such a path.
 pub fn expect_own_file(path: &Path) -> io::Result<()> {

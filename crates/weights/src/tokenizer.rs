@@ -104,7 +104,7 @@ pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, WeightsErro
     encode_with(tokenizer, text, true)
 }
 
-/// Token ids of a part of a text, without special tokens around it.
+/// Token ids of a part of a text, without special tokens around it. See [`TextEncoder`] for an example.
 ///
 /// # Errors
 /// Same as [`encode`].
