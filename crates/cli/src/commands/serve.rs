@@ -18,6 +18,7 @@ use candle_gpt2_server::{
     ApiOptions, ChatTemplateChoice, Limits, Listening, LogFormat, Model, SecretString, ServerOptions,
     check_health,
 };
+use candle_gpt2_weights::read_bounded_text;
 use clap::Args;
 
 use crate::exit::{EXIT_FAILURE, UsageError};
@@ -28,6 +29,8 @@ use crate::worker;
 
 /// A key, if the command line and a file are not the place for it.
 const KEY_VARIABLE: &str = "GPT2_API_KEY";
+/// Largest chat template: more than any context holds.
+const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 /// Maximum time to write the last lines of the log.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
@@ -236,7 +239,7 @@ fn chat_template(choice: Option<&Path>) -> Result<ChatTemplateChoice> {
         None => Ok(ChatTemplateChoice::Checkpoint),
         Some(choice) if choice == Path::new("eos-join") => Ok(ChatTemplateChoice::EosJoin),
         Some(file) => {
-            let text = fs::read_to_string(file);
+            let text = read_bounded_text(file, MAX_TEMPLATE_BYTES);
             let text = text.with_context(|| {
                 format!("--chat-template: expected eos-join or a file, cannot read {}", file.display())
             })?;

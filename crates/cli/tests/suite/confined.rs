@@ -123,3 +123,10 @@ fn a_task_stops_at_the_first_entry_that_exceeds_a_limit() {
         assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
     }
 }
+
+#[test]
+fn a_device_is_no_chat_template() {
+    let ended = run(&["serve", "--port", "0", "--chat-template", "/dev/zero"]);
+    assert_ne!(ended.code, 0);
+    assert!(ended.stderr.contains("/dev/zero: not a regular file"), "{}", ended.stderr);
+}
