@@ -172,7 +172,7 @@ fn fill_log(served: &Served) -> u64 {
 
 /// The pipe of standard error is full, and nobody reads it.
 #[test]
-fn a_log_that_nobody_reads_holds_up_neither_requests_nor_the_end() {
+fn a_stalled_reader_of_the_log_delays_neither_requests_nor_the_end() {
     let mut served = Served::start(&["--port", "0", "--log-requests"]);
     assert!(fill_log(&served) > 0);
     let body = r#"{"prompt":"One day","max_tokens":1}"#;
