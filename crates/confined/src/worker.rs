@@ -151,6 +151,25 @@ impl Worker {
         Ok(Session(Some(Channel::Process(self.spawned()?))))
     }
 
+    /// Begins a session and asks its first question, see [`Session::ask`].
+    ///
+    /// # Errors
+    /// Those of [`Worker::session`] and [`Session::ask`].
+    pub fn begin(
+        &self,
+        question: &[u8],
+        limits: &Limits,
+        measures: bool,
+    ) -> Result<(Session, Answer), WorkerError> {
+        let once = || {
+            let mut session = self.session()?;
+            let answer = session.ask(question, limits, measures)?;
+            Ok((session, answer))
+        };
+        // The process that forks may have been ended, and is started again.
+        once().or_else(|error| if error == WorkerError::Ended { once() } else { Err(error) })
+    }
+
     #[cfg(target_os = "linux")]
     fn forked(&self) -> Result<UnixStream, WorkerError> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);

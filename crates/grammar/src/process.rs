@@ -21,7 +21,7 @@ use crate::tokens::Words;
 use crate::{Grammar, GrammarError};
 
 /// The stack's part of a process's memory. The library recurses, to a depth that it bounds.
-const STACK: u64 = 64 << 20;
+const STACK: u64 = STACK_BYTES as u64;
 /// Limits of preparing a vocabulary, with a slow disk and a busy machine.
 const PREPARING: Limits =
     Limits { cpu: Duration::from_secs(30), memory_bytes: 1 << 30, wall: Duration::from_secs(60) };
@@ -118,13 +118,7 @@ impl Processes {
         let wrong = |what: String| GrammarError::Grammar { kind, what };
         let mut question = vec![Question::Read as u8];
         serde_json::to_writer(&mut question, order).map_err(|error| wrong(error.to_string()))?;
-        let once = || {
-            let mut session = self.worker.session()?;
-            let answer = session.ask(&question, &READING, true)?;
-            Ok((session, answer))
-        };
-        // The process that waits with the vocabulary may have been ended, and is started again.
-        let read = once().or_else(|error| if error == WorkerError::Ended { once() } else { Err(error) });
+        let read = self.worker.begin(&question, &READING, true);
         let (session, Answer { bytes, private_bytes, .. }) = read.map_err(|error| match error {
             WorkerError::Refused { what } => GrammarError::Tokenizer { what },
             // It had no second of the processor in five.

@@ -267,8 +267,7 @@ impl Templates {
         let turn = Turn::take(turns)?;
         within_deadline(turn, move || {
             // A copy for each render: one that does not end blocks no other.
-            let copied = engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let mut own = copied;
+            let mut own = locked(&engine).clone();
             work(&mut own)
         })
     }
@@ -282,13 +281,9 @@ impl Templates {
         let answer = match self.style {
             Style::Chat => {
                 let _turn = Turn::take(turns)?;
-                let once = || worker.session()?.ask(&question, &LIMITS, false);
-                // The process that forks may have been ended, and is started again.
-                let answer = once().or_else(|error| match error {
-                    WorkerError::Ended => once(),
-                    error => Err(error),
-                });
-                answer.map_err(TemplateError::of_worker)?.bytes
+                let (_, answer) =
+                    worker.begin(&question, &LIMITS, false).map_err(TemplateError::of_worker)?;
+                answer.bytes
             }
             Style::Task => locked(task).ask(worker, &question)?,
         };

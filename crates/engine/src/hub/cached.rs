@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use candle_gpt2_weights::read_bounded;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -90,9 +91,7 @@ pub(super) fn names(cache: &Path, prefix: &str) -> Vec<String> {
 }
 
 fn is_gpt2(snapshot: &Path) -> bool {
-    let path = snapshot.join("config.json");
-    let is_small = fs::metadata(&path).is_ok_and(|found| found.is_file() && found.len() <= MAX_CONFIG_BYTES);
-    let config = is_small.then(|| fs::read(path).ok()).flatten();
+    let config = read_bounded(&snapshot.join("config.json"), MAX_CONFIG_BYTES).ok();
     let config = config.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
     config.is_some_and(|config| config["model_type"] == "gpt2")
 }

@@ -70,10 +70,7 @@ fn is_safe_component(text: &str) -> bool {
 /// Quotes text from the Hub in an error message: shortened, with control characters escaped.
 #[cfg(feature = "hub")]
 pub(super) fn quoted(text: &str) -> String {
-    const SHOWN: usize = 80;
-    let mut chars = text.chars();
-    let shown: String = chars.by_ref().take(SHOWN).flat_map(char::escape_debug).collect();
-    format!("\"{shown}{}\"", if chars.next().is_some() { "…" } else { "" })
+    format!("{:?}", candle_gpt2::excerpt(text))
 }
 
 #[cfg(all(test, feature = "hub"))]
