@@ -52,6 +52,7 @@ pages! {
     notebook_ioi: "src/notebooks/ioi.md",
     notebook_induction: "src/notebooks/induction.md",
     notebook_features: "src/notebooks/features.md",
+    notebook_steering: "src/notebooks/steering.md",
     notebook_transcoders: "src/notebooks/transcoders.md",
     notebook_circuit: "src/notebooks/circuit.md",
     ray: "src/guides/ray.md",

@@ -244,6 +244,16 @@ job-fuzz-build() {
   fi
 }
 
+# What makes the built-in model: a workspace of its own.
+job-workshop() {
+  local workshop=(--manifest-path models/stories/workshop/Cargo.toml)
+  local workspace=("${workshop[@]}" --workspace --locked --target-dir "${CARGO_TARGET_DIR:-target}")
+  step cargo fmt "${workshop[@]}" --all --check
+  step cargo clippy "${workspace[@]}" --all-targets -- -D warnings
+  step env RUSTDOCFLAGS="-D warnings" cargo doc "${workspace[@]}" --no-deps
+  step cargo test "${workspace[@]}"
+}
+
 # Half an hour: 10,000 inputs are compressed, and restored with other threads and instructions.
 job-round-trips() {
   step cargo build --release --locked
@@ -272,10 +282,13 @@ job-miri() {
   fi
 }
 
-# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints.
+# GPT2_CHECKPOINTS=FOLDER adds the tests on third-party checkpoints, GPT2_JSON_SCHEMA_TESTS=FOLDER the JSON Schema test suite.
 job-test() {
   if [ -z "${GPT2_CHECKPOINTS:-}" ]; then
     leave_out "the tests on third-party checkpoints" "GPT2_CHECKPOINTS" "a folder with them"
+  fi
+  if [ -z "${GPT2_JSON_SCHEMA_TESTS:-}" ]; then
+    leave_out "the JSON Schema test suite" "GPT2_JSON_SCHEMA_TESTS" "git clone https://github.com/json-schema-org/JSON-Schema-Test-Suite"
   fi
   step cargo test --workspace --locked
   step cargo test --package candle-gpt2-evaluation --features parquet --locked --test suite data::
@@ -310,6 +323,20 @@ job-book() {
   fi
 }
 
+# Book, page, notebooks and rustdoc as one folder, in which every link leads somewhere. The page is that of job-browser where it ran.
+job-site() {
+  local tools page=$PWD/web/dist/gpt2.html
+  if ! has mdbook; then
+    leave_out "the site" "mdbook" "cargo install --locked mdbook"
+  elif [ -f "$page" ]; then
+    step env GPT2_SITE_PAGE="$page" scripts/build_site.sh
+  elif tools=$(scripts/build_web.sh --tools 2>&1); then
+    step scripts/build_site.sh
+  else
+    leave_out "the site" "the tools of the page" "$tools"
+  fi
+}
+
 # Of the files as they are, committed or not, as everything else is checked.
 job-packages() { step scripts/check_packages.sh --allow-dirty; }
 
@@ -328,6 +355,7 @@ job-browser() {
     leave_out "the pages in a browser" "chromium, and node from 20 on" "apt-get install chromium nodejs"
   elif [ -d web/tests/node_modules ] || npm install --prefix web/tests --no-package-lock --ignore-scripts --silent; then
     step "${built[@]}"
+    step npm run types --prefix web/tests
     step env GPT2_PROGRAM="$program" npm test --prefix web/tests -- "${projects[@]}"
   else
     leave_out "the pages in a browser" "Playwright from its registry" "npm install --prefix web/tests --no-package-lock"

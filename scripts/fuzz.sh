@@ -38,6 +38,7 @@ seeds pickle
 tail -c +138 "$fixtures"/formats/pytorch-legacy/pytorch_model.bin >target/fuzz/corpus/pickle/seed-1
 seeds tensorflow_index
 head -c -8 "$fixtures"/formats/tensorflow/model.ckpt.index >target/fuzz/corpus/tensorflow_index/seed-1
+seeds sentence_piece "$fixtures"/tokenizers/*.model
 seeds vocabulary
 { cat "$fixtures"/tiny-checkpoint/vocab.json; printf '\0'; cat "$fixtures"/tiny-checkpoint/merges.txt; } \
   >target/fuzz/corpus/vocabulary/seed-1

@@ -2,13 +2,13 @@
 // web/dist/, the same for a static host; web/dist/npm/, the package. usage: node web/assemble.mjs
 
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { gzipSync } from "node:zlib";
 
 const ROOT = dirname(dirname(fileURLToPath(import.meta.url)));
-const MOST_BYTES = 13_000_000;
+const MOST_BYTES = 15_000_000;
 
 const MODEL_FOLDER = "models/stories";
 const MODEL = ["model.safetensors", "config.json", "tokenizer.json"].map((name) => `${MODEL_FOLDER}/${name}`);
@@ -49,24 +49,52 @@ const data = (id, content, kind = "") => `<script type="text/plain" id="${id}"${
 const numbers = (id, content) => data(id, packed(split(content)), " data-split");
 
 const index = text("web/index.html");
-// A file that the page loads, by its name there.
-const own = (name) => text(["web", "web/parts"].map((folder) => join(folder, name === "transport.js" ? "engine.js" : name)).find((path) => existsSync(join(ROOT, path))));
-const LINK = /<link rel="stylesheet" href="(.*)">/g, SCRIPT = /<script src="(.*)"><\/script>/g;
-const loaded = [LINK, SCRIPT].flatMap((tag) => [...index.matchAll(tag)].map(([, name]) => [name, own(name)]));
+const own = (name) => text(`web/${name}`);
+const ENTRY = "file-page.js";
+
+// A statement that imports names of another module, on a line of its own, and a declaration that exports one.
+const IMPORT = /^import (?:(\{.*\}) from )?"\.\/(.*)";$/gm, EXPORT = /^export (?:async )?(?:function|class|const) (\w+)/gm;
+
+// The paths of a module and of those that it imports, each after its own imports.
+function collected(path, paths = []) {
+  if (paths.includes(path)) return paths;
+  for (const [, , from] of own(path).matchAll(IMPORT)) collected(join(dirname(path), from), paths);
+  paths.push(path);
+  return paths;
+}
+
+// A module without types and without comments that take a line.
+const withoutComments = (text) => text.replace(/\/\*\*[^]*?\*\//g, "").replace(/^\s*\/\/.*$/gm, "").replace(/^\s*\n/gm, "");
+
+// A module and those that it imports as one classic script, because a page in a file cannot load modules. `script` of the crate
+// candle-gpt2-web makes the same.
+function script(entry) {
+  const wrapped = (path) => {
+    const names = [...own(path).matchAll(EXPORT)].map(([, name]) => name);
+    if (names.length !== own(path).split(/^export /m).length - 1) throw new Error(`${path} exports something without one name`);
+    const body = withoutComments(own(path)).replace(IMPORT, (_, list, from) =>
+      list ? `const ${list.replaceAll(" as ", ": ")} = modules[${JSON.stringify(join(dirname(path), from))}];` : "").replace(/^export /gm, "");
+    return `modules[${JSON.stringify(path)}] = (() => {\n${body}return { ${names.join(", ")} };\n})();\n`;
+  };
+  return `"use strict";\nconst modules = {};\n${collected(entry).map(wrapped).join("")}`;
+}
+
+const LINK = /<link rel="stylesheet" href="(.*)">/g, SCRIPT = /<script type="module" src="@@script@@"><\/script>/;
+const loaded = [...[...index.matchAll(LINK)].map(([, name]) => name), ...collected(ENTRY)].map((name) => [name, own(name)]);
 const worker = text("target/browser/page/gpt2.js") + text("web/worker.js");
 const wasm = bytes("target/browser/page/gpt2_bg.wasm");
-const elements = Object.fromEntries(["report", "head", "graph", "feature", "learned"].map((name) => [name, own(`${name}.html`)]));
+const elements = Object.fromEntries(["report", "head", "graph", "feature", "learned"].map((name) => [name, own(`parts/${name}.html`)]));
 
 const page = (html, policy, data) => {
   const meta = `<meta http-equiv="Content-Security-Policy" content="${policy}">\n`;
-  return filled(html, { transport: "engine", policy: meta, ...elements, data });
+  return filled(html, { transport: "engine", script: ENTRY, policy: meta, ...elements, data });
 };
 
 function oneFile() {
   const [weights, config, tokenizer] = MODEL.map(bytes);
   const whole = index
     .replace(LINK, (_, name) => `<style>${own(name)}</style>`)
-    .replace(SCRIPT, (_, name) => `<script>${inside(own(name))}</script>`);
+    .replace(SCRIPT, () => `<script>${inside(script(ENTRY))}</script>`);
   const packs = data("worker", inside(worker)) + data("wasm", packed(wasm)) + numbers("weights", weights) +
     data("config", packed(config)) + data("tokenizer", packed(tokenizer)) +
     TRANSCODERS.map((name) => (name.endsWith(".json") ? data(name, packed(ofModel(name))) : numbers(name, ofModel(name)))).join("") +

@@ -1,68 +1,67 @@
-"use strict";
+// @ts-check
 // The same text as a command of the program, and as a request to a server.
-const command = (() => {
-  // One word of a POSIX shell.
-  const quoted = text => /^[A-Za-z0-9_./:@%+=,-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`;
+import { sourceName } from "./model.js";
 
-  // Halves of characters, which a text area may hold, are none in JSON.
-  const json = body => JSON.stringify(body, (_, value) => typeof value === "string" && value.toWellFormed ? value.toWellFormed() : value);
+/** @typedef {Record<string, any>} Body */
 
-  // Values that change nothing: the command has them only if a checkpoint may have others of its own.
-  const NEUTRAL = { top_p: 1, min_p: 0, repetition_penalty: 1 };
+/** One word of a POSIX shell. @param {string} text */
+const quoted = text => /^[A-Za-z0-9_./:@%+=,-]+$/.test(text) && !text.startsWith("-") ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
-  // `gpt2 generate` for a checked request as the page sends it, to a model { config, source, inspection }. source: { isBuiltIn, tokenizer,
-  // dtype }, of which the last two are a tokenizer's own name and the precision it is held in, if they are not the usual ones.
-  function ofProgram(body, { config, source, inspection }) {
-    const words = ["gpt2", "generate"];
-    const give = (flag, value) => words.push(flag, quoted(String(value)));
-    const giveField = field => {
-      if (field in body && (!source.isBuiltIn || body[field] !== NEUTRAL[field])) give(`--${field.replaceAll("_", "-")}`, body[field]);
-    };
-    if (!source.isBuiltIn) give("--model", models.nameOf(source, inspection));
-    if (source.tokenizer) give("--tokenizer", source.tokenizer);
-    if (source.dtype) give("--dtype", source.dtype);
-    give("--max-new-tokens", body.max_tokens);
-    if (body.n) give("--num-return-sequences", body.n);
-    if (body.temperature === 0) {
-      words.push("--greedy");
-    } else {
-      // Without one, the page takes a new one and shows it; the program counts them from 0.
-      if (body.seed !== undefined) give("--seed", BigInt.asUintN(64, BigInt(body.seed)));
-      give("--temperature", body.temperature);
-      // The program samples from 50 tokens by default.
-      give("--top-k", body.top_k || config.vocab_size);
-      giveField("top_p");
-      giveField("min_p");
-    }
-    for (const field of ["repetition_penalty", "presence_penalty", "frequency_penalty"]) giveField(field);
-    // In one word, for a text that begins with a hyphen.
-    for (const stop of body.stop ?? []) words.push(`--stop=${quoted(stop)}`);
-    // What follows `--` is a text, also if it begins with a hyphen.
-    if (body.prompt.startsWith("-")) words.push("--");
-    words.push(quoted(body.prompt));
-    return words.join(" ");
+/** JSON of a body. A text area may hold halves of characters, which JSON cannot. @param {any} body @returns {string} */
+export const json = body => JSON.stringify(body, (_, value) => typeof value === "string" ? /** @type {any} */ (value).toWellFormed?.() ?? value : value);
+
+// Values that change nothing: the command has them only if a checkpoint may have others of its own.
+/** @type {Record<string, number>} */
+const NEUTRAL = { top_p: 1, min_p: 0, repetition_penalty: 1 };
+
+/** `gpt2 generate` for a checked request as the page sends it. @type {(body: Body, model: import("./types").Model) => string} */
+export function asProgram(body, { config, source, inspection }) {
+  const words = ["gpt2", "generate"];
+  const give = (/** @type {string} */ flag, /** @type {any} */ value) => words.push(flag, quoted(String(value)));
+  const giveField = (/** @type {string} */ field) => {
+    if (field in body && (!source.isBuiltIn || body[field] !== NEUTRAL[field])) give(`--${field.replaceAll("_", "-")}`, body[field]);
+  };
+  if (!source.isBuiltIn) give("--model", sourceName(source, inspection));
+  if (source.tokenizer) give("--tokenizer", source.tokenizer);
+  if (source.dtype) give("--dtype", source.dtype);
+  give("--max-new-tokens", body.max_tokens);
+  if (body.n) give("--num-return-sequences", body.n);
+  if (body.temperature === 0) {
+    words.push("--greedy");
+  } else {
+    if (body.seed !== undefined) give("--seed", BigInt.asUintN(64, BigInt(body.seed)));
+    give("--temperature", body.temperature);
+    // The program samples from 50 tokens by default.
+    give("--top-k", body.top_k || config.vocab_size);
+    giveField("top_p");
+    giveField("min_p");
   }
+  for (const field of ["repetition_penalty", "presence_penalty", "frequency_penalty"]) giveField(field);
+  // In one word, for a text that begins with a hyphen.
+  for (const stop of body.stop ?? []) words.push(`--stop=${quoted(stop)}`);
+  // What follows `--` is a text, also if it begins with a hyphen.
+  if (body.prompt.startsWith("-")) words.push("--");
+  words.push(quoted(body.prompt));
+  return words.join(" ");
+}
 
-  // `curl` for a request to the server at this address. The key is never in it.
-  function ofCurl(body, address, hasKey) {
-    const authorization = hasKey ? ` \\\n  -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
-    return `curl -N '${address}/completions' \\\n  -H 'Content-Type: application/json'${authorization} \\\n  -d '${json(body).replaceAll("'", "'\\''")}'`;
-  }
+/** `curl` for a request to the server at an address. The key is never in it. @type {(body: Body, address: string, hasKey?: boolean) => string} */
+export function asCurl(body, address, hasKey) {
+  const authorization = hasKey ? ` \\\n  -H "Authorization: Bearer $OPENAI_API_KEY"` : "";
+  return `curl -N '${address}/completions' \\\n  -H 'Content-Type: application/json'${authorization} \\\n  -d '${json(body).replaceAll("'", "'\\''")}'`;
+}
 
-  // What openai-python has no arguments for.
-  const EXTRA = ["top_k", "min_p", "repetition_penalty"];
+// What openai-python has no arguments for.
+const EXTRA = ["top_k", "min_p", "repetition_penalty"];
 
-  // The same request as a program with openai-python.
-  function ofPython(body, address, hasKey) {
-    // A JSON text is a Python text; of the other values only these differ.
-    const literal = value => value === true ? "True" : value === null ? "None" : json(value);
-    const own = Object.entries(body).filter(([name]) => !EXTRA.includes(name)).map(([name, value]) => `    ${name}=${literal(value)},`);
-    const extra = Object.entries(body).filter(([name]) => EXTRA.includes(name)).map(([name, value]) => `"${name}": ${literal(value)}`);
-    const secret = hasKey ? "" : ', api_key="none"';
-    const several = body.n > 1 ? "        print(choice.index, repr(choice.text))" : '        print(choice.text, end="", flush=True)';
-    return ["from openai import OpenAI", "", `client = OpenAI(base_url=${literal(address)}${secret})`, "chunks = client.completions.create(", ...own,
-      `    extra_body={${extra.join(", ")}},`, ")", "for chunk in chunks:", "    for choice in chunk.choices:", several].join("\n");
-  }
-
-  return { json, ofCurl, ofProgram, ofPython };
-})();
+/** The same request as a program with openai-python. @type {(body: Body, address: string, hasKey?: boolean) => string} */
+export function asPython(body, address, hasKey) {
+  // A JSON text is a Python text; of the other values only these differ.
+  const literal = (/** @type {any} */ value) => value === true ? "True" : value === null ? "None" : json(value);
+  const own = Object.entries(body).filter(([name]) => !EXTRA.includes(name)).map(([name, value]) => `    ${name}=${literal(value)},`);
+  const extra = Object.entries(body).filter(([name]) => EXTRA.includes(name)).map(([name, value]) => `"${name}": ${literal(value)}`);
+  const secret = hasKey ? "" : ', api_key="none"';
+  const several = body.n > 1 ? "        print(choice.index, repr(choice.text))" : '        print(choice.text, end="", flush=True)';
+  return ["from openai import OpenAI", "", `client = OpenAI(base_url=${literal(address)}${secret})`, "chunks = client.completions.create(", ...own,
+    `    extra_body={${extra.join(", ")}},`, ")", "for chunk in chunks:", "    for choice in chunk.choices:", several].join("\n");
+}

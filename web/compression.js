@@ -1,36 +1,54 @@
-"use strict";
-// The box for compression: what each token of a text costs, a file of it, and a file of `gpt2 compress` as text again.
-(() => {
-  const { element, shown, tint } = parts;
-  const find = id => document.getElementById(id);
-  const SUFFIX = ".gpt2z";
-  // Every element of a token takes time: longer texts have sizes for their beginning.
-  const MOST_TOKENS = 5000;
+// @ts-check
+// The box for compression: the cost of each token of a text, a file of it, and a file of `gpt2 compress` as text again.
+import { short } from "./parts/colors.js";
+import { element, find } from "./parts/dom.js";
+import { bitsText, shown, tint } from "./parts/tokens.js";
+
+const SUFFIX = ".gpt2z";
+// Every element of a token takes time: longer texts have sizes for their beginning.
+const MOST_TOKENS = 5000;
+
+const grouped = (/** @type {number} */ count) => count.toLocaleString("en");
+const bytesOf = (/** @type {string} */ text) => new TextEncoder().encode(text);
+
+/** @type {(bytes: number, compressed: number) => string} */
+function sizesInWords(bytes, compressed) {
+  const rate = bytes ? `${short(8 * compressed / bytes)} bits per byte: ` : "";
+  return `${rate}${grouped(bytes)} bytes become ${grouped(compressed)}`;
+}
+
+/** The bytes of a token as text; those of a part of a character in hex. @param {number[]} bytes */
+function textOfBytes(bytes) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
+  } catch {
+    return bytes.map(byte => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
+  }
+}
+
+/** @param {any} engine a transport that compresses */
+export function startCompression(engine) {
   const [plain, said, sizes, result, progress] = ["plain", "compression-said", "sizes", "compression-result", "compression-progress"].map(find);
   let isBusy = false;
 
-  const grouped = count => count.toLocaleString("en");
-  const bytesOf = text => new TextEncoder().encode(text);
-
-  function told(bytes, compressed) {
-    const bits = bytes ? `${(8 * compressed / bytes).toFixed(3)} bits per byte: ` : "";
-    return `${bits}${grouped(bytes)} bytes become ${grouped(compressed)}`;
+  function buttons() {
+    for (const id of ["measure", "compress", "compressed-file"]) find(id).disabled = isBusy;
+    find("stop-compressing").disabled = !isBusy;
   }
 
-  // Does one thing at a time, and says what went wrong.
+  /** Does one thing at a time, and reports what went wrong. @type {(what: string, work: (say: (done: number, total: number) => void) => Promise<string>) => Promise<void>} */
   async function doing(what, work) {
     if (isBusy) return;
-    const say = (done, total) => {
-      progress.hidden = false;
-      progress.value = total ? done / total : 0;
-    };
     isBusy = true;
     buttons();
     sizes.hidden = result.hidden = true;
     said.textContent = what;
     try {
-      said.textContent = await work(say);
-    } catch (error) {
+      said.textContent = await work((done, total) => {
+        progress.hidden = false;
+        progress.value = total ? done / total : 0;
+      });
+    } catch (/** @type {any} */ error) {
       said.textContent = error.stopped ? "stopped" : `error: ${error.message}`;
     } finally {
       isBusy = false;
@@ -39,48 +57,36 @@
     }
   }
 
-  function buttons() {
-    for (const id of ["measure", "compress", "compressed-file"]) find(id).disabled = isBusy;
-    find("stop-compressing").disabled = !isBusy;
-  }
-
-  // The bytes of a token as text; those of a part of a character in hex.
-  function text(bytes) {
-    try {
-      return new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(new Uint8Array(bytes));
-    } catch {
-      return bytes.map(byte => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
-    }
-  }
-
+  /** @param {{ bytes: number[], bits: number }[]} tokens */
   function draw(tokens) {
     sizes.replaceChildren(...tokens.slice(0, MOST_TOKENS).map(({ bytes, bits }) => {
-      const token = text(bytes);
-      const span = element("span", { title: `${shown(token)} ${bits.toFixed(2)} bits` }, token);
-      span.dataset.bits = bits.toFixed(1);
+      const token = textOfBytes(bytes);
+      const span = element("span", { title: `${shown(token)} ${short(bits)} bits` }, token);
+      span.dataset.bits = bitsText(bits);
       tint(span, { tokens: [{ token, logprob: -bits * Math.LN2 }] });
       return span;
     }));
     sizes.hidden = false;
   }
 
-  // A link that saves bytes.
+  /** A link that saves bytes. @type {(bytes: Uint8Array, name: string) => void} */
   function offer(bytes, name) {
     URL.revokeObjectURL(result.href);
-    Object.assign(result, { href: URL.createObjectURL(new Blob([bytes])), download: name, textContent: `Save ${name}`, hidden: false });
+    Object.assign(result, { href: URL.createObjectURL(new Blob([/** @type {any} */ (bytes)])), download: name, textContent: `Save ${name}`, hidden: false });
   }
 
   find("measure").onclick = () => doing("measuring", async () => {
-    const tokens = await engine.sizes(bytesOf(plain.value)), bits = tokens.reduce((sum, one) => sum + one.bits, 0);
+    /** @type {{ bytes: number[], bits: number }[]} */
+    const tokens = await engine.sizes(bytesOf(plain.value));
+    const bits = tokens.reduce((sum, one) => sum + one.bits, 0), bytes = bytesOf(plain.value).length;
     draw(tokens);
-    const bytes = bytesOf(plain.value).length, each = bytes ? `, ${(bits / bytes).toFixed(3)} a byte` : "";
-    return `${grouped(tokens.length)} tokens, ${bits.toFixed(1)} bits${each}`;
+    return `${grouped(tokens.length)} tokens, ${bits.toFixed(1)} bits${bytes ? `, ${short(bits / bytes)} per byte` : ""}`;
   });
 
   find("compress").onclick = () => doing("compressing", async say => {
     const bytes = bytesOf(plain.value), compressed = await engine.compress(bytes, say);
     offer(compressed, `text.txt${SUFFIX}`);
-    return told(bytes.length, compressed.length);
+    return sizesInWords(bytes.length, compressed.length);
   });
 
   find("compressed-file").onchange = () => {
@@ -93,11 +99,11 @@
         plain.value = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
       } catch {
         plain.value = "";
-        return `${told(bytes.length, compressed.length)}; they are not text`;
+        return `${sizesInWords(bytes.length, compressed.length)}; they are not text`;
       }
-      return told(bytes.length, compressed.length);
+      return sizesInWords(bytes.length, compressed.length);
     }).finally(() => { find("compressed-file").value = ""; });
   };
 
   find("stop-compressing").onclick = () => engine.stopCompressing();
-})();
+}

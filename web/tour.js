@@ -1,67 +1,70 @@
-"use strict";
+// @ts-check
 // A tour of the page in seven steps. Each points at a part and says what to try; Esc ends it, and the focus goes back.
-const tour = (() => {
-  const { element } = parts;
-  const STEPS = [
-    ["#prompt", "A model that continues a text", "This box holds the prompt. Change it and press Generate, or Ctrl+Enter: a small GPT-2, trained on short stories, continues it, "
-      + "a token at a time. A token is a piece of a word. Everything is computed in this page."],
-    ["#paper", "How surprised it was", "The stronger a token's colour, the less the model expected it. Click one, or go to it with the arrow keys and press Enter: "
-      + "you see its alternatives. Choose one, and the text continues from it."],
-    ["#settings", "How it chooses", "At each position the model gives every token of its vocabulary a probability. A low temperature makes the probable ones more probable; top-k and top-p leave out the rest. "
-      + "Move a slider and watch the bars under the text. The seed fixes the random numbers: the same seed gives the same text."],
-    ["#inside", "Where it looks", "Before it chooses, each token looks back at the ones before it. Every small picture is one attention head. Choose one, then a row: "
-      + "the text is coloured by how much that token attends to each.", "attention"],
-    ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is shown, so you can recompute it, "
-      + "and there is a worked example with six words.", "head"],
-    ["#inside", "What it reacts to", "Between two looks back, each token is changed by an MLP. Its features are things that it reacts to: each cell has one of the strongest at a token, "
-      + "and the token that it makes more probable. Choose a cell to see where else in the text it is active. The attribution graph beside it shows what they add to the next token.", "features"],
-    ["#own", "Your own GPT-2", "Drop a checkpoint anywhere on this page: safetensors, GGUF or PyTorch. It stays in your browser. "
-      + "Above is the command that generates the same text without a browser."],
-  ];
-  let at = 0, before = null, target = null;
-  const title = element("h2", { id: "tour-title", tabIndex: -1 });
-  const text = element("p", { id: "tour-text" });
-  const back = element("button", { onclick: () => show(at - 1) }, "Back");
-  const next = element("button", { className: "main", onclick: () => at + 1 < STEPS.length ? show(at + 1) : close() });
-  const panel = element("section", { id: "tour-panel", role: "dialog", ariaModal: "false", hidden: true }, title, text,
-    element("div", { className: "actions" }, back, next, element("button", { onclick: close }, "Close")));
-  panel.setAttribute("aria-labelledby", "tour-title");
-  panel.setAttribute("aria-describedby", "tour-text");
-  panel.dataset.testid = "tour-panel";
-  document.body.append(panel);
+import { clamp, element, find } from "./parts/dom.js";
 
-  function show(step) {
-    at = parts.clamp(step, 0, STEPS.length - 1);
-    const [selector, name, words, button] = STEPS[at];
-    target?.classList.remove("toured");
-    target = document.querySelector(selector);
-    target.classList.add("toured");
-    if (button) document.getElementById(button).click();
-    title.textContent = `${at + 1} of ${STEPS.length}: ${name}`;
-    text.textContent = words;
-    back.disabled = at === 0;
-    next.textContent = at + 1 < STEPS.length ? "Next" : "Done";
-    target.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    title.focus({ preventScroll: true });
-  }
+/** @type {[string, string, string, string?][]} */
+const STEPS = [
+  ["#prompt", "A model that continues a text", "This box holds the prompt. Change it and press Generate, or Ctrl+Enter: the model continues it, "
+    + "a token at a time. A token is a piece of a word."],
+  ["#paper", "The surprise of each token", "The stronger a token's color, the less the model expected it. Click one, or go to it with the arrow keys and press Enter: "
+    + "you see its alternatives. Choose one, and the text continues from it."],
+  ["#sliders", "How it chooses", "At each position the model gives every token of its vocabulary a probability. A low temperature makes the probable ones more probable. "
+    + "Move the slider and watch the bars under the text. Top-k, top-p and the seed are under More settings."],
+  ["#inside", "Where it looks", "Before it chooses, each token looks back at the ones before it. Every small picture is one attention head. Choose one, then a row: "
+    + "the text is colored by how much that token attends to each.", "attention"],
+  ["#inside", "The same by hand", "One number of that picture in six steps: query, key, their product, the scaled score, softmax, and the values. Every number is shown, so you can recompute it, "
+    + "and there is a worked example with six words.", "head"],
+  ["#inside", "What it reacts to", "Between two looks back, each token is changed by an MLP. Its features are things that it reacts to: each cell has one of the strongest at a token, "
+    + "and the token that it makes more probable. The attribution graph shows what they add to the next token.", "features"],
+  ["#picker-open", "Another model", "The page also writes with your own GPT-2, which stays in your browser. At the end of the page is the command that generates the same text without a browser."],
+];
+let at = 0;
+/** @type {any} */
+let before = null;
+/** @type {any} */
+let target = null;
+const title = element("h2", { id: "tour-title", tabIndex: -1 });
+const text = element("p", { id: "tour-text" });
+const back = element("button", { type: "button", onclick: () => show(at - 1) }, "Back");
+const next = element("button", { type: "button", className: "main", onclick: () => at + 1 < STEPS.length ? show(at + 1) : close() });
+const panel = element("section", { id: "tour-panel", role: "dialog", ariaModal: "false", hidden: true }, title, text,
+  element("div", { className: "actions" }, back, next, element("button", { type: "button", onclick: close }, "Close")));
+panel.setAttribute("aria-labelledby", "tour-title");
+panel.setAttribute("aria-describedby", "tour-text");
+panel.dataset.testid = "tour-panel";
+document.body.append(panel);
 
-  function start() {
-    before = document.activeElement;
-    panel.hidden = false;
-    show(0);
-  }
+/** @param {number} step */
+function show(step) {
+  at = clamp(step, 0, STEPS.length - 1);
+  const [selector, name, words, button] = STEPS[at];
+  target?.classList.remove("toured");
+  target = document.querySelector(selector);
+  target.classList.add("toured");
+  if (button) find(button).click();
+  title.textContent = `${at + 1} of ${STEPS.length}: ${name}`;
+  text.textContent = words;
+  back.disabled = at === 0;
+  next.textContent = at + 1 < STEPS.length ? "Next" : "Done";
+  target.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  title.focus({ preventScroll: true });
+}
 
-  function close() {
-    panel.hidden = true;
-    target?.classList.remove("toured");
-    before?.focus({ preventScroll: true });
-  }
+/** Begins the tour. */
+export function startTour() {
+  before = document.activeElement;
+  panel.hidden = false;
+  show(0);
+}
 
-  panel.addEventListener("keydown", event => {
-    if (event.key !== "Escape") return;
-    event.stopPropagation();
-    close();
-  });
+function close() {
+  panel.hidden = true;
+  target?.classList.remove("toured");
+  before?.focus({ preventScroll: true });
+}
 
-  return { start, close };
-})();
+panel.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+  if (event.key !== "Escape") return;
+  event.stopPropagation();
+  close();
+});

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # Trains the transcoders of the built-in model that are in the program and on the page: one for the MLP of each block, on stories and
 # exercises like those that the model learned from. Writes them to OUT/transcoders, and their figures to OUT/figures.md.
-# usage: models/stories/dictionary.sh OUT [LAYER]
-# The same commit gives the same files. What is there already is kept, and an interrupted training is resumed. With a LAYER it also writes
-# OUT/features_LAYER.html, a page with the texts that each feature of that block is active in. SEED, TOKENS, STEPS, LATENTS, K and MODEL
-# may be set in the environment.
+# usage: models/stories/dictionary.sh --stories DIR OUT [LAYER]
+# The same commit and stories give the same files. Existing files are kept, and an interrupted training is resumed. With a LAYER it also
+# writes OUT/features_LAYER.html, a page with the texts that each feature of that block is active in. SEED, TOKENS, STEPS, LATENTS, K and
+# MODEL may be set in the environment.
 set -euo pipefail
-out=$(realpath --canonicalize-missing "${1:?usage: models/stories/dictionary.sh OUT [LAYER]}")
-page=${2:-}
+usage() { sed -n 's/^# usage: /usage: /p' "$0" >&2; exit 2; }
+if [ $# -lt 3 ] || [ "$1" != --stories ] || [ ! -d "$2" ]; then usage; fi
+stories=$(realpath "$2")
+out=$(realpath --canonicalize-missing "$3")
+page=${4:-}
 cd "$(dirname "$0")/../.."
 mkdir -p "$out/transcoders"
 seed=${SEED:-1}
@@ -15,20 +18,21 @@ model=${MODEL:-built-in}
 
 gpt2() { cargo run --quiet --release --locked -p candle-gpt2-cli -- "$@"; }
 
-[ -d "$out/stories" ] || {
-  rm -rf "$out/stories.part"
-  cargo run --quiet --release --locked -p story-generator -- corpus --seed "$((seed + 1000))" \
-    --tokens "${TOKENS:-2500000}" --out "$out/stories.part"
-  mv "$out/stories.part" "$out/stories"
+[ -d "$out/corpus" ] || {
+  rm -rf "$out/corpus.part"
+  cargo run --quiet --release --locked --manifest-path models/stories/workshop/Cargo.toml --target-dir "${CARGO_TARGET_DIR:-target}" \
+    -p story-generator -- corpus --stories "$stories" --seed "$((seed + 1000))" --tokens "${TOKENS:-2500000}" --out "$out/corpus.part"
+  mv "$out/corpus.part" "$out/corpus"
 }
+layers=$(seq 0 "$(($(sed -n 's/.*"n_layer": *\([0-9]*\).*/\1/p' models/stories/config.json) - 1))")
 
 # 16 bits with the range of f32 take less room on the page than f16: their lower half packs better.
-for layer in 0 1 2 3 4 5; do
+for layer in $layers; do
   trained=$out/layer_$layer
   resume=()
   [ ! -f "$trained/training-state.safetensors" ] || resume=(--resume)
   [ -f "$trained.json" ] || {
-    gpt2 train --task dictionary --init "$model" --data "$out/stories/train.jsonl" --out "$trained" --seed "$seed" \
+    gpt2 train --task dictionary --init "$model" --data "$out/corpus/late.jsonl" --out "$trained" --seed "$seed" \
       --site "blocks.$layer.hook_resid_mid" --kind transcoder --latents "${LATENTS:-256}" --k "${K:-12}" --steps "${STEPS:-1200}" \
       --batch-size 8 --context 128 --lr 2e-3 --held-out 0.01 --eval-every 400 --save-every 400 --dtype bf16 --json "${resume[@]}" \
       > "$trained.json.part"
@@ -43,7 +47,7 @@ number() { sed -n "s/.*\"$2\": *\([-0-9.][-0-9.e]*\).*/\1/p" "$1" | head -n 1; }
 {
   echo '| block | active at a token (L0) | variance not explained (FVU) | loss, nats per token | dead of all |'
   echo '|---|---|---|---|---|'
-  for layer in 0 1 2 3 4 5; do
+  for layer in $layers; do
     report=$out/layer_$layer.json
     awk -v layer="$layer" -v l0="$(number "$report" l0)" -v explained="$(number "$report" explained_variance)" \
       -v delta="$(number "$report" delta_cross_entropy)" -v dead="$(number "$report" dead_latents)" -v all="${LATENTS:-256}" \
@@ -52,7 +56,7 @@ number() { sed -n "s/.*\"$2\": *\([-0-9.][-0-9.e]*\).*/\1/p" "$1" | head -n 1; }
 } | tee "$out/figures.md"
 
 [ -z "$page" ] || {
-  head -n 1500 "$out/stories/train.jsonl" > "$out/examples.jsonl"
+  head -n 1500 "$out/corpus/late.jsonl" > "$out/examples.jsonl"
   gpt2 look features --model "$model" --sae "$out/transcoders/layer_$page" --prompts-file "$out/examples.jsonl" \
     --html "$out/features_$page.html"
 }

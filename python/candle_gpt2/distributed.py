@@ -12,7 +12,7 @@ except for the order of the sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 try:
     import torch  # type: ignore[import-not-found, unused-ignore]
@@ -43,7 +43,7 @@ def train(trainer: Trainer, on_step: Callable[[dict[str, Any]], object] | None =
         _together(trainer, torch.distributed.all_reduce, total)
         told = trainer.apply(gradients, total.item())
         if on_step is not None:
-            on_step(told)
+            on_step(cast("dict[str, Any]", told))
 
 
 def share_state(trainer: Trainer) -> None:

@@ -63,7 +63,7 @@ class Rows:
     no seed is given to the model. Rows are sampled if the options (`do_sample=True`) or the model's generation_config.json ask for
     it; otherwise texts are those of `model.generate(prompt, **options)`.
 
-    A local `model`, `tokenizer`, `assistant_model` or file of `encoder_states` is taken with its absolute path, as other working
+    A local `model`, `tokenizer`, `assistant_model`, `adapter` or file of `encoder_states` is taken with its absolute path, as other working
     directories need it.
 
     The process computes with `threads`, by default with OMP_NUM_THREADS (which Ray sets from `num_cpus`), or with all that the
@@ -101,10 +101,10 @@ class Rows:
         self.text_column, self.error_column = text_column, error_column
         self.threads = threads
         self.model_options = dict(model_options or {})
-        for name in ("tokenizer", "assistant_model", "encoder_states"):
+        for name in ("tokenizer", "assistant_model", "encoder_states", "adapter"):
             given = self.model_options.get(name)
-            # States may be an array, which goes along as it is.
-            if given is not None and (name != "encoder_states" or isinstance(given, (str, os.PathLike))):
+            # An array of states or a list of adapters stays as it is.
+            if given is not None and (name not in ("encoder_states", "adapter") or isinstance(given, (str, os.PathLike))):
                 self.model_options[name] = _lasting(name, given)
         self.options = options
         given = [name for name in (prompt_column, id_column, seed_column) if name is not None]

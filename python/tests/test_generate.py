@@ -1,12 +1,15 @@
 """The same prompt, options and seed give the same bytes through the program and through Python: alone, in batches, streamed."""
 
 import json
+import shutil
 import time
 import types
 
 import candle_gpt2
 import numpy as np
 import pytest
+
+from support import FIXTURES
 
 # Of the end tokens of one case.
 pytestmark = pytest.mark.filterwarnings("ignore:eos_token_id 199 is the ordinary token:UserWarning")
@@ -138,6 +141,25 @@ def test_a_batch_is_streamed_prompt_by_prompt(model):
     assert stream.stop_reasons == ["max_new_tokens"] * len(PROMPTS)
     assert [model.decode(ids) for ids in stream.ids] == texts
     assert order != sorted(order), "several texts are made at once"
+
+
+def test_a_prompt_that_fails_leaves_the_others_of_a_stream(model):
+    # [5000] is refused before the first step; the text of [7] fails in it.
+    processor = lambda ids, logits: np.full_like(logits, np.nan) if ids[0] == 7 else None
+    prompts = ["One day", [5000], None, "Once there was", [7]]
+    with pytest.raises(ValueError, match="token id 5000"):
+        model.stream_batch(["One day", [5000]])
+    texts, errors = {}, {}
+    stream = model.stream_batch(prompts, return_exceptions=True, seed=1, max_new_tokens=5, logits_processor=processor)
+    for prompt, piece in stream:
+        if isinstance(piece, Exception):
+            errors[prompt] = piece
+        else:
+            texts[prompt] = texts.get(prompt, "") + piece
+    assert {prompt: type(error) for prompt, error in errors.items()} == {1: ValueError, 2: TypeError, 4: candle_gpt2.Gpt2Error}
+    assert "token id 5000" in str(errors[1])
+    assert list(texts.values()) == model.generate(["One day", "Once there was"], seed=1, max_new_tokens=5)
+    assert stream.stop_reasons == ["max_new_tokens", None, None, "max_new_tokens", None]
 
 
 def test_schemas_and_grammars_hold(model, program, tmp_path):
@@ -443,3 +465,22 @@ def test_texts_are_made_of_tokens_and_back(model):
     assert model.decode(ids) == model.decode(np.array(ids)) == text
     assert "".join(model.str_tokens("Wherefore art thou?")) == "Wherefore art thou?"
     assert model.decode([0]) == "" and model.decode([0], skip_special_tokens=False) == model.str_tokens([0])[0]
+
+
+@pytest.mark.parametrize("token", ["für", "kuća", "ĠĠ", "中文"])
+def test_an_added_token_is_its_own_text(token, tmp_path):
+    """huggingface/tokenizers#1996: every way to decode writes an added token as it is."""
+    folder = tmp_path / "added"
+    shutil.copytree(FIXTURES / "tiny-checkpoint", folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    added = tokenizer["model"]["vocab"].pop("fi")
+    tokenizer["model"]["merges"].pop()
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": added, "content": token, "special": False})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    model = candle_gpt2.Model.from_pretrained(folder)
+    assert model.decode(model.encode(f"a{token}b")) == f"a{token}b"
+    options = {"logit_bias": {added: 1000.0}, "max_new_tokens": 2}
+    assert model.generate("a", **options) == token * 2
+    assert "".join(model.stream("a", **options)) == token * 2
+    with pytest.raises(candle_gpt2.Gpt2Error, match="excluded by `bad_words` or the regular expression"):
+        model.generate("a", regex="b", bad_words=["b"])

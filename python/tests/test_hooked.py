@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import shutil
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -664,7 +665,8 @@ def test_slopes_of_activations(act_fn):
     np.testing.assert_allclose(slope(x), (function(x + step) - function(x - step)) / (2 * step), atol=5e-4)
 
 
-def test_backward_hooks_replace_and_are_refused_where_they_would_mislead(plain):
+def test_backward_hooks_replace_and_are_refused_where_they_would_mislead():
+    plain = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
     name, seen, weights = "blocks.1.hook_resid_mid", {}, np.ones((1, 3, plain.cfg.d_vocab))
     hooks = [
         (name, lambda gradient, hook: gradient * 0),
@@ -674,6 +676,20 @@ def test_backward_hooks_replace_and_are_refused_where_they_would_mislead(plain):
         plain([1, 2, 3])
         plain.backward(weights)
     assert seen["blocks.1.hook_mlp_out"].any() and not seen[name].any() and not seen["hook_embed"].any()
+    embeddings = []
+    for returned in (lambda gradient: gradient * 2, lambda gradient: (gradient * 2,)):
+        hooks = [
+            (name, lambda gradient, hook, returned=returned: returned(gradient)),
+            ("hook_embed", lambda gradient, hook: embeddings.append(gradient)),
+        ]
+        with plain.hooks(bwd_hooks=hooks):
+            plain([1, 2, 3])
+            plain.backward(weights)
+    np.testing.assert_array_equal(*embeddings)
+    with plain.hooks(bwd_hooks=[(name, lambda gradient, hook: (gradient, gradient))]):
+        plain([1, 2, 3])
+        with pytest.raises(ValueError, match="expected an array of shape"):
+            plain.backward(weights)
     assert not any(point.bwd_hooks for point in plain.hook_points())
     with pytest.raises(RuntimeError, match="expected a run with backward hooks before it"):
         plain.backward(weights)
@@ -686,7 +702,7 @@ def test_backward_hooks_replace_and_are_refused_where_they_would_mislead(plain):
     plain([1, 2, 3])
     with pytest.raises(ValueError, match=r"gradient: expected shape \(1, 3, 61\), that of what the run gave, found \(2,\)"):
         plain.backward([1.0, 2.0])
-    with pytest.raises(NotImplementedError, match=r"blocks\.0\.hook_mlp_out: a forward hook edits this value"):
+    with pytest.raises(NotImplementedError, match=r"blocks\.0\.hook_mlp_out: a forward hook edits this value, .*tensors='torch'"):
         plain.run_with_hooks([1, 2, 3], fwd_hooks=[("blocks.0.hook_mlp_out", lambda value, hook: value.__setitem__(0, 0))])
     plain.reset_hooks()
     with pytest.raises(ValueError, match="dir: expected 'fwd' or 'bwd', found 'up'"):
@@ -811,7 +827,7 @@ def test_the_tokenizer_is_called_as_that_of_transformers(model):
 def test_what_cannot_be_opened_is_told():
     of = candle_gpt2.HookedTransformerConfig(n_layers=2, d_model=8, n_ctx=16, d_head=4, d_vocab=10, attn_only=True, normalization_type=None)
     assert (of.n_heads, of.d_mlp, of.d_vocab_out) == (2, None, 10) and of.from_dict(of.to_dict()) == of
-    with pytest.raises(NotImplementedError, match=r"HookedTransformer\.from_pretrained"):
+    with pytest.raises(ValueError, match="attn_only=True: not a GPT-2"):
         HookedTransformer(of)
     for options, message in (
         ({"device": "cuda"}, "runs on the CPU, found 'cuda'"),
@@ -1113,8 +1129,9 @@ def test_an_autoencoder_with_its_error_changes_nothing_until_it_is_edited(splice
     CLOSE(model.run_with_saes(ids, saes=[sae], reset_saes_end=False, use_error_term=False), without)
     assert list(model.acts_to_saes) == [name]
     CLOSE(model(ids), without)
-    with model.hooks(bwd_hooks=[("hook_embed", print)]), pytest.raises(NotImplementedError, match="do not run through SAEs"):
-        model(ids)
+    if not model.kind.is_torch:
+        with model.hooks(bwd_hooks=[("hook_embed", print)]), pytest.raises(NotImplementedError, match=rf"{name}: .* no gradients through SAEs"):
+            model(ids)
     model.reset_saes()
 
 
@@ -1214,6 +1231,207 @@ def test_backward_of_a_tensor_runs_backward_hooks(torch):
     assert not model([[1, 2, 3]]).requires_grad
 
 
+# Hook points and edits of the fixtures, each with a parameter.
+EDITS = {
+    "vector": ("blocks.1.hook_resid_pre", lambda value, a: value + a),
+    "heads": ("blocks.1.attn.hook_z", lambda value, a: value * a[:, None]),
+    "keys": ("blocks.0.attn.hook_k", lambda value, a: value * a),
+    "pattern": ("blocks.1.attn.hook_pattern", lambda value, a: value * a[:, None, None]),
+    "neurons": ("blocks.0.mlp.hook_pre", lambda value, a: value + a),
+    "mlp": ("blocks.0.hook_mlp_out", lambda value, a: value * (value @ a)[..., None]),
+}
+
+
+def assert_gradient(found, expected, what=""):
+    """Equal to 1e-4 of the largest."""
+    found, expected = np.asarray(found), np.asarray(expected)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max(), err_msg=what)
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_gradients_through_edits_are_those_of_transformer_lens(torch, name):
+    model = HookedTransformer.from_pretrained(INSIDE / name, default_prepend_bos=False)
+    expected = {key: torch.from_numpy(value.copy()) for key, value in read_safetensors(FIXTURES / "hooked" / "gradients" / f"{name}.safetensors")[1].items()}
+    ids, weights = expected["ids"].long(), expected["weights"]
+    for edit, (point, change) in EDITS.items():
+        parameter = expected[f"{edit}.parameter"].requires_grad_()
+        logits = model.run_with_hooks(ids, fwd_hooks=[(point, lambda value, hook, change=change, parameter=parameter: change(value, parameter))])
+        (weights * logits).sum().backward()
+        assert_gradient(parameter.grad, expected[f"{edit}.gradient"], edit)
+    residual = expected["start.residual"].requires_grad_()
+    (weights * model(residual, start_at_layer=1)).sum().backward()
+    assert_gradient(residual.grad, expected["start.gradient"], "start_at_layer")
+    assert not model(ids).requires_grad
+
+
+def test_edits_in_place_and_marks_in_hooks_are_followed(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
+    ids, name = torch.tensor([[1, 2, 3], [4, 5, 6]]), "blocks.0.attn.hook_z"
+    vector, seen = torch.full((7,), 0.5, requires_grad=True), []
+
+    def in_place(z, hook):
+        z[:, 1] += vector
+
+    def returned(z, hook):
+        return torch.cat([z[:, :1], z[:, 1:2] + vector, z[:, 2:]], 1)
+
+    def mark(z, hook):
+        seen.append(z.requires_grad_())
+
+    def double(value):
+        return value.double()
+
+    gradients = []
+    for hooks in ([in_place], [returned], [mark, in_place]):
+        loss = model.run_with_hooks(ids, return_type="loss", fwd_hooks=[(name, hook) for hook in hooks])
+        gradients += torch.autograd.grad(loss, vector, retain_graph=True)
+    assert_gradient(gradients[1], gradients[0])
+    assert_gradient(gradients[2], gradients[0])
+    assert_gradient(torch.autograd.grad(loss, seen[0])[0][:, 1].sum((0, 1)), gradients[0])
+    # A value of another type is made one of the model's; without gradients, and of a detached value, there is no graph.
+    assert model.run_with_hooks(ids, fwd_hooks=[(name, lambda z, hook: double(returned(z, hook)))]).dtype == torch.float32
+    with torch.no_grad():
+        assert not model.run_with_hooks(ids, fwd_hooks=[(name, returned)]).requires_grad
+    assert not model.run_with_hooks(ids, fwd_hooks=[(name, returned), (name, lambda z, hook: z.detach())]).requires_grad
+    assert isinstance(model.generate(ids, max_new_tokens=2, do_sample=False), torch.Tensor)
+    with pytest.raises(ValueError, match=rf"hook <lambda> at {name}: expected an array of shape"):
+        model.run_with_hooks(ids, fwd_hooks=[(name, lambda z, hook: returned(z, hook)[:, :2])])
+    # Keys and values of a prefix keep their gradients.
+    past = [components.KeyValues() for _ in model.blocks]
+    with model.hooks([(name, returned)]):
+        model(ids, past_kv_cache=past)
+    model(ids[:, :1], past_kv_cache=past).sum().backward()
+    assert vector.grad.any()
+
+
+def test_weights_have_gradients(torch):
+    model = HookedTransformer.from_pretrained_no_processing(INSIDE / "untied", default_prepend_bos=False)
+    ids = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 2]])
+    expected = model(ids, return_type="loss")
+    model.zero_grad()
+    kept = []
+    with model.hooks([("blocks.1.attn.hook_z", lambda z, hook: kept.append(z))]):
+        loss, cache = model.run_with_cache(ids, return_type="loss")
+    CLOSE(loss.detach(), expected)
+    kept[0].retain_grad()
+    loss.backward()
+    assert kept[0].grad.any() and not cache["z", 1].requires_grad
+    assert model.blocks[1].attn.W_Q.grad is model.blocks[1].attn.W_Q.grad
+    step, random = 1e-2, torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        direction = torch.randn(weight.shape, generator=random)
+        direction *= weight.grad.norm() / weight.grad.norm().clamp_min(1e-9) / direction.norm()
+        losses = []
+        with torch.no_grad():
+            for by in (step, -2 * step):
+                weight += by * direction
+                losses.append(model(ids, return_type="loss").item())
+            weight += step * direction
+        slope = (losses[0] - losses[1]) / (2 * step)
+        np.testing.assert_allclose((weight.grad * direction).sum().item(), slope, rtol=0.05, atol=3e-4, err_msg=name)
+    model.zero_grad(set_to_none=False)
+    assert not model.blocks[0].mlp.W_in.grad.any()
+    with torch.no_grad():
+        assert not model(ids).requires_grad
+    # Analyses of a cache work on numbers.
+    assert cache.decompose_resid(apply_ln=True).shape == (8, 2, 4, 18)
+    model.requires_grad_(False)
+    assert not model(ids).requires_grad
+    # A single weight.
+    model.blocks[2].mlp.W_out.requires_grad_()
+    assert model(ids).requires_grad and not model(ids, stop_at_layer=2).requires_grad
+    arrays = HookedTransformer.from_pretrained(INSIDE / "untied", tensors="numpy")
+    assert arrays.requires_grad_(False) is arrays
+    with pytest.raises(TypeError, match=r"embed\.W_E: arrays have no gradients; import torch"):
+        arrays.zero_grad()
+
+
+@pytest.mark.parametrize("switches", [(), ("attn_result", "hook_mlp_in", "split_qkv_input"), ("attn_in",)])
+@pytest.mark.parametrize("name", ["relu_inner", "gelu"])
+def test_backward_hooks_see_with_torch_what_they_see_without(torch, name, switches):
+    ids, found = [[1, 2, 3, 4, 5], [3, 9, 8, 7, 2]], []
+    for tensors in ("numpy", "torch"):
+        model = HookedTransformer.from_pretrained_no_processing(INSIDE / name, default_prepend_bos=False, tensors=tensors)
+        for switch in switches:
+            getattr(model, f"set_use_{switch}")(True)
+        gradients: dict[str, np.ndarray] = {}
+
+        def add(gradient, hook, gradients=gradients):
+            gradients[hook.name] = gradients.get(hook.name, 0) + np.asarray(gradient)
+
+        weights = np.random.default_rng(0).normal(size=(2, 5, model.cfg.d_vocab)).astype(np.float32)
+        with model.hooks(bwd_hooks=[(lambda known: True, add)]):
+            model(ids)
+            model.backward(weights)
+        found.append(gradients)
+    assert set(found[0]) == set(found[1])
+    for known, gradient in found[0].items():
+        assert_gradient(found[1][known], gradient, known)
+
+
+def test_backward_hooks_run_through_edits_parts_of_runs_and_padding(torch):
+    model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False)
+    ids, seen = torch.tensor([[0, 0, 3, 4], [5, 6, 7, 8]]), {}
+
+    def keep(gradient, hook):
+        seen[hook.name] = gradient
+
+    edit = ("blocks.0.hook_mlp_out", lambda value, hook: torch.zeros_like(value))
+    with model.hooks([edit], [(lambda name: name.endswith(("hook_mlp_out", "mlp.hook_post", "hook_resid_pre")), keep)]):
+        model(ids, attention_mask=torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]), return_type="loss").backward()
+    # The edit makes a constant of the first MLP.
+    assert set(seen) == {"blocks.0.hook_mlp_out", "blocks.1.mlp.hook_post", "blocks.1.hook_mlp_out", "blocks.0.hook_resid_pre", "blocks.1.hook_resid_pre"}
+    assert all(gradient.isfinite().all() and gradient.any() for gradient in seen.values())
+    with model.hooks(bwd_hooks=[("blocks.1.hook_resid_pre", keep)]):
+        model(model(ids, stop_at_layer=1), start_at_layer=1).sum().backward()
+        _, cache = model.run_with_cache(ids, return_type="loss", incl_bwd=True, names_filter="blocks.1.attn.hook_z")
+    assert cache["blocks.1.attn.hook_z_grad"].any()
+
+
+@pytest.mark.parametrize("act_fn", sorted(components.ACTIVATIONS))
+def test_activations_of_tensors_are_those_of_arrays(torch, act_fn):
+    function, slope = components.ACTIVATIONS[act_fn]
+    x = torch.linspace(-4, 4, 33, requires_grad=True)
+    y = components.LIVE_ACTIVATIONS[act_fn](x)
+    np.testing.assert_allclose(y.detach(), function(x.detach().numpy()), atol=1e-6)
+    np.testing.assert_allclose(torch.autograd.grad(y.sum(), x)[0], slope(x.detach().numpy()), atol=1e-6)
+
+
+@pytest.mark.parametrize("use_error_term", [False, True])
+def test_gradients_at_latents_and_errors(torch, spliced, use_error_term):
+    model, sae = spliced
+    ids, name = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]]), sae.hook_name
+    ends = ["acts_post", "recons", "output", *(["error"] if use_error_term else [])]
+    kept, random = {}, torch.Generator().manual_seed(0)
+
+    def mark(value, hook):
+        kept[hook.name] = value.requires_grad_()
+
+    points = [(f"{name}.hook_sae_{end}", mark) for end in ends]
+    with model.saes([sae], use_error_term=use_error_term), model.hooks([("hook_embed", mark), *points]):
+        weights = torch.randn((2, 4, 20), generator=random)
+        gradients = dict(zip(kept, torch.autograd.grad((model(ids) * weights).sum(), list(kept.values())), strict=True))
+        model.reset_hooks()
+        step = 1e-3
+        for point, gradient in gradients.items():
+            if point == "hook_embed" and use_error_term:
+                continue  # the error is a constant, as in SAELens
+            direction = torch.randn(gradient.shape, generator=random)
+            if point.endswith("acts_post"):
+                direction *= kept[point].detach() > 0
+
+            def moved(by, point=point, direction=direction):
+                return (model.run_with_hooks(ids, fwd_hooks=[(point, lambda value, hook: value + by * direction)]) * weights).sum().item()
+
+            slope = (moved(step) - moved(-step)) / (2 * step)
+            np.testing.assert_allclose((gradient * direction).sum().item(), slope, rtol=0.03, atol=0.05, err_msg=point)
+    # By themselves.
+    x = torch.randn((3, 6), generator=random).requires_grad_()
+    latents = sae.encode(x)
+    (latents.sum() + sae.decode(latents, x).sum()).backward()
+    assert x.grad.any()
+
+
 def test_tensors_in_give_tensors_out(torch):
     model = HookedTransformer.from_pretrained(INSIDE / "plain", default_prepend_bos=False, tensors="numpy")
     ids, seen = torch.tensor([1, 2, 3]), []
@@ -1269,3 +1487,21 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     said = capsys.readouterr()
     assert said.out == "" and "\rpatching z: 2 of 3" in said.err and said.err.endswith("\r\x1b[K")
     assert list(progress.progress("ab", 2, "x", is_shown=False)) == ["a", "b"] and capsys.readouterr() == ("", "")
+
+
+def test_generate_with_padding_on_the_right_warns(model):
+    texts, options = ["One day, Mia", "One"], {"max_new_tokens": 1, "verbose": False}
+    with pytest.warns(UserWarning, match="use 'left'"):
+        model.generate(texts, padding_side="right", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.generate(texts, **options)
+        model.generate(["One", "One"], padding_side="right", **options)
+
+
+def test_the_first_of_several_end_tokens_is_eos(tmp_path):
+    folder = shutil.copytree(FIXTURES / "tiny-checkpoint", tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "bos_token_id": None, "eos_token_id": [5, 0]}))
+    tokenizer = HookedTransformer.from_pretrained(folder).tokenizer
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.eos_token) == (5, 5, tokenizer.decode([5]))

@@ -3,6 +3,8 @@
 import base64
 import json
 import re
+import sys
+from importlib.util import find_spec
 
 import candle_gpt2
 import numpy as np
@@ -54,6 +56,56 @@ def test_completions_show_the_inside(model):
     assert sum(entry["data"]) == pytest.approx(entry["shape"][0], abs=1e-4), "each head looks somewhere"
 
 
+def test_gradients_under_edits(plain):
+    hooked = candle_gpt2.HookedTransformer.from_pretrained_no_processing(plain, default_prepend_bos=False, tensors="numpy")
+    ids, names, at_logits = [1, 2, 3, 4, 5], ["blocks.0.attn.hook_z", "blocks.1.hook_resid_pre"], np.zeros((1, 5, 61))
+    at_logits[0, -1, [3, 7]] = 1, -1
+    expected = {}
+    with hooked.hooks(bwd_hooks=[(name, lambda gradient, hook: expected.update({hook.name: gradient})) for name in names]):
+        logits = hooked(ids)
+        hooked.backward(at_logits)
+    metric, values, gradients = plain.gradients(ids, names, answer=3, against=7)
+    assert metric == pytest.approx(logits[0, -1, 3] - logits[0, -1, 7], abs=1e-4)
+    assert list(values) == list(gradients) == names
+    for name in names:
+        np.testing.assert_allclose(gradients[name], expected[name], rtol=1e-4, atol=1e-5)
+    # Under a steering vector and an array in place of a value.
+    patch = np.random.default_rng(0).normal(size=values[names[0]].shape).astype(np.float32)
+    steering = plain.steering(np.ones((1, 21), np.float32), layer=0, scale=0.3)
+    edits = [steering, (names[0], patch)]
+    metric, values, gradients = plain.gradients(ids, names, edits, answer=3, against=7)
+    np.testing.assert_array_equal(values[names[0]], patch)
+    direction = gradients[names[0]] / np.linalg.norm(gradients[names[0]])
+
+    def moved(by):
+        logits, _ = plain.run_with_cache(ids, [], [steering, (names[0], patch + by * direction)])
+        return float(logits[0, -1, 3] - logits[0, -1, 7])
+
+    assert moved(0) == pytest.approx(metric, abs=1e-4)
+    assert (moved(1e-2) - moved(-1e-2)) / 2e-2 == pytest.approx(np.linalg.norm(gradients[names[0]]), rel=0.02)
+    for hooks, message in (
+        ([(names[0], lambda value, name: value)], r"hooks: the function at blocks\.0\.attn\.hook_z cannot be differentiated"),
+        ([(names[0], "z")], r'hooks: the str with "blocks\.0\.attn\.hook_z" cannot be called, and is not an array'),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            plain.gradients(ids, names, hooks)
+    with pytest.raises(candle_gpt2.Gpt2Error, match=r"hooks: the array at blocks\.0\.attn\.hook_z has shape \[3\]; expected \[1, 5, 3, 7\]"):
+        plain.gradients(ids, [], [(names[0], np.ones(3, np.float32))])
+
+
+def test_gradients_at_latents_of_transcoders(model):
+    dictionary = model.dictionary(FIXTURES.parents[2] / "models" / "stories" / "transcoders" / "layer_3")
+    plain_metric, _, _ = model.gradients(TEXT, [])
+    metric, values, gradients = model.gradients(TEXT, "resid_post3", dictionaries=[dictionary])
+    assert metric == pytest.approx(plain_metric, abs=1e-3), "with its error the model is unchanged"
+    latents, error = (f"blocks.3.hook_mlp_out.hook_sae_{end}" for end in ("acts_post", "error"))
+    assert list(values) == ["blocks.3.hook_resid_post", latents, error]
+    np.testing.assert_allclose(gradients[error], gradients["blocks.3.hook_resid_post"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradients[latents], gradients[error] @ dictionary.weight("W_dec").T, rtol=1e-3, atol=1e-4)
+    _, without, _ = model.gradients(TEXT, [], dictionaries=[dictionary], error_term=False)
+    assert list(without) == [latents]
+
+
 def test_completions_are_steered(model):
     name = "blocks.2.hook_resid_pre"
     width = model.run_with_cache(TEXT, [name])[1][name].shape[-1]
@@ -89,7 +141,7 @@ def test_places_have_many_names(model):
 
 def test_a_token_may_stand_in_front(model):
     ids = [model.config["bos_token_id"], *model.encode(TEXT)]
-    with_bos, _ = model.run_with_cache(TEXT, "embed", bos=True)
+    with_bos, _ = model.run_with_cache(TEXT, "embed", prepend_bos=True)
     np.testing.assert_array_equal(with_bos, model.run_with_cache(ids, "embed")[0])
 
 
@@ -104,6 +156,23 @@ def test_a_hook_that_looks_changes_nothing(model):
             array[0] = 0
     # What is seen is computed by itself, and otherwise together with what comes after it.
     np.testing.assert_array_equal(logits, model.run_with_cache(TEXT, "embed, pattern")[0])
+
+
+def test_arrays_go_to_other_libraries_without_a_copy(model):
+    seen = []
+    hooks = [("embed", lambda array, name: seen.append(array))]
+    logits, cache = model.run_with_cache(TEXT, "blocks.0.hook_resid_post", hooks=hooks)
+    libraries = [np.from_dlpack]
+    if find_spec("torch"):
+        import torch
+
+        libraries.append(torch.from_dlpack)
+    for array in [model.logits(TEXT), logits, *cache.values(), *seen]:
+        for from_dlpack in libraries:
+            other = np.asarray(from_dlpack(array))
+            assert other.ctypes.data == array.ctypes.data
+            np.testing.assert_array_equal(other, array)
+    assert [array.flags.writeable for array in seen] == [False]
 
 
 def test_a_hook_replaces_what_is_there(plain):
@@ -189,7 +258,9 @@ def test_the_lens_is_that_of_the_program(model, program):
     lens = model.logit_lens(TEXT, top=3, watch=[watch], show="rank")
     assert lens.axes == {axis["name"]: axis["labels"] for axis in report["axes"]}
     np.testing.assert_array_equal(lens.values.ravel(), report["values"])
-    assert lens.texts == report["texts"]
+    # The numbers are those of the watched token, so the cells show no other.
+    assert lens.texts == [] and "texts" not in report
+    assert model.logit_lens(TEXT).texts == json.loads(program("look", "lens", TEXT, "--json"))["texts"]
     cells = [cell for layer in report["layers"] for cell in layer["cells"]]
     shape = lens.values.shape
     details = lens.details
@@ -209,9 +280,9 @@ def test_the_lens_is_that_of_the_program(model, program):
 
 def test_patterns_are_those_of_the_program(model, program):
     report = json.loads(program("look", "attention", TEXT, "--json", "--heads", "1.2,3.0", "--bos"))
-    picture = model.attention(TEXT, heads=["1.2", (3, 0)], bos=True)
+    picture = model.attention(TEXT, heads=["1.2", (3, 0)], prepend_bos=True)
     assert picture.to_dict() == report
-    _, seen = model.run_with_cache(TEXT, "blocks.1.attn.hook_pattern", bos=True)
+    _, seen = model.run_with_cache(TEXT, "blocks.1.attn.hook_pattern", prepend_bos=True)
     head = list(picture.axes["head"]).index("2")
     np.testing.assert_array_equal(np.nan_to_num(picture.values[0, head]), seen["blocks.1.attn.hook_pattern"][0, 2])
     assert model.attention(TEXT, layers=[0]).values.shape[:2] == (1, 3)
@@ -220,7 +291,7 @@ def test_patterns_are_those_of_the_program(model, program):
 def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
     picture = model.logit_lens(TEXT)
     shown = picture._repr_html_()
-    assert shown.startswith("<iframe srcdoc=") and shown.count("<iframe") == 1
+    assert shown.startswith("<iframe data-fit srcdoc=") and shown.count("<iframe") == 1
     page = picture.html()
     assert page.startswith("<!doctype html>")
     for text in (shown, page):
@@ -231,8 +302,10 @@ def test_pictures_show_themselves_and_ask_for_nothing(model, tmp_path):
     for name, beginning in [("lens.html", "<!doctype html>"), ("lens.svg", "<svg")]:
         picture.save(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(beginning)
-    with pytest.raises(ValueError, match="ends in .html or .svg"):
-        picture.save(tmp_path / "lens.png")
+    # A frame in a notebook is as high as its page.
+    assert "frame.style.height" in shown
+    with pytest.raises(ValueError, match="ends in .html, .svg, .png or .pdf"):
+        picture.save(tmp_path / "lens.jpg")
     with pytest.raises(ValueError, match="1 or 2"):
         picture.svg(3)
 
@@ -243,7 +316,7 @@ def test_a_picture_of_values_of_ones_own():
     assert picture.title == "scores" and picture.axes == {"layer": ["0", "1"], "head": ["a", "b", "c"]} and picture.tokens == []
     np.testing.assert_array_equal(picture.values, values.astype(np.float32))
     assert picture.to_dict()["scale"] == "signed"
-    assert str(picture).split() == "scores rows: layer, columns: head a b c 0 1.500 - -2.000 1 0.2500 0.5000 3.000".split()
+    assert str(picture).split() == "scores rows: layer, columns: head a b c 0 1.50 - -2 1 0.250 0.500 3".split()
     drawn = picture.svg()
     assert "<title>scores</title>" in drawn and "−3<" in drawn
     assert "#dcdee3" in drawn, "a cell without a value is grey"
@@ -258,6 +331,34 @@ def test_a_picture_of_values_of_ones_own():
     ):
         with pytest.raises(ValueError, match=message):
             candle_gpt2.Picture("scores", values, axes, **options)
+
+
+def test_pictures_become_images_by_a_library(tmp_path, monkeypatch):
+    picture = candle_gpt2.Picture("scores", [[1.0, 2.0]], {"layer": [0], "head": [0, 1]})
+    monkeypatch.setitem(sys.modules, "cairosvg", None)
+    with pytest.raises(ImportError, match=r"scores\.png: \.png needs CairoSVG; run `pip install cairosvg`, or save an \.svg"):
+        picture.save(tmp_path / "scores.png")
+    monkeypatch.undo()
+    pytest.importorskip("cairosvg", reason="CairoSVG is not installed: pip install cairosvg")
+    for name, beginning in (("scores.png", b"\x89PNG"), ("scores.pdf", b"%PDF")):
+        picture.save(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(beginning)
+
+
+def test_a_text_is_colored_token_by_token():
+    picture = candle_gpt2.Picture.colored_tokens(["One", " day", ","], [0.5, -2.0, np.nan], "surprise")
+    assert picture.tokens == ["One", "·day", ","] and picture.axes == {"token": ["One 0", "·day 1", ", 2"]}
+    assert picture.title == "surprise" and "surprise" in picture.html()
+    assert picture.svg().count("·day") == 2, "in the text and below its bar"
+    with pytest.raises(ValueError, match=r"values: expected one for each of the 2 tokens, found shape \[3\]"):
+        candle_gpt2.Picture.colored_tokens(["a", "b"], [1, 2, 3])
+    with pytest.raises(ValueError, match="scale: expected"):
+        candle_gpt2.Picture.colored_tokens(["a"], [1], scale="log")
+
+
+def test_help_explains_every_argument_of_a_picture():
+    for name in ("title:", "values:", "axes:", "texts:", "scale:", "colored_tokens", "save()"):
+        assert name in candle_gpt2.Picture.__doc__
 
 
 def test_control_vectors_are_read_written_and_added(plain, tmp_path):

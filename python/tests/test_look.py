@@ -20,7 +20,7 @@ LOOKS = [
     (["attention", TEXT], "attention", (TEXT,), {}),
     (["attention", TEXT, "--heads", "0.1,2.2"], "attention", (TEXT,), {"heads": ["0.1", (2, 2)]}),
     (["attention", TEXT, "--heads", "0.1,2.2"], "attention", (TEXT,), {"heads": "0.1,2.2"}),
-    (["attention", TEXT, "--layers", "0,2-3", "--bos"], "attention", (TEXT,), {"layers": [0, 2, 3], "bos": True}),
+    (["attention", TEXT, "--layers", "0,2-3", "--bos"], "attention", (TEXT,), {"layers": [0, 2, 3], "prepend_bos": True}),
     (["attention", TEXT, "--layers", "0-2"], "attention", (TEXT,), {"layers": "0-2"}),
     (["attention", TEXT, "--layers", "3"], "attention", (TEXT,), {"layers": 3}),
     (["lens", TEXT], "logit_lens", (TEXT,), {}),
@@ -30,7 +30,7 @@ LOOKS = [
         (TEXT,),
         {"show": "rank", "watch": [" of", 5], "top": 3},
     ),
-    (["lens", TEXT, "--show", "next", "--bos"], "logit_lens", (TEXT,), {"show": "next", "bos": True}),
+    (["lens", TEXT, "--show", "next", "--bos"], "logit_lens", (TEXT,), {"show": "next", "prepend_bos": True}),
     (["attribute", TEXT], "attribute", (TEXT,), {}),
     (["attribute", TEXT, "--unit", "layer"], "attribute", (TEXT,), {"unit": "layer"}),
     (
@@ -50,7 +50,7 @@ LOOKS = [
         ["heads", "--bos", "--seed", "3", "--rows", "3", "--length", "9", "--from", "5", "--below", "50"],
         "heads",
         (),
-        {"bos": True, "seed": 3, "rows": 3, "length": 9, "from_": 5, "below": 50},
+        {"prepend_bos": True, "seed": 3, "rows": 3, "length": 9, "from_": 5, "below": 50},
     ),
     (["heads", TEXT, "--exclude-bos"], "heads", (TEXT,), {"exclude_bos": True}),
     (["heads", TEXT, "--exclude-current"], "heads", (TEXT,), {"exclude_current": True}),
@@ -79,7 +79,7 @@ LOOKS = [
         ["path", *COMPARED, "--from", "0.1,1.2", "--to", "2.1.q", "--bos"],
         "path",
         (CLEAN, CORRUPT),
-        {"from_": ["0.1", "1.2"], "to": "2.1.q", "bos": True},
+        {"from_": ["0.1", "1.2"], "to": "2.1.q", "prepend_bos": True},
     ),
     (["estimate", *COMPARED], "estimate", (CLEAN, CORRUPT), {}),
     (["estimate", *COMPARED, "--site", "z"], "estimate", (CLEAN, CORRUPT), {"site": "z"}),
@@ -93,7 +93,7 @@ LOOKS = [
     ),
     (["graph", TEXT, "--max-feature-nodes", "50"], "attribution_graph", (TEXT,), {"max_feature_nodes": 50}),
     (["neurons", TEXT, "--neuron", "1.17"], "neurons", (TEXT, "1.17"), {}),
-    (["neurons", TEXT, "--neuron", "1.17", "--top", "3", "--bos"], "neurons", (TEXT, (1, 17)), {"top": 3, "bos": True}),
+    (["neurons", TEXT, "--neuron", "1.17", "--top", "3", "--bos"], "neurons", (TEXT, (1, 17)), {"top": 3, "prepend_bos": True}),
 ]
 
 
@@ -298,7 +298,7 @@ def test_the_numbers_of_a_cache_are_chosen_as_the_program_chooses_them(model, pr
     file = tmp_path / "cache.npz"
     flags = ["--layers", "1-2", "--positions", "0,2-3", "--as", "transformer-lens", "--bos"]
     program("cache", TEXT, "--sites", "*", "--out", str(file), *flags)
-    logits, seen = model.run_with_cache(TEXT, layers=[1, 2], positions="0,2-3", as_="transformer-lens", bos=True)
+    logits, seen = model.run_with_cache(TEXT, layers=[1, 2], positions="0,2-3", as_="transformer-lens", prepend_bos=True)
     with np.load(file) as written:
         assert sorted(written) == sorted(seen) and len(seen) == 6 + 18 * 2
         for name in written:

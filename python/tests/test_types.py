@@ -1,10 +1,20 @@
 """The types that editors and checkers see are those of the module."""
 
+import ast
+import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import candle_gpt2
+import numpy as np
 import pytest
+
+from support import FIXTURES
 
 pytest.importorskip("mypy", reason="mypy is not installed, which checks the stubs: pip install mypy")
 
@@ -24,8 +34,143 @@ index, piece = next(model.stream_batch(["a"]))
 cache = model.cache().fork()
 logits = model.logits([1, 2], cache=cache)
 model.run_with_cache("a", hooks=[("embed", lambda array, name: array * 2)])
+texts: list[str] = model.generate(["a", "b"]) + [model.generate("a"), model.generate([1, 2])]
+stop_reason: str = model.generate("a", details=True)["stop_reason"]
+loss: float = model.score("a")["loss"] + model.score(["a"])[0]["loss"] + model.score_continuations("a", ["b"])[0]["sum"]
+results: list[str | Exception] = model.generate(["a"], return_exceptions=True)
+labels = candle_gpt2.Classifier.from_pretrained("a").classify("a")["labels"]
+score: float = labels[0]["score"]
+is_sound: bool = model.verify()["sound"]
+reveal_type(model.generate(np.array([1, 2])))
 number: int = piece
 """
+
+OPEN = """
+from pathlib import Path
+import candle_gpt2
+import numpy as np
+
+model = candle_gpt2.Model.from_pretrained()
+classifier = candle_gpt2.Classifier.from_pretrained(Path("heads") / "sequence")
+text = Path("text.txt")
+pairs = model.task_data("ioi", count=4)
+clean, corrupt = pairs[0]["clean"], pairs[0]["corrupt"]
+"""
+# Results that are dicts: an expression, and the name of its type in the stub.
+RESULTS = {
+    "model.config": "_Config",
+    "classifier.config": "_Config",
+    "model.generation_config": "_GenerationConfig",
+    "model.generate('One day', max_new_tokens=2, details=True)": "_Generated",
+    "model.score('One day', top=2)": "_Score",
+    "model.score_continuations('One day', [' he'])[0]": "_ContinuationScore",
+    "classifier.classify('One day')": "_Classification",
+    "model.complete('One day', max_tokens=2, seed=1, logprobs=2, echo=True, activations=[['embed']], return_token_ids=True)": "_Completion",
+    "model.inspect(tensors=True)": "_Inspection",
+    "candle_gpt2.inspect(preset='gpt2-xl')": "_Inspection",
+    "model.inspect(diff='built-in')": "_CheckpointDifference",
+    "candle_gpt2.inspect(diff=Path('heads') / 'sequence')": "_CheckpointDifference",
+    "model.verify()": "_Verification",
+    "model.convert('converted')": "_Conversion",
+    "model.evaluate('text:bits', text, items='items')": "_Evaluation",
+    "model.evaluate(['text:bits'], text, against='items')[0]": "_Evaluation",
+    "candle_gpt2.protocols()[0]": "_Protocol",
+    "candle_gpt2.protocols()[-1]": "_Protocol",
+    "candle_gpt2.tokenize(text, 'tokens', model='built-in')": "_TokenFiles",
+    "model.train(text, 'trained', steps=1, context=16, batch_size=1)": "_TrainReport",
+    "model.train('rows.tsv', 'labeled', task='classify', steps=1, context=16, batch_size=1)": "_TrainReport",
+    "model.train(text, 'dictionary', task='dictionary', site='blocks.1.hook_resid_pre', latents=64, k=4, steps=1, context=16)": "_TrainReport",
+    "model.task_data('ioi', count=4)[0]": "_PromptPair",
+    "model.logit_lens('One day', watch=[' he']).details": "_LensDetails",
+    "model.attention('One day').details": "_NoDetails",
+    "model.attribute('One day').details": "_AttributeDetails",
+    "model.attribute('One day', answer=' he', against=' she').details": "_AttributeDetails",
+    "model.ablate('One day').details": "_NoDetails",
+    "model.patch(clean, corrupt).details": "_PatchDetails",
+    "model.estimate(clean, corrupt).details": "_PatchDetails",
+    "model.path(clean, corrupt, from_='0.0').details": "_PathDetails",
+    "model.saliency('One day', steps=2).details": "_SaliencyDetails",
+    "model.neurons('One day', '3.17').details": "_NeuronsDetails",
+    "model.features('One day').details": "_FeaturesDetails",
+    "model.features(None, prompts_file=text, features=[1]).details": "_FeaturesDetails",
+    "model.attribution_graph('One day', max_feature_nodes=32).details": "_GraphDetails",
+    "model.circuit(pairs, pairs=2, edges=4).details": "_CircuitDetails",
+    "model.heads('One day One day').details": "_NoDetails",
+}
+# Other results of the main surface.
+OTHERS = [
+    "model.generate('a')", "model.generate(['a'])", "model.generate(['a'], return_exceptions=True)", "model.stream('a')",
+    "next(model.stream('a'))", "next(model.stream_batch(['a']))", "next(model.stream_batch(['a'], return_exceptions=True))",
+    "model.stream_batch(['a']).stop_reasons", "model.encode('a')", "model.decode([1])", "model.vocab()", "model.str_tokens('a')",
+    "model.hook_names", "model.logits('a')", "model.run_with_cache('a')", "model.cache()", "model.parameters()",
+    "model.steering('a', layer=1)", "model.dictionary('built-in')", "model.attention('a')", "model.attention('a').values",
+    "model.attention('a').axes", "model.attention('a').to_dict()", "candle_gpt2.Picture('a', [1.0], {'x': ['b']}).details",
+    "candle_gpt2.Trainer(text, 'out').apply(np.zeros(1), 1.0)", "candle_gpt2.Trainer(text, 'out').loss_and_gradients()",
+    "candle_gpt2.compress(b'a')", "classifier.labels", "classifier.classify(['a'])",
+]  # fmt: skip
+
+
+def stub_types() -> dict[str, Any]:
+    """What the stub names, leaving out statements whose names come later or from elsewhere."""
+    stub = Path(candle_gpt2.__file__).with_name("_native.pyi")
+    names: dict[str, Any] = {"__name__": "stub"}
+    for statement in ast.parse(stub.read_text()).body:
+        with suppress(NameError, ImportError):
+            exec(compile(ast.Module([statement], []), str(stub), "exec"), names)
+    return names
+
+
+def misfits(value: Any, kind: Any, place: str) -> list[str]:
+    """Places where a value is not of its type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return min((misfits(value, part, place) for part in parts), key=len)
+    wrong = [f"{place}: {value!r:.80} is no {kind}"]
+    if is_typeddict(kind):
+        kinds = get_type_hints(kind)
+        if not isinstance(value, dict):
+            return wrong
+        keys = [f"{place}: {key}" for key in (value.keys() - kinds.keys()) | (kind.__required_keys__ - value.keys())]
+        return keys + [one for key in value.keys() & kinds.keys() for one in misfits(value[key], kinds[key], f"{place}.{key}")]
+    if origin is dict and isinstance(value, dict):
+        return [one for key, item in value.items() for one in misfits(key, parts[0], place) + misfits(item, parts[1], f"{place}.{key}")]
+    if origin is tuple and isinstance(value, tuple) and len(value) == len(parts):
+        return [one for item, part in zip(value, parts, strict=True) for one in misfits(item, part, f"{place}()")]
+    if origin is np.ndarray:
+        return [] if isinstance(value, np.ndarray) and value.dtype == get_args(parts[1])[0] else wrong
+    if origin is Literal:
+        return [] if value in parts else wrong
+    if isinstance(value, list) and origin is not None and issubclass(list, origin):
+        return [one for item in value for one in misfits(item, parts[0], f"{place}[]")]
+    return [] if kind is object or (origin is None and type(value) is kind) else wrong
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_results_have_their_types(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("heads").symlink_to(FIXTURES / "heads")
+    Path("text.txt").write_text("One day a boy had a red ball. " * 200)
+    Path("rows.tsv").write_text("red\ta ball\nblue\ta cup\n" * 20)
+    names: dict[str, Any] = {}
+    exec(OPEN, names)
+    types = stub_types()
+    found = [one for expression, kind in RESULTS.items() for one in misfits(eval(expression, names), types[kind], expression)]
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_result_is_any(tmp_path):
+    expressions = [*RESULTS, *OTHERS]
+    (tmp_path / "use.py").write_text(OPEN + "".join(f"reveal_type({one})\n" for one in expressions))
+    done = checked("mypy", "--strict", "--no-error-summary", "use.py", cwd=tmp_path)
+    found = re.findall(r'^use\.py:\d+: note: Revealed type is "(.*)"$', done.stdout, re.MULTILINE)
+    assert len(found) == len(expressions) == len(done.stdout.splitlines()), done.stdout + done.stderr
+    for expression, kind in zip(expressions, found, strict=True):
+        # The shape of an array is no parameter of these types.
+        assert "Any" not in kind.replace("ndarray[tuple[Any, ...],", "ndarray["), (expression, kind)
+        assert f"._native.{RESULTS.get(expression, '')}" in kind or expression in OTHERS, (expression, kind)
 
 
 def checked(*arguments: str, **options: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +195,9 @@ def test_a_checker_finds_what_is_wrong_and_nothing_else(tmp_path):
     file.write_text(USE)
     done = checked("mypy", "--strict", "--no-error-summary", str(file), cwd=tmp_path)
     found = [line.split("error: ")[1] for line in done.stdout.splitlines() if "error: " in line]
-    assert len(found) == 2, done.stdout + done.stderr
+    # A wrong keyword is an error of all overloads, too.
+    assert len(found) == 3, done.stdout + done.stderr
     assert 'Unexpected keyword argument "temprature"' in found[0]
-    assert "incompatible type" in found[1].lower()
+    assert "No overload variant" in found[1]
+    assert "incompatible type" in found[2].lower()
+    assert 'Revealed type is "str"' in done.stdout

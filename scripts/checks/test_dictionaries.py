@@ -19,7 +19,7 @@ from sae_lens.saes.sae import SAEMetadata  # noqa: E402
 WIDTH, LATENTS, K = 192, 256, 8
 # Of the largest value; sums of some hundred products in f32, in another order.
 TOLERANCE = 1e-5
-KINDS = ("top-k", "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder")
+KINDS = ("top-k", "batch-top-k", "matryoshka", "standard", "jump-relu", "gated", "transcoder", "skip-transcoder")
 ARCHITECTURES = (
     "standard", "topk", "jumprelu", "gated", "transcoder", "skip_transcoder", "jumprelu_transcoder", "jumprelu_skip_transcoder"
 )

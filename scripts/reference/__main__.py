@@ -13,7 +13,7 @@ import pathlib
 
 from reference import common
 
-SUITES = ("layers", "heads", "gradients", "training", "generation", "sampling", "formats", "inside", "circuits", "hooked", "dictionaries", "evaluation", "few_shot", "graphs")
+SUITES = ("layers", "heads", "adapters", "gradients", "training", "generation", "sampling", "formats", "inside", "circuits", "hooked", "dictionaries", "evaluation", "few_shot", "graphs", "vocabularies")
 
 
 def main():

@@ -1,6 +1,7 @@
 """What TransformerLens gives where its `HookedTransformer` goes beyond a run and its hooks, for the tests of ours. In `hooked`:
 
-  NAME.safetensors   weights, processing step by step, composition scores, split inputs, ragged batches, stack methods, generation
+  NAME.safetensors             weights, processing step by step, composition scores, split inputs, ragged batches, stack methods, generation
+  gradients/NAME.safetensors   edits with parameters, and the gradients of a weighted sum of the logits at the parameters
 
 The checkpoints are those of `inside`, which are read from the fixtures. TransformerLens runs in its compatibility mode, in 64-bit
 floats; numbers are stored in 32.
@@ -139,6 +140,34 @@ def export_patches(bridge, ids, tensors):
         tensors[f"patch.{part}"] = getattr(patching, f"get_act_patch_{part}")(bridge, corrupted, cache, metric)
 
 
+# A hook point, an edit, and the shapes of its parameters by their sizes in the configuration.
+GRADIENTS = {
+    "vector": ("blocks.1.hook_resid_pre", lambda value, a: value + a, ["d_model"]),
+    "heads": ("blocks.1.attn.hook_z", lambda value, a: value * a[:, None], ["n_heads"]),
+    "keys": ("blocks.0.attn.hook_k", lambda value, a: value * a, ["d_head"]),
+    "pattern": ("blocks.1.attn.hook_pattern", lambda value, a: value * a[:, None, None], ["n_heads"]),
+    "neurons": ("blocks.0.mlp.hook_pre", lambda value, a: value + a, ["d_mlp"]),
+    "mlp": ("blocks.0.hook_mlp_out", lambda value, a: value * (value @ a)[..., None], ["d_model"]),
+}
+
+
+@torch.enable_grad()
+def export_gradients(name):
+    bridge = boot(name)
+    ids, generator = reference_ids(name, bridge)[:2], torch.Generator().manual_seed(3)
+    weights = torch.randn(2, 7, bridge.cfg.d_vocab, generator=generator)
+    tensors = {"ids": ids.double(), "weights": weights}
+    for edit, (point, change, sizes) in GRADIENTS.items():
+        parameter = torch.randn(*(getattr(bridge.cfg, size) for size in sizes), generator=generator).requires_grad_()
+        hook = (point, lambda value, hook, change=change, parameter=parameter: change(value, parameter))
+        (weights * bridge.run_with_hooks(ids, fwd_hooks=[hook])).sum().backward()
+        tensors |= {f"{edit}.parameter": parameter.detach(), f"{edit}.gradient": parameter.grad}
+    residual = bridge(ids, stop_at_layer=1).detach().requires_grad_()
+    (weights * bridge(residual, start_at_layer=1)).sum().backward()
+    tensors |= {"start.residual": residual.detach(), "start.gradient": residual.grad}
+    common.save(f"hooked/gradients/{name}", tensors, inside.VERSIONS, torch.float32)
+
+
 @torch.no_grad()
 def export(arguments):
     # The tables of the patching functions take their type from here.
@@ -154,3 +183,4 @@ def export(arguments):
         export_stacks(bridge, ids, tensors)
         export_patches(bridge, ids, tensors)
         common.save(f"hooked/{name}", tensors, inside.VERSIONS, torch.float32)
+        export_gradients(name)

@@ -1,7 +1,8 @@
-"""Training by PyTorch: gradients of whole models, ten steps of AdamW, and ten steps of each kind of fine-tuning on labels and on answers
+"""Training by PyTorch: gradients of whole models, ten steps of AdamW and of Muon, and ten steps of each kind of fine-tuning on labels and on answers
 (adapters: by PEFT). Written to `training`."""
 
 import math
+from unittest import mock
 
 import peft
 import torch
@@ -65,9 +66,11 @@ def export_gradients():
         save(f"training/{name}", tensors, config=model.config.to_dict())
 
 
-def ten_steps(model, loss_of_step):
-    """Losses, norms before clipping and learning rates of ten steps of what requires gradients."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def ten_steps(model, loss_of_step, by_muon=()):
+    """Losses, norms before clipping and learning rates of ten steps of what requires gradients: by Muon, and the rest by AdamW."""
+    everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    muon = torch.optim.Muon(by_muon, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw") if by_muon else None
+    trained = [parameter for parameter in everything if not any(parameter is other for other in by_muon)]
     matrices = [parameter for parameter in trained if parameter.dim() >= 2]
     others = [parameter for parameter in trained if parameter.dim() < 2]
     groups = [dict(params=matrices, weight_decay=WEIGHT_DECAY), dict(params=others, weight_decay=0.0)]
@@ -86,20 +89,28 @@ def ten_steps(model, loss_of_step):
         optimizer.zero_grad()
         loss = loss_of_step(step)
         loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(trained, CLIP))
+        norms.append(torch.nn.utils.clip_grad_norm_(everything, CLIP))
         rates.append(torch.tensor(scheduler.get_last_lr()[0], dtype=torch.float64))
+        if muon:
+            muon.param_groups[0]["lr"] = scheduler.get_last_lr()[0]
+            # The iteration is in bfloat16 there, which no other program repeats to four digits.
+            with mock.patch.object(torch, "bfloat16", torch.float32):
+                muon.step()
+            muon.zero_grad()
         optimizer.step()
         scheduler.step()
         losses.append(loss.detach())
     return {"losses": torch.stack(losses), "norms": torch.stack(norms), "rates": torch.stack(rates)}
 
 
-def export_optimizer():
-    model, ids = model_and_ids(310, dict(vocab_size=59, n_positions=23, n_embd=28, n_layer=2, n_head=4))
-    tensors = {"ids": ids}
-    tensors |= {f"parameter.{own}": turn(parameter).clone() for own, parameter, turn in named_parameters(model)}
-    tensors |= ten_steps(model, lambda _: loss_of(model, ids))
-    save("training/optimizer", tensors, config=model.config.to_dict())
+def export_optimizers():
+    for name, is_muon in [("optimizer", False), ("muon", True)]:
+        model, ids = model_and_ids(310, dict(vocab_size=59, n_positions=23, n_embd=28, n_layer=2, n_head=4))
+        tensors = {"ids": ids}
+        tensors |= {f"parameter.{own}": turn(parameter).clone() for own, parameter, turn in named_parameters(model)}
+        by_muon = [parameter for own, parameter, _ in named_parameters(model) if is_muon and own.startswith("h.") and parameter.dim() == 2]
+        tensors |= ten_steps(model, lambda _: loss_of(model, ids), by_muon)
+        save(f"training/{name}", tensors, config=model.config.to_dict())
 
 
 def of_labels(model, rows, weights):
@@ -173,5 +184,5 @@ def export_tasks():
 
 def export(_):
     export_gradients()
-    export_optimizer()
+    export_optimizers()
     export_tasks()

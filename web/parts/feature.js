@@ -1,38 +1,42 @@
-// A feature of a dictionary, as a further part of `parts`: the tokens that it speaks for and against, how often it has which activation,
-// and texts that it is active in, each token as dark as the feature is strong there. Drawn into the elements of feature.html.
-parts.feature = card => {
-  const { colour, css, element, ink } = parts;
-  const place = name => document.getElementById("feature-" + name);
-  const short = value => String(Number(value.toPrecision(3)));
-  // A line break would end the line of the text.
-  const shown = token => token.replaceAll("\n", "↵");
-  const word = token => element("span", {}, shown(token));
+// @ts-check
+// A feature of a dictionary, drawn into the elements of feature.html: the tokens that it makes more or less probable, how often it has
+// which activation, and the texts that it is active in.
+import { bars } from "./bars.js";
+import { colour, fill, largest, percentOf, short } from "./colors.js";
+import { element, find } from "./dom.js";
 
+// A line break would end the line of the text.
+const inLine = (/** @type {string} */ token) => token.replaceAll("\n", "↵");
+const place = (/** @type {string} */ name) => find(`feature-${name}`);
+
+/** @type {(card: import("../types").FeatureCard, text: import("../types").FeatureText) => any} */
+const line = (card, text) => element("p", { dir: "auto" },
+  element("small", {}, short(text.tokens_acts_list[text.train_token_ind])),
+  ...text.tokens.map((token, n) => {
+    const value = text.tokens_acts_list[n];
+    const made = element("span", { title: short(value), className: n === text.train_token_ind ? "strongest" : "" }, inLine(token));
+    if (value > 0) fill(made, colour(value, "amount", card.act_max));
+    return made;
+  }));
+
+/** @param {import("../types").FeatureCard} card */
+export function drawFeature(card) {
   place("name").textContent = `feature ${card.index}`;
   place("about").textContent = card.density
-    ? `active at ${short(card.density * 100)}% of the tokens, from ${short(card.act_min)} to ${short(card.act_max)}`
+    ? `active at ${percentOf(card.density)} of the tokens, with activations from ${short(card.act_min)} to ${short(card.act_max)}`
     : "not active in these texts";
-  place("logits").replaceChildren(...[["makes more probable", card.top_logits], ["makes less probable", card.bottom_logits]]
-    .filter(([, tokens]) => tokens.length)
-    .flatMap(([name, tokens]) => [element("dt", {}, name), element("dd", {}, ...tokens.map(word))]));
+  /** @type {[string, string[]][]} */
+  const effects = [["makes more probable", card.top_logits], ["makes less probable", card.bottom_logits]];
+  place("logits").replaceChildren(...effects.filter(([, tokens]) => tokens.length)
+    .flatMap(([name, tokens]) => [element("dt", {}, name), element("dd", {}, ...tokens.map(token => element("span", {}, inLine(token))))]));
 
   const { bin_width: width, counts } = card.histogram;
   const view = {
     columns: counts.map((_, bin) => `${short(bin * width)} to ${short((bin + 1) * width)}`), values: counts, scale: "amount",
-    top: parts.largest(counts), name: "tokens by activation",
+    top: largest(counts), told: counts.map(count => `${count} ${count === 1 ? "token" : "tokens"}`), name: "tokens by activation",
   };
-  const bars = parts.bars(place("histogram"), view, bin => bars.choose(bin));
-  bars.choose(0);
-
-  const token = text => (token, n) => {
-    const value = text.tokens_acts_list[n];
-    const rgb = value > 0 && colour(value, "amount", card.act_max);
-    const made = element("span", { title: short(value), className: n === text.train_token_ind ? "strongest" : "" }, shown(token));
-    if (rgb) Object.assign(made.style, { background: css(rgb), color: ink(rgb) });
-    return made;
-  };
-  const line = text => element("p", { dir: "auto" },
-    element("small", {}, short(text.tokens_acts_list[text.train_token_ind])), ...text.tokens.map(token(text)));
+  const drawn = bars(place("histogram"), view, bin => drawn.choose(bin));
+  drawn.choose(0);
   place("texts").replaceChildren(...card.examples_quantiles.flatMap(({ quantile_name: name, examples }) =>
-    [element("h3", {}, name), ...examples.map(line)]));
-};
+    [element("h3", {}, name), ...examples.map(text => line(card, text))]));
+}

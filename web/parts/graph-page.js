@@ -1,13 +1,23 @@
+// @ts-check
 // A page of one attribution graph. The address holds the selection: #node=3_1201_4&pinned=3_1201_4,E_5335_1&group.names=E_5335_1
-(() => {
-  const graph = JSON.parse(document.getElementById("report").textContent);
-  document.getElementById("title").textContent = graph.title;
-  // In the frame of a notebook a page has no address to keep it in, and this throws.
-  let kept = location.hash.slice(1);
-  const draw = () => parts.graph(graph, kept, at => { kept = at; try { history.replaceState(0, "", "#" + at) } catch {} });
-  let waiting;
+import { find, keepInAddress, redrawing } from "./dom.js";
+import { drawFeature } from "./feature.js";
+import { drawGraph } from "./graph.js";
+
+const graph = JSON.parse(find("report").textContent);
+let kept = location.hash.slice(1);
+/** @type {(point: import("../types").GraphPoint) => void} */
+const showCard = ({ card }) => {
+  find("feature").hidden = !card;
+  if (card) drawFeature(card);
+};
+const draw = () => drawGraph(graph, kept, at => {
+  kept = at;
+  keepInAddress(at);
+}, {}, showCard);
+find("title").textContent = graph.title;
+redrawing(draw);
+addEventListener("hashchange", () => {
+  kept = location.hash.slice(1);
   draw();
-  parts.dark.addEventListener("change", draw);
-  onresize = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(draw); };
-  onhashchange = () => { kept = location.hash.slice(1); draw(); };
-})();
+});

@@ -1,151 +1,234 @@
-// An attribution graph, as a further part of `parts`: nodes over tokens and layers, the edges of the one that is chosen, and a graph of
+// @ts-check
+// An attribution graph, drawn into the elements of graph.html: nodes over tokens and layers, the edges of the chosen one, and a graph of
 // those that are pinned, in groups of one name.
-parts.graph = (() => {
-  const { css, colour, direction, element, largest } = parts;
-  const [STEP, RADIUS, SIDE, FOOT] = [16, 6, 84, 76];
+import { colour, css, largest, short, signedText } from "./colors.js";
+import { clamp, direction, element, find } from "./dom.js";
+import { drawn } from "./svg.js";
 
-  const drawn = (name, attributes, ...children) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    made.append(...children);
-    return made;
-  };
-  const signed = value => (value < 0 ? "−" : "+") + Math.abs(value).toPrecision(3);
+/** @typedef {import("../types").Graph} Graph */
+/** @typedef {import("../types").GraphLine} Line */
 
-  // Where each node is: side by side in its cell, in as many lines as it needs.
-  function layout(graph, room) {
-    const columns = Math.max(graph.tokens.length, 1);
-    const wide = Math.max(STEP * 2, (room - SIDE) / columns);
-    const across = Math.max(1, Math.floor(wide / STEP));
-    const counts = graph.rows.map(() => new Array(columns).fill(0));
-    const indices = graph.points.map(point => counts[point.row][point.column]++);
-    const heights = counts.map(row => (Math.max(1, Math.ceil(Math.max(...row) / across)) + 0.8) * STEP);
-    const tops = [];
-    let height = 0;
-    for (let row = heights.length - 1; row >= 0; row--) {
-      tops[row] = height;
-      height += heights[row];
-    }
-    const places = graph.points.map((point, n) => {
-      const inside = Math.min(across, counts[point.row][point.column]);
-      const left = SIDE + point.column * wide + (wide - (inside - 1) * STEP) / 2;
-      return [left + indices[n] % across * STEP, tops[point.row] + (Math.floor(indices[n] / across) + 0.9) * STEP];
-    });
-    return { wide, heights, tops, height, places, width: SIDE + wide * columns };
+const [STEP, RADIUS, SIDE, FOOT] = [16, 6, 84, 76];
+// Features that have a label, and the edges of a node that are listed and drawn.
+const LABELLED = 5, EDGES = 24;
+const LEGEND = [["feature", "feature"], ["error", "what the features miss"], ["embedding", "token"], ["position", "position"], ["logit", "predicted token"]];
+const place = (/** @type {string} */ name) => find(`graph-${name}`);
+
+/** Where each node is: next to each other in its cell, in as many lines as it needs. @param {Graph} graph @param {number} room */
+function layout(graph, room) {
+  const columns = Math.max(graph.tokens.length, 1);
+  const wide = Math.max(STEP * 2, (room - SIDE) / columns);
+  const across = Math.max(1, Math.floor(wide / STEP));
+  const counts = graph.rows.map(() => new Array(columns).fill(0));
+  const indices = graph.points.map(point => counts[point.row][point.column]++);
+  const heights = counts.map(row => (Math.max(1, Math.ceil(Math.max(...row) / across)) + 1) * STEP);
+  /** @type {number[]} */
+  const tops = [];
+  let height = 0;
+  for (let row = heights.length - 1; row >= 0; row--) {
+    tops[row] = height;
+    height += heights[row];
+  }
+  const places = graph.points.map((point, n) => {
+    const inside = Math.min(across, counts[point.row][point.column]);
+    const left = SIDE + point.column * wide + (wide - (inside - 1) * STEP) / 2;
+    return [left + indices[n] % across * STEP, tops[point.row] + (Math.floor(indices[n] / across) + 1.1) * STEP];
+  });
+  return { wide, heights, tops, height, places, width: SIDE + wide * columns };
+}
+
+/** A curve from node to node; between nodes of one column it bows to the side of those between them. @type {(from: number[], to: number[], wide: number) => string} */
+function route([x1, y1], [x2, y2], wide) {
+  const bow = Math.abs(x1 - x2) < wide / 2 && Math.abs(y1 - y2) > 4 * STEP ? wide / 2 + RADIUS : 0, middle = (y1 + y2) / 2;
+  return `M${x1} ${y1} C${x1 + bow} ${middle}, ${x2 + bow} ${middle}, ${x2} ${y2}`;
+}
+
+/** The name of a node, with at most three digits. @param {any} point */
+const nameOf = point => point.name.replace(/active (\S+)$/, (/** @type {string} */ _, /** @type {string} */ value) => `activation ${short(Number(value))}`);
+
+/** The most probable logit and the strongest features. @param {Graph} graph */
+export function labelled(graph) {
+  const numbers = [...graph.points.keys()];
+  const features = numbers.filter(n => graph.points[n].kind === "feature").sort((a, b) => (graph.points[b].influence ?? 0) - (graph.points[a].influence ?? 0));
+  return [...numbers.filter(n => graph.points[n].kind === "logit").slice(0, 1), ...features.slice(0, LABELLED)];
+}
+
+/** @type {(graph: Graph, n: number, names: Record<string, string>) => string} */
+function labelOf({ points, title }, n, names) {
+  const point = points[n];
+  if (point.kind === "logit") return /"([^]*)"$/.exec(title)?.[1] ?? point.name;
+  const [layer, feature] = point.id.split("_");
+  return names[point.id] ? `→ ${names[point.id]}` : `${layer}·${feature}`;
+}
+
+/** The state that the address keeps: the chosen node, and the group of each pinned one (those without a name are by themselves). @param {Graph} graph @param {string} state */
+function restored({ points }, state) {
+  const byId = new Map(points.map((point, n) => [point.id, n])), given = new URLSearchParams(state);
+  const pinned = new Map((given.get("pinned") || "").split(",").flatMap(id => byId.has(id) ? [[/** @type {number} */ (byId.get(id)), ""]] : []));
+  for (const [name, ids] of given) {
+    if (!name.startsWith("group.")) continue;
+    for (const id of ids.split(",")) if (pinned.has(byId.get(id) ?? -1)) pinned.set(/** @type {number} */ (byId.get(id)), name.slice(6));
+  }
+  const chosen = byId.get(given.get("node") ?? "") ?? Math.max(0, points.findIndex(point => point.kind === "logit"));
+  return { chosen, pinned: /** @type {Map<number, string>} */ (pinned) };
+}
+
+/** @type {(points: Graph["points"], chosen: number, pinned: Map<number, string>) => string} */
+function stateOf(points, chosen, pinned) {
+  const groups = new Map();
+  for (const [n, name] of pinned) if (name) groups.set(name, [...groups.get(name) ?? [], points[n].id]);
+  const kept = new URLSearchParams({ node: points[chosen].id });
+  if (pinned.size) kept.set("pinned", String([...pinned.keys()].map(n => points[n].id)));
+  for (const [name, ids] of groups) kept.set(`group.${name}`, ids);
+  return kept.toString();
+}
+
+/** The next node that way: in the row, or the nearest one of the next row that has any. @type {(points: Graph["points"], places: number[][], from: number, way: [number, number]) => number} */
+function nearest(points, places, from, [down, right]) {
+  const numbers = [...points.keys()];
+  if (right) {
+    const row = numbers.filter(n => points[n].row === points[from].row).sort((a, b) => places[a][0] - places[b][0] || places[a][1] - places[b][1]);
+    return row[clamp(row.indexOf(from) + right, 0, row.length - 1)];
+  }
+  const rows = new Set(points.map(point => point.row)), last = Math.max(...rows);
+  let row = points[from].row - down;
+  while (row >= 0 && row <= last && !rows.has(row)) row -= down;
+  const there = numbers.filter(n => points[n].row === row);
+  return there.length ? there.reduce((best, n) => Math.abs(places[n][0] - places[from][0]) < Math.abs(places[best][0] - places[from][0]) ? n : best) : from;
+}
+
+/** The predicted and actual effect of zeroing a feature, and the command that shows more of it. @type {(point: import("../types").GraphPoint) => string} */
+function effectOf({ zeroed, command }) {
+  const effect = zeroed && `set to 0, it changes the prediction by ${signedText(zeroed[1])}; predicted ${signedText(zeroed[0])}`;
+  return [effect, command].filter(Boolean).join(" · ");
+}
+
+/** Groups of pinned nodes, and what they add to each other. @type {(graph: Graph, pinned: Map<number, string>, choose: (n: number) => void) => void} */
+function showPinned({ points, lines }, pinned, choose) {
+  const groupOf = (/** @type {number} */ n) => pinned.get(n) || nameOf(points[n]);
+  const names = [...new Set([...pinned.keys()].map(groupOf))];
+  /** @type {Map<string, number>} */
+  const sums = new Map();
+  for (const line of lines) {
+    if (!pinned.has(line.source) || !pinned.has(line.target)) continue;
+    const [from, to] = [groupOf(line.source), groupOf(line.target)];
+    if (from !== to) sums.set(`${from} → ${to}`, (sums.get(`${from} → ${to}`) ?? 0) + line.weight);
+  }
+  const item = (/** @type {string} */ name) => element("li", {}, `${name}: `, ...[...pinned.keys()].filter(n => groupOf(n) === name)
+    .map(n => element("button", { type: "button", onclick: () => choose(n) }, points[n].id)));
+  place("pins").hidden = !pinned.size;
+  place("pinned").replaceChildren(element("ul", {}, ...names.map(item)),
+    element("ul", {}, ...[...sums].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([way, sum]) => element("li", {}, `${way}: ${signedText(sum)}`))));
+}
+
+/** Rows, tokens and labels. @type {(graph: Graph, at: ReturnType<typeof layout>, names: Record<string, string>) => { ground: any[], labels: any[] }} */
+function words(graph, { wide, heights, tops, height, width, places }, names) {
+  const text = (/** @type {string} */ said, /** @type {number} */ x, /** @type {number} */ y, /** @type {Record<string, any>} */ more) => drawn("text", { x, y, ...more }, said);
+  const ground = [
+    ...graph.rows.flatMap((name, row) => [
+      drawn("line", { class: "row", x1: SIDE, x2: width, y1: tops[row], y2: tops[row] }),
+      text(name, SIDE - 6, tops[row] + heights[row] / 2 + 4, { "text-anchor": "end" }),
+    ]),
+    ...graph.tokens.map(token => {
+      const x = SIDE + (token.index + 0.5) * wide + 4, y = height + 6;
+      return text(`${token.text.slice(0, 10)} ${token.index}`, x, y, { "text-anchor": "end", transform: `rotate(-90 ${x} ${y})` });
+    }),
+  ];
+  // A label that would cover another one moves below its node.
+  /** @type {number[][]} */
+  const taken = [];
+  const labels = labelled(graph).map(n => {
+    const isLate = places[n][0] > width - 60, x = places[n][0] + (isLate ? -1 : 1) * (RADIUS + 2);
+    let y = places[n][1] - 5;
+    while (taken.some(([left, top]) => Math.abs(left - x) < 60 && Math.abs(top - y) < 12)) y += 13;
+    taken.push([x, y]);
+    return text(labelOf(graph, n, names), x, y, { class: "label", "text-anchor": isLate ? "end" : "start" });
+  });
+  return { ground, labels };
+}
+
+/**
+ * Draws a graph.
+ * @param {Graph} graph
+ * @param {string} state the state that was kept
+ * @param {(state: string) => void} keep called whenever the state changes
+ * @param {Record<string, string>} [names] what features stand for, by their nodes' ids
+ * @param {(point: import("../types").GraphPoint) => void} [onChosen]
+ */
+export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
+  const { points, lines } = graph;
+  let { chosen, pinned } = restored(graph, state);
+  const at = layout(graph, place("field").clientWidth - 4), { places } = at;
+  const edges = drawn("g", {});
+  const nodes = points.map((point, n) => {
+    const [cx, cy] = places[n];
+    const node = drawn("circle", { cx, cy, r: RADIUS, class: point.kind, tabindex: -1, role: "button", "aria-label": nameOf(point) },
+      drawn("title", {}, `${nameOf(point)}\n${point.id}`));
+    node.onclick = () => choose(n);
+    node.onkeydown = (/** @type {KeyboardEvent} */ event) => {
+      if (event.key === "p") return pin();
+      const way = direction(event);
+      if (way) choose(nearest(points, places, n, way));
+    };
+    return node;
+  });
+  const { ground, labels } = words(graph, at, names);
+  place("field").replaceChildren(drawn("svg", { width: at.width, height: at.height + FOOT, role: "group", "aria-label": "nodes over tokens and layers" },
+    ...ground, edges, ...nodes, ...labels));
+
+  /** @type {(where: HTMLElement, found: Line[], other: (line: Line) => number) => void} */
+  function list(where, found, other) {
+    where.replaceChildren(...found.map(line => element("button", { type: "button", title: nameOf(points[other(line)]), onclick: () => choose(other(line)) },
+      `${signedText(line.weight)}  ${nameOf(points[other(line)])}`)));
   }
 
-  // Draws the graph into the elements of graph.html. `state` is what is in the address; `keep` gets it whenever it changes.
-  return (graph, state, keep) => {
-    const place = name => document.getElementById(`graph-${name}`);
-    const { points, lines } = graph;
-    const byId = new Map(points.map((point, n) => [point.id, n]));
-    const given = new URLSearchParams(state);
-    let chosen = byId.get(given.get("node")) ?? points.findIndex(point => point.kind === "logit");
-    // The name of the group of each pinned node; those without a name are by themselves.
-    const pinned = new Map((given.get("pinned") || "").split(",").filter(id => byId.has(id)).map(id => [byId.get(id), ""]));
-    for (const [name, ids] of given) if (name.startsWith("group.")) for (const id of ids.split(",")) if (pinned.has(byId.get(id))) pinned.set(byId.get(id), name.slice(6));
-
-    const { wide, heights, tops, height, places, width } = layout(graph, place("field").clientWidth - 4);
-    const edges = drawn("g", {});
-    const nodes = points.map((point, n) => {
-      const [cx, cy] = places[n];
-      const node = drawn("circle", { cx, cy, r: RADIUS, class: point.kind, tabindex: -1, role: "button", "aria-label": point.name },
-        drawn("title", {}, `${point.name}\n${point.id}`));
-      node.onclick = () => choose(n);
-      node.onkeydown = event => {
-        if (event.key === "p") return pin();
-        const way = direction(event);
-        if (way) choose(nearest(n, way));
-      };
-      return node;
+  function show() {
+    const weight = (/** @type {Line} */ a, /** @type {Line} */ b) => Math.abs(b.weight) - Math.abs(a.weight);
+    const into = lines.filter(line => line.target === chosen).sort(weight), from = lines.filter(line => line.source === chosen).sort(weight);
+    const touching = [...into.slice(0, EDGES), ...from.slice(0, EDGES)];
+    const between = lines.filter(line => pinned.has(line.source) && pinned.has(line.target) && !touching.includes(line));
+    const top = largest(touching.map(line => line.weight));
+    edges.replaceChildren(...[...between, ...touching].map(line => drawn("path", {
+      d: route(places[line.source], places[line.target], at.wide), fill: "none", stroke: css(colour(Math.sign(line.weight) * Math.max(Math.abs(line.weight), top / 3), "signed", top)),
+      "stroke-width": 0.6 + 3 * Math.min(1, Math.abs(line.weight) / top),
+    })));
+    nodes.forEach((node, n) => {
+      node.classList.toggle("chosen", n === chosen);
+      node.classList.toggle("pinned", pinned.has(n));
+      node.setAttribute("tabindex", n === chosen ? 0 : -1);
     });
-    const label = (words, x, y, turned) => drawn("text", { x, y, "text-anchor": "end", ...turned && { transform: `rotate(-90 ${x} ${y})` } }, words);
-    const picture = drawn("svg", { width, height: height + FOOT, role: "group", "aria-label": "nodes over tokens and layers" },
-      ...graph.rows.flatMap((name, row) => [
-        drawn("line", { class: "row", x1: SIDE, x2: width, y1: tops[row], y2: tops[row] }),
-        label(name, SIDE - 6, tops[row] + heights[row] / 2 + 4),
-      ]),
-      ...graph.tokens.map(token => label(token.text.slice(0, 10) + " " + token.index, SIDE + (token.index + 0.5) * wide + 4, height + 4, true)),
-      edges, ...nodes);
-    place("field").replaceChildren(picture);
+    place("name").textContent = nameOf(points[chosen]);
+    place("effect").textContent = effectOf(points[chosen]);
+    onChosen(points[chosen]);
+    list(place("in"), into, line => line.source);
+    list(place("out"), from, line => line.target);
+    place("pin").textContent = pinned.has(chosen) ? "Unpin" : "Pin";
+    place("group").value = pinned.get(chosen) ?? "";
+    place("group").disabled = !pinned.has(chosen);
+    showPinned(graph, pinned, choose);
+    keep(stateOf(points, chosen, pinned));
+  }
 
-    // The next node that way: in the row, or the nearest one of the next row that has any.
-    function nearest(from, [down, right]) {
-      if (right) {
-        const row = [...nodes.keys()].filter(n => points[n].row === points[from].row).sort((a, b) => places[a][0] - places[b][0] || places[a][1] - places[b][1]);
-        return row[parts.clamp(row.indexOf(from) + right, 0, row.length - 1)];
-      }
-      const rows = new Set(points.map(point => point.row));
-      let row = points[from].row - down;
-      while (row >= 0 && row < graph.rows.length && !rows.has(row)) row -= down;
-      const there = [...nodes.keys()].filter(n => points[n].row === row);
-      return there.length ? there.reduce((best, n) => Math.abs(places[n][0] - places[from][0]) < Math.abs(places[best][0] - places[from][0]) ? n : best) : from;
-    }
+  function choose(/** @type {number} */ n) {
+    const isFocused = document.activeElement?.tagName === "circle";
+    chosen = n;
+    show();
+    if (isFocused) nodes[n].focus();
+  }
+  function pin() {
+    if (!pinned.delete(chosen)) pinned.set(chosen, "");
+    show();
+  }
+  place("pin").onclick = pin;
+  place("group").onchange = (/** @type {any} */ event) => { if (pinned.has(chosen)) pinned.set(chosen, event.target.value.trim()); show(); };
+  place("about").textContent = [graph.model, graph.bos && "with a BOS token", `${points.length} nodes`, `${lines.length} edges`].filter(Boolean).join(" · ");
+  place("legend").replaceChildren(...LEGEND.flatMap(([kind, name]) => [element("i", { className: `dot ${kind}` }), `${name} `]), element("span", {}, "blue edges add, red edges subtract"));
+  place("notes").replaceChildren(...graph.notes.map(note => element("li", {}, rounded(note))));
+  if (!points.length) return;
+  show();
+  // The predicted token is at the end of the text, which a narrow screen would not show.
+  place("field").scrollLeft = places[chosen][0] - place("field").clientWidth / 2;
+}
 
-    function list(where, found, other) {
-      where.replaceChildren(...found.map(line => element("button", { onclick: () => choose(other(line)) }, `${signed(line.weight)}  ${points[other(line)].name}`)));
-    }
-
-    function show() {
-      const touching = lines.filter(line => line.source === chosen || line.target === chosen);
-      const between = lines.filter(line => pinned.has(line.source) && pinned.has(line.target) && !touching.includes(line));
-      const top = largest(touching.map(line => line.weight));
-      edges.replaceChildren(...[...between, ...touching].map(line => {
-        const [[x1, y1], [x2, y2]] = [places[line.source], places[line.target]];
-        return drawn("line", { x1, y1, x2, y2, stroke: css(colour(line.weight, "signed", top)), "stroke-width": 0.6 + 3 * Math.min(1, Math.abs(line.weight) / top) });
-      }));
-      nodes.forEach((node, n) => {
-        node.classList.toggle("chosen", n === chosen);
-        node.classList.toggle("pinned", pinned.has(n));
-        node.setAttribute("tabindex", n === chosen ? 0 : -1);
-      });
-      const point = points[chosen];
-      place("name").textContent = point.name;
-      const weight = (a, b) => Math.abs(b.weight) - Math.abs(a.weight);
-      list(place("in"), touching.filter(line => line.target === chosen).sort(weight), line => line.source);
-      list(place("out"), touching.filter(line => line.source === chosen).sort(weight), line => line.target);
-      place("pin").textContent = pinned.has(chosen) ? "unpin" : "pin";
-      place("group").value = pinned.get(chosen) ?? "";
-      place("group").disabled = !pinned.has(chosen);
-      showPinned();
-      const groups = new Map();
-      for (const [n, name] of pinned) if (name) groups.set(name, [...groups.get(name) ?? [], points[n].id]);
-      const kept = new URLSearchParams({ node: point.id });
-      if (pinned.size) kept.set("pinned", [...pinned.keys()].map(n => points[n].id));
-      for (const [name, ids] of groups) kept.set("group." + name, ids);
-      keep(kept.toString());
-    }
-
-    // Groups of pinned nodes, and what they add to each other.
-    function showPinned() {
-      const nameOf = n => pinned.get(n) || points[n].name;
-      const names = [...new Set([...pinned.keys()].map(nameOf))];
-      const sums = new Map();
-      for (const line of lines) {
-        if (!pinned.has(line.source) || !pinned.has(line.target)) continue;
-        const [from, to] = [nameOf(line.source), nameOf(line.target)];
-        if (from !== to) sums.set(`${from} → ${to}`, (sums.get(`${from} → ${to}`) ?? 0) + line.weight);
-      }
-      const members = name => [...pinned.keys()].filter(n => nameOf(n) === name);
-      const item = name => element("li", {}, `${name}: `, ...members(name).map(n => element("button", { onclick: () => choose(n) }, points[n].id)));
-      place("pinned").replaceChildren(element("ul", {}, ...names.map(item)),
-        element("ul", {}, ...[...sums].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([way, sum]) => element("li", {}, `${way}: ${signed(sum)}`))));
-    }
-
-    function choose(n) {
-      const field = document.activeElement?.tagName === "circle";
-      chosen = n;
-      show();
-      if (field) nodes[n].focus();
-    }
-    function pin() {
-      if (!pinned.delete(chosen)) pinned.set(chosen, "");
-      show();
-    }
-    place("pin").onclick = pin;
-    place("group").onchange = event => { if (pinned.has(chosen)) pinned.set(chosen, event.target.value.trim()); show(); };
-    place("about").textContent = `${graph.model}; ${graph.bos ? "with a BOS token" : "no BOS token"}; ${points.length} nodes, ${lines.length} edges`;
-    place("notes").replaceChildren(...graph.notes.map(note => element("li", {}, note)));
-    if (points.length) show();
-  };
-})();
+/** A sentence whose numbers have at most three digits behind their point's sign. @type {(note: string) => string} */
+const rounded = note => note.replace(/-?\d+\.\d{3,}/g, number => short(Number(number)));

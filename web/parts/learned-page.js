@@ -1,8 +1,8 @@
+// @ts-check
 // A page of how one model learned.
-(() => {
-  document.getElementById("title").textContent = document.title;
-  const history = JSON.parse(document.getElementById("report").textContent);
-  const draw = () => parts.learned(history);
-  draw();
-  parts.dark.addEventListener("change", draw);
-})();
+import { find, redrawing } from "./dom.js";
+import { drawLearned } from "./learned.js";
+
+find("title").textContent = document.title;
+const history = JSON.parse(find("report").textContent);
+redrawing(() => drawLearned(history));

@@ -1,12 +1,10 @@
+// @ts-check
 // A page of one report. The address holds the selection: #layer=3&head=1&row=5&column=2.
-(() => {
-  const report = JSON.parse(document.getElementById("report").textContent);
-  document.getElementById("title").textContent = report.title;
-  // In the frame of a notebook a page has no address to keep it in, and this throws.
-  const draw = () => parts.report(report, location.hash.slice(1), at => { try { history.replaceState(0, "", "#" + at) } catch {} });
-  let waiting;
-  draw();
-  parts.dark.addEventListener("change", draw);
-  onresize = () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(draw); };
-  onhashchange = draw;
-})();
+import { find, keepInAddress, redrawing } from "./dom.js";
+import { drawReport } from "./report.js";
+
+const report = JSON.parse(find("report").textContent);
+const draw = () => drawReport(report, location.hash.slice(1), keepInAddress);
+find("title").textContent = report.title;
+redrawing(draw);
+addEventListener("hashchange", draw);

@@ -1,9 +1,6 @@
-//! The page as a server gives it out.
+//! The page as a server gives it out, and scripts of modules in one piece.
 
-use crate::{
-    FEATURE_CSS, FEATURE_JS, GRAPH_CSS, GRAPH_HTML, GRAPH_JS, HEAD_HTML, LEARNED_CSS, LEARNED_JS, PARTS_CSS,
-    PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS,
-};
+use crate::{GRAPH_HTML, HEAD_HTML, REPORT_HTML};
 
 /// A file of the page, one of [`files`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,72 +13,140 @@ pub struct PageFile {
     pub text: String,
 }
 
-/// The files of the page for a server that answers `v1/models`, `v1/completions`, `tokenize` and `look/…` beside it; the first
+/// The files of the page for a server that answers `v1/models`, `v1/completions`, `tokenize` and `look/…` next to it; the first
 /// is the page itself. They hold no script and no style inside HTML, and ask for nothing from elsewhere.
 ///
 /// ```
 /// let files = candle_gpt2_web::files();
 /// assert_eq!(files[0].path, "/");
-/// for file in &files[1..] {
-///     assert!(files[0].text.contains(&format!("=\"{}\"", &file.path[1..])), "{}", file.path);
-/// }
+/// assert!(files[0].text.contains("server-page.js"));
+/// assert!(files.iter().any(|file| file.path == "/server-page.js"));
 /// ```
 pub fn files() -> Vec<PageFile> {
     // Between pairs of `@@` are the names of what goes there.
     let index = include_str!("../index.html").split("@@").enumerate().map(|(n, piece)| match piece {
         "transport" => "server",
+        "script" => SERVER_PAGE,
         "report" => REPORT_HTML,
         "head" => HEAD_HTML,
         "graph" => GRAPH_HTML,
         "feature" => include_str!("../parts/feature.html"),
-        _ if n % 2 == 1 => "", // what the page in a file has beside
+        _ if n % 2 == 1 => "", // what the page in a file has besides
         html => html,
     });
     let page = PageFile { path: "/", content_type: "text/html; charset=utf-8", text: index.collect() };
-    let others = FILES.map(|(path, text)| {
-        let content_type = match path.ends_with(".css") {
-            true => "text/css; charset=utf-8",
-            false => "text/javascript; charset=utf-8",
-        };
-        PageFile { path, content_type, text: text.to_owned() }
-    });
-    std::iter::once(page).chain(others).collect()
+    let mut modules = Vec::new();
+    collect(SERVER_PAGE, &mut modules);
+    let file =
+        |path: &'static str, kind, text: &str| PageFile { path, content_type: kind, text: text.to_owned() };
+    let styles = STYLES.iter().map(|&(path, text)| file(path, "text/css; charset=utf-8", text));
+    let scripts = MODULES.iter().filter(|(path, _)| modules.contains(&&path[1..]));
+    let scripts = scripts.map(|&(path, text)| file(path, "text/javascript; charset=utf-8", text));
+    std::iter::once(page).chain(styles).chain(scripts).collect()
 }
 
-/// Two files each of which are in the program once, as one text.
-static STYLES: (&str, &str) = WRITING_CSS.split_at(include_str!("../parts/writing.css").len());
-static PARTS: (&str, &str) = PARTS_JS.split_at(include_str!("../parts/parts.js").len());
-static WRITING: (&str, &str) = WRITING_JS.split_at(include_str!("../parts/writing.js").len());
+/// A module and the modules that it imports, as one classic script: a page in a file cannot load modules.
+///
+/// Each module becomes an entry of the object `modules`, by its path. It may import names by statements on a line of their own,
+/// and may export functions, classes and constants; modules must not import each other in a circle.
+///
+/// ```
+/// let script = candle_gpt2_web::script("parts/report.js");
+/// assert!(script.contains(r#"modules["parts/colors.js"] = "#));
+/// assert!(!script.contains("\nimport ") && !script.contains("\nexport "));
+/// ```
+///
+/// # Panics
+///
+/// If there is no module of this name.
+pub fn script(module: &str) -> String {
+    let mut paths = Vec::new();
+    collect(module, &mut paths);
+    let mut script = "\"use strict\";\nconst modules = {};\n".to_owned();
+    for path in paths {
+        let mut names = Vec::new();
+        script += &format!("modules[{path:?}] = (() => {{\n");
+        let text = without_comments(text_of(path));
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            if let Some((list, from)) = import(path, line) {
+                if !list.is_empty() {
+                    script += &format!("const {} = modules[{from:?}];", list.replace(" as ", ": "));
+                }
+            } else if let Some(declared) = line.strip_prefix("export ") {
+                let words =
+                    declared.split(|character: char| !character.is_alphanumeric() && character != '_');
+                names.extend(words.filter(|word| !word.is_empty()).find(|word| !KEYWORDS.contains(word)));
+                script += declared;
+            } else {
+                script += line;
+            }
+            script.push('\n');
+        }
+        script += &format!("return {{ {} }};\n}})();\n", names.join(", "));
+    }
+    script
+}
 
-/// What the page loads; its transport is that of a server.
-static FILES: [(&str, &str); 20] = [
-    ("/parts.css", PARTS_CSS),
-    ("/writing.css", STYLES.0),
-    ("/head.css", STYLES.1),
-    ("/learned.css", LEARNED_CSS),
-    ("/feature.css", FEATURE_CSS),
-    ("/graph.css", GRAPH_CSS),
-    ("/page.css", include_str!("../page.css")),
-    ("/parts.js", PARTS.0),
-    ("/report.js", PARTS.1),
-    ("/writing.js", WRITING.0),
-    ("/head.js", WRITING.1),
-    ("/learned.js", LEARNED_JS),
-    ("/feature.js", FEATURE_JS),
-    ("/graph.js", GRAPH_JS),
-    ("/command.js", include_str!("../command.js")),
-    ("/model.js", include_str!("../model.js")),
-    ("/compression.js", include_str!("../compression.js")),
-    ("/tour.js", include_str!("../tour.js")),
-    ("/transport.js", include_str!("../server.js")),
-    ("/page.js", include_str!("../page.js")),
-];
+/// Words before the name in an exported declaration.
+const KEYWORDS: [&str; 5] = ["async", "function", "class", "const", "let"];
+
+/// A module without types and without comments that take a line.
+fn without_comments(text: &str) -> String {
+    let mut pieces = text.split("/**");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    let code =
+        pieces.fold(first, |code, piece| code + piece.split_once("*/").map_or(piece, |(_, rest)| rest));
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    lines.flat_map(|line| [line.trim_end(), "\n"]).collect()
+}
+
+/// The names that a line of a module imports, and the path of their module.
+fn import(path: &str, line: &str) -> Option<(String, String)> {
+    let rest = line.strip_prefix("import ")?;
+    let (list, from) = rest.split_once(" from ").unwrap_or(("", rest));
+    let folder = path.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+    Some((list.to_owned(), folder + from.trim_start_matches("\"./").trim_end_matches("\";")))
+}
+
+/// Adds the paths of a module's imports, and its own after them.
+fn collect(path: &str, paths: &mut Vec<&'static str>) {
+    if paths.contains(&path) {
+        return;
+    }
+    for (_, from) in text_of(path).lines().filter_map(|line| import(path, line)) {
+        collect(&from, paths);
+    }
+    paths.extend(MODULES.iter().map(|(known, _)| &known[1..]).find(|known| *known == path));
+}
+
+fn text_of(path: &str) -> &'static str {
+    let found = MODULES.iter().find(|(known, _)| &known[1..] == path);
+    found.unwrap_or_else(|| panic!("{path} is not a module of the page")).1
+}
+
+const SERVER_PAGE: &str = "server-page.js";
+
+macro_rules! texts {
+    ($($path:literal)*) => { &[$((concat!("/", $path), include_str!(concat!("../", $path)))),*] };
+}
+
+static STYLES: &[(&str, &str)] = texts!(
+    "parts/parts.css" "parts/writing.css" "parts/head.css" "parts/learned.css" "parts/feature.css" "parts/graph.css" "page.css"
+);
+
+static MODULES: &[(&str, &str)] = texts!(
+    "cache.js" "command.js" "failure.js" "generate.js" "model.js" "next.js" "page.js" "paper.js" "picker.js" "reproduce.js"
+    "score.js" "server-page.js" "server.js" "settings.js" "state.js" "status.js" "tour.js" "undo.js" "views.js"
+    "parts/bars.js" "parts/colors.js" "parts/controls.js" "parts/dom.js" "parts/feature-page.js" "parts/feature.js"
+    "parts/graph-page.js" "parts/graph.js" "parts/head-example.js" "parts/head.js" "parts/heads.js" "parts/heatmap.js"
+    "parts/learned-page.js" "parts/learned.js" "parts/report-page.js" "parts/report.js" "parts/svg.js" "parts/tokens.js"
+);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What the model wrote is only ever put on the page as text.
+    /// Text of the model reaches the page only as text.
     #[test]
     fn no_script_makes_html_from_text() {
         for PageFile { path, text, .. } in files() {
@@ -96,14 +161,39 @@ mod tests {
     /// A policy without `unsafe-inline` lets the page run.
     #[test]
     fn the_page_has_no_script_and_no_style_inside() {
-        let html = &files()[0].text;
+        let files = files();
+        let html = &files[0].text;
         assert!(!html.contains("@@") && !html.contains("<style"), "{html}");
         assert!(!html.contains(" style=") && !html.contains(" onclick"), "{html}");
-        assert_eq!(html.matches("<script").count(), html.matches("<script src=").count());
-        let own = html
-            .split("=\"")
-            .filter_map(|part| part.split_once('"'))
-            .filter(|(name, _)| name.ends_with(".js") || name.ends_with(".css"));
-        assert_eq!(own.count(), FILES.len());
+        assert_eq!(html.matches("<script").count(), 1);
+        let linked = |path: &str| html.contains(&format!("=\"{}\"", &path[1..]));
+        assert!(files[1..].iter().filter(|file| file.path.ends_with(".css")).all(|file| linked(file.path)));
+    }
+
+    #[test]
+    fn a_script_has_each_module_once_and_after_its_imports() {
+        let script = script("server-page.js");
+        let places: Vec<_> = ["parts/dom.js", "state.js", "generate.js", "server-page.js"]
+            .map(|path| script.find(&format!("modules[{path:?}] = ")).unwrap())
+            .into();
+        assert!(places.is_sorted());
+        assert_eq!(script.matches("modules[\"state.js\"] = ").count(), 1);
+        assert!(script.contains("return { dark, find, element, "), "the names of async and plain exports");
+    }
+
+    /// Exports have one name each, which `script` reads.
+    #[test]
+    fn modules_are_typed_short_and_export_names() {
+        for (path, text) in MODULES {
+            assert!(text.lines().count() <= 400, "{path}");
+            assert!(text.starts_with("// @ts-check\n"), "{path}: its types are checked");
+            for line in text.lines().filter(|line| line.starts_with("export ")) {
+                let declared = line.replacen("async ", "", 1);
+                let known = ["const ", "function ", "class "].iter().find_map(|kind| {
+                    declared.strip_prefix("export ").and_then(|rest| rest.strip_prefix(kind))
+                });
+                assert!(known.is_some_and(|name| !name.starts_with(['[', '{'])), "{path}: {line}");
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ import { ROOT } from "./support.mjs";
 
 const TINY = join(ROOT, "crates/testing/fixtures/tiny-checkpoint");
 // Matrices with a whole number of blocks of every precision, and one without.
-const SIZES = { n_embd: 64, n_inner: 160, n_layer: 2, n_head: 4, n_positions: 96, n_ctx: 96, vocab_size: 300 };
+export const SIZES = { n_embd: 64, n_inner: 160, n_layer: 2, n_head: 4, n_positions: 96, n_ctx: 96, vocab_size: 300 };
 export const XL = { n_embd: 1600, n_inner: null, n_layer: 48, n_head: 25, n_positions: 1024, n_ctx: 1024, vocab_size: 50257 };
 
 // Name and shape of each tensor, as checkpoints have them.

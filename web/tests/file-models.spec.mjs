@@ -1,7 +1,7 @@
 // Models of the user's own: read in every format, held in every precision, and refused in sentences that help.
-import { copyFileSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
-import { XL, checkpoint, safetensors, shapes } from "./checkpoints.mjs";
+import { SIZES, XL, checkpoint, safetensors, shapes } from "./checkpoints.mjs";
 import { PROGRAM, ROOT, expect, printed, test } from "./support.mjs";
 
 // Every text of the model on the page is the program's; the command runs in this folder.
@@ -14,9 +14,9 @@ async function expectTexts(gpt2, folder) {
 
 // Chooses files and waits until they are described, or refused.
 async function take(gpt2, files, input = "model-file") {
-  await gpt2.at("memory").evaluate((place) => place.textContent = "");
+  await gpt2.page.evaluate(() => { for (const id of ["memory", "error"]) document.getElementById(id).textContent = ""; });
   await gpt2.at(input).setInputFiles(files);
-  await expect.poll(async () => await gpt2.text("memory") !== "" || (await gpt2.text("status")).startsWith("error: ")).toBe(true);
+  await expect.poll(async () => await gpt2.text("memory") !== "" || (await gpt2.text("error")) !== "").toBe(true);
 }
 
 test("a checkpoint writes the program's text in every precision", async ({ gpt2 }, info) => {
@@ -47,6 +47,18 @@ test("a folder is taken whole, chosen or dropped", async ({ gpt2 }, info) => {
   await expectTexts(gpt2, dirname(dropped));
 });
 
+test("SentencePiece models and vocab.txt are tokenizers of a folder", async ({ gpt2 }, info) => {
+  for (const [fixture, name, vocab_size] of [["bpe.model", "spiece.model", 320], ["cased/vocab.txt", "vocab.txt", 41]]) {
+    const folder = info.outputPath(`with ${name}`);
+    rmSync(checkpoint(folder, { ...SIZES, vocab_size })[2]);
+    copyFileSync(join(ROOT, "crates/testing/fixtures/tokenizers", fixture), join(folder, name));
+    await take(gpt2, folder, "model-folder");
+    await gpt2.ready();
+    await expectTexts(gpt2, dirname(folder));
+    expect((await gpt2.text()).trim()).not.toBe("");
+  }
+});
+
 test("GGUF and PyTorch are read", async ({ gpt2 }, info) => {
   const [weights] = checkpoint(info.outputPath("own")), gguf = info.outputPath("my own.gguf");
   printed(`'${PROGRAM}' convert '${dirname(weights)}' '${gguf}' --dtype q8_0`);
@@ -67,10 +79,10 @@ test("GGUF and PyTorch are read", async ({ gpt2 }, info) => {
 
 // The page says so of these files, and writes as before.
 async function expectRefused(gpt2, files, ...words) {
-  const before = await gpt2.generate();
+  const before = await gpt2.generate({ seed: 5 });
   await take(gpt2, files);
-  await gpt2.status(/^error: /);
-  for (const word of words) await expect(gpt2.at("status")).toContainText(word);
+  await gpt2.error(/./);
+  for (const word of words) await expect(gpt2.at("error")).toContainText(word);
   expect(await gpt2.generate()).toBe(before);
 }
 
@@ -87,7 +99,7 @@ test("what cannot be read is reported, and the page goes on", async ({ gpt2 }, i
   const bert = checkpoint(info.outputPath("bert"), undefined, [["bert.encoder.layer.0.attention.self.query.weight", [8, 8]]]);
   await expectRefused(gpt2, [bert[0], bert[1], tokenizer], "model.safetensors", "`wte.weight` is missing", " more");
   await take(gpt2, [bert[0], bert[1], tokenizer]);
-  await expect(gpt2.find("#status-lines")).toContainText("`bert.encoder.layer.0.attention.self.query.weight` is surplus");
+  await expect(gpt2.find("#error-lines")).toContainText("`bert.encoder.layer.0.attention.self.query.weight` is surplus");
   // A tokenizer that is none, a configuration of another model, weights that are no numbers.
   await expectRefused(gpt2, [weights, config, file("no.tokenizer.json", '{"version": "1.0"}')], "a vocabulary or another file");
   const other = checkpoint(info.outputPath("other"), { ...JSON.parse(readFileSync(config)), n_embd: 24, n_head: 3 }, []);
@@ -95,7 +107,7 @@ test("what cannot be read is reported, and the page goes on", async ({ gpt2 }, i
   const nan = Buffer.from(bytes);
   nan.writeFloatLE(NaN, nan.length - 4);
   await take(gpt2, [file("nan.safetensors", nan), config, tokenizer]);
-  await gpt2.status(/^error: .*not finite/);
+  await gpt2.error(/not finite/);
   await gpt2.click("built-in");
   await gpt2.ready();
   // Files are missing, which are named; the one that comes later completes those that were chosen.

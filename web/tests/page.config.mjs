@@ -14,7 +14,7 @@ export default defineConfig({
   timeout: 300_000,
   expect: { timeout: 30_000 },
   fullyParallel: true,
-  workers: 2,
+  workers: Number(process.env.GPT2_PAGE_WORKERS ?? 2),
   forbidOnly: true,
   reporter: "line",
   outputDir: "../../target/page-tests",

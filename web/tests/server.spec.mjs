@@ -2,19 +2,21 @@
 import { writeFileSync } from "node:fs";
 import { expect, Gpt2Page, Server, test } from "./support.mjs";
 
-test("it opens empty, and asks for no text", async ({ gpt2, server }) => {
-  expect([await gpt2.at("prompt").inputValue(), await gpt2.text()]).toEqual(["", ""]);
+test("it opens with a text and its attention", async ({ gpt2 }) => {
   await expect(gpt2.page).toHaveTitle("built-in · gpt2");
-  await expect(gpt2.at("prompt")).toBeFocused();
+  expect((await gpt2.text()).length).toBeGreaterThan(50);
+  await expect(gpt2.at("report-role")).toHaveText(/attention/);
+  await gpt2.click("picker-open");
+  await expect(gpt2.at("models").getByRole("button")).toHaveText("built-in");
   await expect(gpt2.at("model-file")).toBeHidden();
-  expect(gpt2.asked.filter((url) => url.includes("completions"))).toEqual([]);
 });
 
-test("a text longer than the context is refused in words", async ({ gpt2 }) => {
-  await gpt2.set({ prompt: "Hark", "max-new-tokens": 1000 });
+test("a length beyond the context is cut to it", async ({ gpt2, server }) => {
+  await gpt2.set({ prompt: "Hark", "max-new-tokens": 1000, greedy: true });
   await gpt2.click("write");
-  await gpt2.status(/^error: .*512/);
-  gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
+  await gpt2.ready();
+  await expect(gpt2.at("error")).toBeHidden();
+  expect(await gpt2.text()).toBe(await server.text("Hark", 500));
 });
 
 test("a key is asked for, and kept in memory only", async ({ page }, info) => {
@@ -22,19 +24,19 @@ test("a key is asked for, and kept in memory only", async ({ page }, info) => {
   const keyed = await Server.start("--api-key-file", info.outputPath("keys"));
   const gpt2 = new Gpt2Page(page, "server", `${keyed.url}/`);
   await page.goto(gpt2.url);
-  await gpt2.status("error: this server asks for a key");
+  await gpt2.error("this server asks for a key");
   await gpt2.at("key").fill("wrong");
   await gpt2.at("key").press("Enter");
-  await gpt2.status(/the key is not right/);
+  await gpt2.error(/the key is not right/);
   await gpt2.set({ key: "s3cret" });
   await gpt2.click("key-use");
   await gpt2.ready();
   const text = await gpt2.greedily("Once", 4);
   expect(text.length).toBeGreaterThan(0);
   // The text outlives a key that has to be given again.
-  await page.evaluate(() => engine.setKey("wrong"));
+  await page.evaluate(async () => (await import("/server.js")).server.setKey("wrong"));
   await gpt2.click("score");
-  await gpt2.status(/the key is not right/);
+  await gpt2.error(/the key is not right/);
   await gpt2.set({ key: "s3cret" });
   await gpt2.click("key-use");
   await gpt2.ready();
@@ -58,10 +60,10 @@ test("a busy server, and one that is gone, are reported in words", async ({ page
     await gpt2.click("write");
     await expect(gpt2.at("status")).not.toHaveText("writing");
     others.abort();
-    await expect(gpt2.at("status")).toHaveText(/^error: the server is busy: .*; try again in \d+ s$/, { timeout: 10 });
+    await expect(gpt2.at("error")).toHaveText(/^the server is busy: .*; try again in \d+ s$/, { timeout: 10 });
   }).toPass();
   await busy.stop();
   await gpt2.click("write");
-  await gpt2.status("error: the server does not answer; is it still running?");
+  await gpt2.error("the server does not answer; is it still running?");
   await expect(gpt2.at("prompt")).toHaveValue("Hark");
 });

@@ -79,20 +79,32 @@ export class Gpt2Page {
     await this.ready();
   }
 
-  async status(text) { await expect(this.at("status")).toHaveText(text); }
-  async ready() { await this.status("ready"); }
+  // A busy machine takes its time to load the page and to write.
+  async ready() { await expect(this.at("status")).toHaveText(/^ready/, { timeout: 120_000 }); }
+  async error(text) { await expect(this.at("error")).toHaveText(text); }
+
+  // Opens the fold or the dialog of an element.
+  async reveal(name) {
+    const place = await this.at(name).evaluate((one) => {
+      for (let fold = one.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+      return one.closest("dialog:not([open])") ? "dialog" : document.querySelector("dialog[open]") && !one.closest("dialog") ? "page" : "";
+    });
+    if (place === "dialog") await this.at("picker-open").click();
+    if (place === "page") await this.at("picker-close").click();
+    return this.at(name);
+  }
 
   // Fills fields, checks boxes, chooses from lists.
   async set(values) {
     for (const [name, value] of Object.entries(values)) {
-      const field = this.at(name);
+      const field = await this.reveal(name);
       if (typeof value === "boolean") await field.setChecked(value);
       else if (await field.evaluate((one) => one.tagName === "SELECT")) await field.selectOption(value);
       else await field.fill(String(value));
     }
   }
 
-  async click(name) { await this.at(name).click(); }
+  async click(name) { await (await this.reveal(name)).click(); }
 
   // Presses Generate, and gives the text.
   async generate(values = {}) {

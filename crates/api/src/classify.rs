@@ -124,7 +124,7 @@ fn refused(error: &EngineError, path: &str) -> ApiError {
                 "{path}: this model's context is {n_positions} tokens, and the text has {tokens}; shorten it, or set \
                  truncate_prompt_tokens"
             );
-            too_long(message, path, *tokens, *n_positions)
+            too_long(message, path)
         }
         error => unreadable(error, path),
     }

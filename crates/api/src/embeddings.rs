@@ -11,7 +11,7 @@ use crate::body::{Body, Fields, Integer, Text, fields, words};
 use crate::completion::Prompts;
 use crate::encoding::{Encoding, Numbers};
 use crate::options::{MAX_NAME_BYTES, Truncation};
-use crate::prompts::{empty, tokens_of};
+use crate::prompts::tokens_of;
 use crate::{ApiError, Reply, ServedModel, Warnings};
 
 fields! {
@@ -71,7 +71,8 @@ impl EmbeddingsCall {
         let input = Prompts::of_input(fields.input, served)?;
         let tokens = tokens_of(input, fields.truncate_prompt_tokens, 0, served)?;
         if let Some(tokens) = tokens.iter().find(|tokens| tokens.told_from > 0) {
-            return Err(empty(&tokens.path));
+            let message = format!("{}: it is empty; give some text", tokens.path);
+            return Err(ApiError::invalid(message).with_param(&tokens.path));
         }
         let width = served.config().n_embd;
         if fields.dimensions.is_some_and(|Integer(dimensions)| usize::try_from(dimensions) != Ok(width)) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use thiserror::Error;
 
 /// Time after which to retry a grammar or a template: usual ones take milliseconds.
@@ -31,8 +31,6 @@ pub struct ApiError {
     retry_after: Option<Duration>,
     /// What went wrong inside.
     cause: Option<String>,
-    /// Numbers beside the four keys, such as `n_ctx`.
-    numbers: Vec<(&'static str, u64)>,
 }
 
 impl ApiError {
@@ -46,7 +44,6 @@ impl ApiError {
             allow: None,
             retry_after: None,
             cause: None,
-            numbers: Vec::new(),
         }
     }
 
@@ -79,12 +76,6 @@ impl ApiError {
     /// The same with a code by which programs distinguish errors.
     pub fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
-    }
-
-    /// The same with a number beside the message.
-    pub fn with_number(mut self, name: &'static str, number: u64) -> Self {
-        self.numbers.push((name, number));
-        self
     }
 
     /// The same with the methods that the path knows.
@@ -142,13 +133,8 @@ impl ApiError {
 
     /// The body of the answer, or an event of a stream.
     pub fn to_json(&self) -> String {
-        let mut error = Map::new();
-        error.insert("message".into(), json!(self.message));
-        error.insert("type".into(), json!(self.kind()));
-        error.insert("param".into(), json!(self.param));
-        error.insert("code".into(), json!(self.code));
-        error.extend(self.numbers.iter().map(|(name, number)| ((*name).to_owned(), json!(number))));
-        json!({ "error": Value::Object(error) }).to_string()
+        let (message, kind, param, code) = (&self.message, self.kind(), &self.param, self.code);
+        json!({ "error": { "message": message, "type": kind, "param": param, "code": code } }).to_string()
     }
 }
 

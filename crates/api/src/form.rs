@@ -47,11 +47,10 @@ fields! {
 
 /// What the text must conform to, and the field that says so, as it was given.
 pub(crate) fn read_grammar(body: &mut Body<'_>) -> Result<Option<(String, Grammar)>, ApiError> {
-    body.drop_empty(&FORMS);
     let fields: FormFields = body.read()?;
     let grammars = [
         fields.response_format.map(|format| of_format(format, body)).transpose()?.flatten(),
-        fields.structured_outputs.map(|outputs| of_outputs(outputs, body)).transpose()?.flatten(),
+        fields.structured_outputs.map(|outputs| of_outputs(outputs, body)).transpose()?,
         fields.guided_json.map(|Schema(grammar)| grammar),
         fields.guided_regex.map(|Text(regex)| Grammar::Regex(regex)),
         fields.guided_grammar.map(|Text(lark)| Grammar::Lark(lark)),
@@ -80,7 +79,7 @@ fn of_format(format: FormatFields, body: &Body<'_>) -> Result<Option<Grammar>, A
     Ok(Some(schema.0))
 }
 
-fn of_outputs(outputs: OutputFields, body: &Body<'_>) -> Result<Option<Grammar>, ApiError> {
+fn of_outputs(outputs: OutputFields, body: &Body<'_>) -> Result<Grammar, ApiError> {
     let grammars = [
         outputs.json.map(|Schema(grammar)| grammar),
         outputs.regex.map(|Text(regex)| Grammar::Regex(regex)),
@@ -90,7 +89,7 @@ fn of_outputs(outputs: OutputFields, body: &Body<'_>) -> Result<Option<Grammar>,
     ];
     let mut grammars = grammars.into_iter().flatten();
     match (grammars.next(), grammars.next()) {
-        (grammar, None) => Ok(grammar),
+        (Some(grammar), None) => Ok(grammar),
         _ => Err(body.wrong("structured_outputs", "one of json, regex, grammar, choice and json_object")),
     }
 }

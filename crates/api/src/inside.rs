@@ -433,7 +433,9 @@ impl Call {
             let stop_at_layer = inside.stop_at_layer();
             let request = Request::new(ids.clone(), Arc::clone(&config));
             requests.push(Request { observers, stop_at_layer, ..request });
-            answers.push(PromptAnswer::new(ids, told_from, path, 1, &served.pieces).inspected(inspections));
+            answers.push(
+                PromptAnswer::new(ids, told_from, path, (1, false), &served.pieces)?.inspected(inspections),
+            );
         }
         let head = Head {
             id: String::new(),

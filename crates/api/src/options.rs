@@ -13,8 +13,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::body::{
-    Body, Count, Described, Field, Fields, Integer, List, Text, TextOrList, TokenIds, beginning, fields,
-    number, whole_number, written,
+    Body, Count, Described, Field, Fields, List, Seed, Text, TextOrList, TokenIds, beginning, fields, number,
+    whole_number, written,
 };
 use crate::form::{FormFields, read_grammar};
 use crate::inside_fields::{Asked, InsideFields};
@@ -59,8 +59,8 @@ fields! {
         /// Only with `stream`.
         stream_options: Option<StreamOptions>,
         /// Seed of the random numbers; without one a fresh seed is used and returned as `seed`. Completion j of prompt i samples from
-        /// stream i × best_of + j of it.
-        seed: Option<Integer>,
+        /// stream i × best_of + j of it. From -2^63 to 2^64 - 1; a negative seed is that number plus 2^64, as `gpt2 generate --seed` takes it.
+        seed: Option<Seed>,
         /// Added to the logits of tokens, by their ids. It changes what is sampled and the log-probabilities that are returned.
         logit_bias: Option<Biases>,
         /// Words that are never generated, with a space in front and without one; a leading space in a word changes nothing.
@@ -129,7 +129,7 @@ fn is_whole(option: &OptionRow) -> bool {
 fn table_fields() -> Vec<Field> {
     // A whole number is written as one.
     let bound = |bound: f64| serde_json::from_str(&bound.to_string()).unwrap_or(Value::Null);
-    let defaults = json!(openai_defaults());
+    let defaults = json!(GenerationConfig::default());
     let fields_of = |(option, field): (&OptionRow, RequestField)| {
         let kind = if is_whole(option) { "integer" } else { "number" };
         let least = if field.is_above { "exclusiveMinimum" } else { "minimum" };
@@ -274,7 +274,7 @@ impl Options {
     }
 
     /// How the next token is chosen: as the request says, else as the checkpoint's `generation_config.json` says if the operator wants
-    /// that, and else as OpenAI does.
+    /// that, and else by the defaults of every front end.
     pub(crate) fn sampling(&self, served: &ServedModel) -> GenerationConfig {
         sampling(self.settings.clone(), served)
     }
@@ -294,16 +294,16 @@ pub(crate) fn check_request_id(id: Option<&Text<MAX_ID_BYTES>>, body: &Body<'_>)
     if is_visible { Ok(()) } else { Err(body.wrong("request_id", "visible ASCII characters")) }
 }
 
-/// OpenAI's defaults.
-fn openai_defaults() -> GenerationConfig {
-    GenerationConfig { do_sample: true, top_k: 0, ..GenerationConfig::default() }
-}
-
 /// See [`Options::sampling`].
 pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> GenerationConfig {
-    let mut config = openai_defaults();
-    settings.or(&of_checkpoint(served)).put_into(&mut config);
-    config.do_sample = samples_at(config.temperature) && config.top_p > 0.0;
+    let mut config = defaults(served);
+    if let Some(temperature) = settings.temperature {
+        config.do_sample = samples_at(temperature);
+    } else if settings.chooses_otherwise().is_some() {
+        config.do_sample = true;
+    }
+    settings.put_into(&mut config);
+    config.do_sample &= config.top_p > 0.0;
     if !config.do_sample {
         (config.temperature, config.top_p) = (1.0, 1.0);
     }
@@ -311,14 +311,25 @@ pub(crate) fn sampling(settings: GenerationOptions, served: &ServedModel) -> Gen
     config
 }
 
-/// What the checkpoint's files set for requests that do not, if the operator wants that: as much as vLLM takes of them.
-fn of_checkpoint(served: &ServedModel) -> GenerationOptions {
+/// The defaults of every front end. Requests have no fields for a search, so what the checkpoint's files say about one is left
+/// out, and so is what a request always sets itself.
+fn defaults(served: &ServedModel) -> GenerationConfig {
+    let own = GenerationConfig { do_sample: true, ..GenerationConfig::default() };
     if !served.options.use_generation_config {
-        return GenerationOptions::default();
+        return own;
     }
-    let is_taken =
-        |name: &str| request_options().any(|(option, field)| option.name == name && field.from_checkpoint);
-    served.defaults.stated().only(|name| name == "max_new_tokens" || is_taken(name))
+    /// Options of the group that each request sets itself.
+    const OF_REQUEST: [&str; 2] = ["seed", "num_return_sequences"];
+    let is_taken = |name: &str| {
+        let option = OPTIONS.iter().find(|option| option.name == name);
+        let group = option.map_or("", |option| option.group);
+        name == "max_new_tokens"
+            || (["Sampling", "Logits processors"].contains(&group) && !OF_REQUEST.contains(&name))
+    };
+    let stated = served.defaults.stated().only(is_taken);
+    let mut config = own;
+    stated.put_into(&mut config);
+    config
 }
 
 /// What the fields of the table set.

@@ -1,13 +1,16 @@
-//! What tokens write: bytes, which may be parts of characters, and how answers tell them as text.
+//! Bytes and text of tokens in answers.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::str::from_utf8;
+use std::sync::Arc;
 
-use candle_gpt2_engine::Vocabulary;
+use candle_gpt2_engine::{EngineError, Vocabulary};
+use candle_gpt2_generation::TextStream;
+use candle_gpt2_weights::Tokenizer;
 
-/// The bytes of every token of a vocabulary.
-#[derive(Debug)]
+/// The bytes of every token of a vocabulary, and the text of token sequences.
 pub(crate) struct Pieces {
+    vocabulary: Arc<Vocabulary>,
     bytes: Vec<u8>,
     /// Where each token's bytes end, which is where the next one's begin.
     ends: Vec<usize>,
@@ -16,8 +19,14 @@ pub(crate) struct Pieces {
     longest: usize,
 }
 
+impl fmt::Debug for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pieces of {} tokens", self.ends.len())
+    }
+}
+
 impl Pieces {
-    pub(crate) fn new(vocabulary: &Vocabulary) -> Self {
+    pub(crate) fn new(vocabulary: &Arc<Vocabulary>) -> Self {
         let ids = 0..u32::try_from(vocabulary.config().vocab_size).unwrap_or(u32::MAX);
         let (mut bytes, mut ends, mut longest) = (Vec::new(), Vec::new(), 1);
         for id in ids.clone() {
@@ -33,7 +42,12 @@ impl Pieces {
             Some(tokenizer.get_added_vocabulary().is_special_token(&token))
         };
         let is_hidden = ids.map(|id| is_hidden(id).unwrap_or(true)).collect();
-        Self { bytes, ends, is_hidden, longest }
+        Self { vocabulary: Arc::clone(vocabulary), bytes, ends, is_hidden, longest }
+    }
+
+    /// A stream of text; `None` without a tokenizer.
+    pub(crate) fn stream(&self) -> Option<TextStream<Arc<Tokenizer>>> {
+        self.vocabulary.tokenizer().map(|tokenizer| TextStream::new(Arc::clone(tokenizer)))
     }
 
     /// What a token writes; a special token its name.
@@ -60,15 +74,19 @@ impl Pieces {
     }
 
     /// The text of these tokens, with the names of special ones.
-    pub(crate) fn text(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.bytes(*id)).copied().collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+    ///
+    /// # Errors
+    /// If there is no tokenizer, or it cannot decode.
+    pub(crate) fn text(&self, ids: &[u32]) -> Result<String, EngineError> {
+        self.vocabulary.decode(ids, false)
     }
 
-    /// What these tokens show where they are generated.
-    pub(crate) fn shown_text(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.shown(*id)).copied().collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+    /// The text of these tokens where they are generated.
+    ///
+    /// # Errors
+    /// If there is no tokenizer, or it cannot decode.
+    pub(crate) fn shown_text(&self, ids: &[u32]) -> Result<String, EngineError> {
+        self.vocabulary.decode(ids, true)
     }
 }
 
@@ -84,8 +102,8 @@ pub(crate) fn name(bytes: &[u8]) -> String {
     }
 }
 
-/// Counts the characters of a text whose bytes come token by token, as decoding them all at once gives them.
-#[derive(Debug, Default)]
+/// Counts the characters of a text whose bytes arrive token by token.
+#[derive(Debug, Clone, Default)]
 pub(crate) struct CharCounter {
     chars: usize,
     /// The beginning of a character.
@@ -120,6 +138,16 @@ impl CharCounter {
                 return place;
             }
         }
+    }
+
+    /// A counter of the text that follows: a character that was begun belongs to it.
+    pub(crate) fn continued(&self) -> Self {
+        Self { chars: 0, begun: self.begun.clone() }
+    }
+
+    /// Whole characters so far.
+    pub(crate) fn chars(&self) -> usize {
+        self.chars
     }
 
     /// Ends the text: what was begun is one U+FFFD. Returns its characters.

@@ -7,10 +7,11 @@ use candle_gpt2_generation::{AllowedTokens, GenerationConfig, GenerationError, L
 use candle_gpt2_grammar::GrammarError;
 
 use crate::answer::{Head, PromptAnswer, Shape, Wants};
-use crate::body::{Count, Integer, Text, TokenIds};
+use crate::body::{Count, Seed, Text, TokenIds};
+use crate::completion::Prompt;
 use crate::error::RETRY_AFTER;
 use crate::options::Options;
-use crate::prompts::{PromptTokens, check_context, tokens_of, unreadable};
+use crate::prompts::{PromptTokens, check_context, lost_note, tokens_of, unreadable};
 use crate::seen::observers;
 use crate::served::fresh_number;
 use crate::{Answer, ApiError, Call, ChatRequest, CompletionRequest, ServedModel, Warnings};
@@ -44,7 +45,7 @@ impl Call {
         served: &ServedModel,
         reuse: Option<u64>,
     ) -> Result<Self, ApiError> {
-        let CompletionRequest { prompts, best_of, echo, logprobs, options, warnings } = request;
+        let CompletionRequest { prompts, best_of, echo, logprobs, options, mut warnings } = request;
         served.check_known(&warnings)?;
         served.check_name(options.fields.model.as_ref())?;
         let n_positions = served.config().n_positions;
@@ -53,6 +54,11 @@ impl Call {
         let texts = if best_of > options.fields.n.0 { "best_of" } else { "n" };
         prompts.check_count(served)?;
         check_limits(served, prompts.prompts.len(), (texts, best_of), most, logprobs)?;
+        let texts = prompts.prompts.iter().filter_map(|prompt| match prompt {
+            Prompt::Text(text) => Some(&**text),
+            Prompt::Ids(_) => None,
+        });
+        warnings.add(lost_note(texts, "prompt", served));
         let prompts =
             tokens_of(prompts, options.fields.truncate_prompt_tokens, options.room(usual, served), served)?;
         let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
@@ -72,8 +78,9 @@ impl Call {
     pub fn of_chat(request: ChatRequest, served: &ServedModel, reuse: Option<u64>) -> Result<Self, ApiError> {
         served.check_known(&request.warnings)?;
         served.check_name(request.options.fields.model.as_ref())?;
-        let ids = request.prompt(served)?;
-        let ChatRequest { logprobs, options, warnings, .. } = request;
+        let (ids, lost) = request.prompt(served)?;
+        let ChatRequest { logprobs, options, mut warnings, .. } = request;
+        warnings.add(lost);
         let room = served.config().n_positions.saturating_sub(ids.len()).max(1);
         let max_tokens = options.max_tokens.unwrap_or(room);
         check_limits(served, 1, ("n", options.fields.n.0), max_tokens, logprobs)?;
@@ -138,8 +145,7 @@ impl Plan {
         let sampling = options.sampling(served);
         let is_copied = !sampling.do_sample && best_of > 1;
         let made = if is_copied { 1 } else { best_of };
-        let seed =
-            options.fields.seed.map(|Integer(seed)| seed).or_else(|| sampling.do_sample.then(fresh_seed));
+        let seed = options.fields.seed.or_else(|| sampling.do_sample.then(fresh_seed));
         let config = Arc::new(config_of(&options, sampling, max_tokens, made, seed, served)?);
         let processors = processors_of(&options, &config, served)?;
         let prompt_logprobs = logprobs.filter(|_| echo);
@@ -159,13 +165,15 @@ impl Plan {
             (request.stream, request.logprobs, request.prompt_logprobs) =
                 (stream, logprobs_made, prompt_logprobs);
             (request.reuse, request.observers) = (share, observers(inspected));
+            request.echoed = echo.then_some(prompt.told_from);
             request
         });
         let requests = requests.collect();
         let answer_of = |(PromptTokens { ids, told_from, path }, inspected)| {
-            PromptAnswer::new(ids, told_from, path, made, &served.pieces).inspected(inspected)
+            let answer = PromptAnswer::new(ids, told_from, path, (made, echo), &served.pieces)?;
+            Ok(answer.inspected(inspected))
         };
-        let prompts = prompts.into_iter().zip(inspected).map(answer_of).collect();
+        let prompts = prompts.into_iter().zip(inspected).map(answer_of).collect::<Result<_, ApiError>>()?;
         let head = head_of(shape, &options, seed, served);
         let wants = Wants {
             shape,
@@ -191,11 +199,11 @@ impl Plan {
 }
 
 /// One that JSON's readers keep, whose numbers are f64.
-fn fresh_seed() -> i64 {
-    i64::try_from(fresh_number() >> 11).unwrap_or(0)
+fn fresh_seed() -> Seed {
+    Seed::Unsigned(fresh_number() >> 11)
 }
 
-fn head_of(shape: Shape, options: &Options, seed: Option<i64>, served: &ServedModel) -> Head {
+fn head_of(shape: Shape, options: &Options, seed: Option<Seed>, served: &ServedModel) -> Head {
     let prefix = if shape == Shape::Chat { "chatcmpl" } else { "cmpl" };
     let number = || format!("{:016x}{:016x}", fresh_number(), fresh_number());
     let id = options.fields.request_id.as_ref().map_or_else(number, |Text(id)| id.clone());
@@ -212,7 +220,7 @@ pub(crate) fn config_of(
     asked: GenerationConfig,
     max_tokens: usize,
     texts: usize,
-    seed: Option<i64>,
+    seed: Option<Seed>,
     served: &ServedModel,
 ) -> Result<GenerationConfig, ApiError> {
     if asked.min_new_tokens > max_tokens {
@@ -233,7 +241,7 @@ pub(crate) fn config_of(
     let config = GenerationConfig {
         max_new_tokens: max_tokens,
         num_return_sequences: texts,
-        seed: seed.map_or(0, i64::cast_unsigned),
+        seed: seed.map_or(0, Seed::bits),
         eos_token_id: own_ends.chain(&options.fields.stop_token_ids.0).copied().collect(),
         bad_words_ids: files.bad_words_ids.iter().cloned().chain(bad_words(options, served)?).collect(),
         suppress_tokens: files.suppress_tokens.clone(),
@@ -265,11 +273,6 @@ pub(crate) fn processors_of(
     let mut processors = Vec::new();
     let TokenIds(ids) = &options.fields.allowed_token_ids;
     if !ids.is_empty() {
-        if options.grammar.is_some() {
-            let message =
-                "allowed_token_ids: cannot be combined with a grammar or a schema; leave one of them out";
-            return Err(ApiError::invalid(message).with_param("allowed_token_ids"));
-        }
         for (place, id) in ids.iter().enumerate() {
             served.check_token(*id, || format!("allowed_token_ids[{place}]"))?;
         }
@@ -314,8 +317,23 @@ fn refused(error: EngineError) -> ApiError {
 impl From<&GenerationError> for ApiError {
     /// Errors of the request are reported; nothing internal is.
     fn from(error: &GenerationError) -> Self {
-        let of_request = matches!(error, GenerationError::NoTokenLeft | GenerationError::Constraint { .. });
-        if error.is_usage() || of_request { Self::invalid(error.to_string()) } else { Self::failed(error) }
+        let of_request = matches!(error, GenerationError::Constraint { .. });
+        match error {
+            GenerationError::NoTokenLeft { options } => {
+                let of_api =
+                    |option: &&'static str| if *option == "min_new_tokens" { "min_tokens" } else { *option };
+                let options: Vec<&str> = options.iter().map(of_api).collect();
+                // Kinds of structured output are not fields.
+                let field = options.iter().copied().find(|option| !option.contains(' '));
+                let refusal = Self::invalid(GenerationError::NoTokenLeft { options }.to_string());
+                match field {
+                    Some(field) => refusal.with_param(field),
+                    None => refusal,
+                }
+            }
+            error if error.is_usage() || of_request => Self::invalid(error.to_string()),
+            error => Self::failed(error),
+        }
     }
 }
 

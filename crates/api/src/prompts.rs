@@ -21,6 +21,16 @@ pub(crate) struct PromptTokens {
     pub(crate) path: String,
 }
 
+/// The note on the first character of these texts, which the request has at `path`, that has no token.
+pub(crate) fn lost_note<'t>(
+    texts: impl IntoIterator<Item = &'t str>,
+    path: &str,
+    served: &ServedModel,
+) -> Option<String> {
+    let note = texts.into_iter().find_map(|text| served.vocabulary.lost_note(text))?;
+    Some(format!("{path}: {note}"))
+}
+
 /// The tokens of all prompts, each with room for the new tokens.
 pub(crate) fn tokens_of(
     prompts: Prompts,
@@ -130,11 +140,11 @@ pub(crate) fn check_context(
     let n_positions = served.config().n_positions;
     let total = prompt_tokens.saturating_add(max_tokens);
     let ends = served.options.limits.ends_at_context;
-    if ends && prompt_tokens > n_positions {
+    if (ends || max_tokens == 0) && prompt_tokens > n_positions {
         let message = format!(
             "{path}: this model's context is {n_positions} tokens, and the text has {prompt_tokens}; shorten it"
         );
-        return Err(too_long(message, path, prompt_tokens, n_positions));
+        return Err(too_long(message, path));
     }
     if ends || total <= n_positions {
         return Ok(());
@@ -143,7 +153,7 @@ pub(crate) fn check_context(
         "{path}: this model's context is {n_positions} tokens, and {total} were asked for: {prompt_tokens} of the prompt and \
          {max_tokens} new ones (max_tokens); shorten the prompt, or ask for fewer"
     );
-    Err(too_long(message, path, prompt_tokens, n_positions))
+    Err(too_long(message, path))
 }
 
 /// Refuses a text that cannot fit, however few tokens it has, before they are looked for.
@@ -156,7 +166,7 @@ pub(crate) fn check_length(bytes: usize, path: &str, served: &ServedModel) -> Re
     let message = format!(
         "{path}: this model's context is {n_positions} tokens, and the prompt alone has at least {least}; shorten it"
     );
-    Err(too_long(message, path, least, n_positions))
+    Err(too_long(message, path))
 }
 
 /// The refusal of a text that has no tokens.
@@ -165,13 +175,9 @@ pub(crate) fn empty(path: &str) -> ApiError {
     ApiError::invalid(message).with_param(path)
 }
 
-pub(crate) fn too_long(message: String, path: &str, prompt_tokens: usize, n_positions: usize) -> ApiError {
-    let number = |tokens: usize| u64::try_from(tokens).unwrap_or(u64::MAX);
-    ApiError::invalid(message)
-        .with_param(path)
-        .with_code("context_length_exceeded")
-        .with_number("n_prompt_tokens", number(prompt_tokens))
-        .with_number("n_ctx", number(n_positions))
+/// The refusal of a text that is longer than the context.
+pub(crate) fn too_long(message: String, path: &str) -> ApiError {
+    ApiError::invalid(message).with_param(path).with_code("context_length_exceeded")
 }
 
 /// Token ids of a text, with the special tokens that the tokenizer adds.
@@ -202,6 +208,7 @@ pub(crate) fn unreadable(error: &EngineError, path: &str) -> ApiError {
             "this model has no tokenizer; give token ids".to_owned()
         }
         EngineError::Weights(error @ WeightsError::Encode { .. }) => error.to_string(),
+        error @ EngineError::ForeignTokenizer { .. } => error.to_string(),
         error => return ApiError::failed(error),
     };
     ApiError::invalid(format!("{path}: {what}")).with_param(path)

@@ -111,8 +111,8 @@ pub struct ApiOptions {
     pub chat_template: ChatTemplateChoice,
     /// The most that a request may ask for.
     pub limits: Limits,
-    /// Whether requests that do not say how to sample get what the checkpoint's `generation_config.json` says: its temperature, top-k,
-    /// top-p, min-p, repetition penalty and number of new tokens, as vLLM does. Otherwise they get OpenAI's defaults.
+    /// Whether the checkpoint's `generation_config.json` sets the defaults of sampling, penalties and the number of new tokens, as in the
+    /// other front ends. Otherwise requests get the defaults of a checkpoint without that file.
     pub use_generation_config: bool,
     /// Whether answers tell how many tokens of a prompt had been computed for another request. That depends on what others ask,
     /// so that a request has no longer the same answer, byte for byte, whatever comes beside it.

@@ -7,7 +7,7 @@ use crate::answer::{List, json};
 use crate::body::{Body, Fields, Text, TokenIds, fields, wrong_value};
 use crate::options::MAX_NAME_BYTES;
 use crate::pieces::name;
-use crate::prompts::{MAX_TEXT_BYTES, encode, encode_piece};
+use crate::prompts::{MAX_TEXT_BYTES, encode, encode_piece, lost_note, unreadable};
 use crate::{ApiError, Reply, ServedModel};
 
 /// Most tokens that are turned into text at once.
@@ -47,7 +47,7 @@ fields! {
 /// `/tokenize`. Names of special tokens in the text are read as these tokens, as in a prompt.
 pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiError> {
     let body = Body::parse(body, TokenizeFields::fields())?;
-    let warnings = served.known(&body)?;
+    let mut warnings = served.known(&body)?;
     let fields: TokenizeFields = body.read()?;
     served.check_name(fields.model.as_ref())?;
     let text =
@@ -60,6 +60,7 @@ pub(crate) fn tokenize(body: &[u8], served: &ServedModel) -> Result<Reply, ApiEr
         let (expected, found) = (format!("a string of at most {MAX_TEXT_BYTES} bytes"), text.len());
         return Err(wrong_value(path, expected, format_args!("one of {found} bytes")));
     }
+    warnings.add(lost_note([&*text], path, served));
     let ids = match fields.add_special {
         true => encode(&text, path, served)?,
         false => encode_piece(&text, path, served)?,
@@ -113,7 +114,7 @@ pub(crate) fn detokenize(body: &[u8], served: &ServedModel) -> Result<Reply, Api
         let expected = format!("tokens with a text of at most {MAX_DETOKENIZED_BYTES} bytes");
         return Err(wrong_value("tokens", expected, format_args!("a text of {bytes} bytes")));
     }
-    let text = served.pieces.text(&ids);
+    let text = served.pieces.text(&ids).map_err(|error| unreadable(&error, "tokens"))?;
     Ok(Reply::new(json!({ "content": text, "prompt": text }).to_string(), warnings))
 }
 

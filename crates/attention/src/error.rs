@@ -94,6 +94,14 @@ pub enum AttentionError {
         /// Keys that were given.
         keys: usize,
     },
+    /// Rows of a cache were given another mask than the causal one, see [`Pass::of_rows`](crate::Pass::of_rows).
+    #[error("attention: tokens of several rows of a cache are causal; give `AttentionMask::Causal`")]
+    RowsMask,
+    /// A mask of packed sequences was given with a cache.
+    #[error(
+        "attention: `AttentionMask::CausalRows` works without a cache; give `Causal` with `Pass::of_rows`"
+    )]
+    PackedWithCache,
     /// A pass at positions in memory ([`Pass::at`](crate::Pass::at)) is something else than causal inference with a
     /// cache.
     #[error(

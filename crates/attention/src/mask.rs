@@ -51,7 +51,7 @@ impl RowKeys {
         if past_lengths.is_empty() {
             return vec![Self { first_query: 0, key_count: key_len }];
         }
-        let row = |past: &usize| Self { first_query: *past, key_count: past + query_len };
+        let row = |past: &usize| Self { first_query: *past, key_count: past.saturating_add(query_len) };
         past_lengths.iter().map(row).collect()
     }
 }

@@ -293,7 +293,7 @@ impl MultiHeadAttention {
         match (cache, &placement) {
             // Rows of several lengths in one text, each after what the cache has of it; they are always causal.
             (Some(cache), Placement::Rows(lengths)) => {
-                self.attention.attend_rows(&projections, self.num_heads, lengths, cache, pass)
+                self.attention.attend_rows(&projections, self.num_heads, (lengths, mask), cache, pass)
             }
             (cache, _) => self.attention.attend(&projections, self.num_heads, mask, cache, pass),
         }

@@ -123,13 +123,29 @@ impl ScaledDotProduct {
         if pass.is_training() {
             return Err(AttentionError::CacheInTraining.into());
         }
-        let past_lengths = cache.lengths().to_vec();
         expect_some([q, keys, values])?;
+        if matches!(mask, AttentionMask::CausalRows(_)) {
+            return Err(AttentionError::PackedWithCache.into());
+        }
+        let past_lengths = cache.lengths().to_vec();
         cache.append(keys, values)?;
+        let context = self.over_cache(q, mask, &past_lengths, cache, pass);
+        or_restored(context, &past_lengths, cache)
+    }
+
+    /// Attention over a cache that holds the tokens of the queries too, after `past_lengths` others in each row.
+    fn over_cache(
+        &self,
+        q: &Tensor,
+        mask: &AttentionMask,
+        past_lengths: &[usize],
+        cache: &KvCache,
+        pass: &mut Pass,
+    ) -> Result<Tensor> {
         let (batch, _, query_len, head_dim) = q.dims4()?;
         let key_len = cache.lengths().iter().copied().max().unwrap_or(0);
         let visible =
-            mask.visible(query_len, key_len, &RowKeys::of_rows(&past_lengths, query_len, key_len))?;
+            mask.visible(query_len, key_len, &RowKeys::of_rows(past_lengths, query_len, key_len))?;
         let memory = cache.memory();
         let is_plain = q.dtype() == DType::F32 && q.device().is_cpu() && !q.track_op();
         if memory.has_kernel()
@@ -148,7 +164,7 @@ impl ScaledDotProduct {
             return Ok(context);
         }
         let [keys, values] = cache.tensors()?;
-        self.forward(q, &keys, &values, mask, &past_lengths, pass)
+        self.forward(q, &keys, &values, mask, past_lengths, pass)
     }
 
     /// What the heads say, side by side, from queries, keys and values as [`heads_attention`] takes them; with a cache, from
@@ -191,14 +207,39 @@ impl ScaledDotProduct {
         &self,
         projections: &[Tensor],
         num_heads: usize,
-        lengths: &[usize],
+        (lengths, mask): (&[usize], &AttentionMask),
         cache: &mut KvCache,
         pass: &mut Pass,
     ) -> Result<Tensor> {
+        match mask {
+            AttentionMask::Causal => (),
+            AttentionMask::CausalRows(rows) if **rows == *lengths => (),
+            _ => return Err(AttentionError::RowsMask.into()),
+        }
+        let tokens = lengths.iter().fold(0usize, |sum, length| sum.saturating_add(*length));
+        if let Some(projection) = projections.first()
+            && [projection.dim(0)?, projection.dim(1)?] != [1, tokens]
+        {
+            let found = projection.dim(0)? * projection.dim(1)?;
+            return Err(AttentionError::Rows { tokens, queries: found, keys: found }.into());
+        }
         let (rows, found) = (cache.lengths().len(), lengths.len());
         if found != rows {
             return Err(AttentionError::CacheRows { rows, found }.into());
         }
+        let past_lengths = cache.lengths().to_vec();
+        let contexts = self.contexts_of_rows(projections, num_heads, lengths, cache, pass);
+        Tensor::cat(&or_restored(contexts, &past_lengths, cache)?, 1)
+    }
+
+    fn contexts_of_rows(
+        &self,
+        projections: &[Tensor],
+        num_heads: usize,
+        lengths: &[usize],
+        cache: &mut KvCache,
+        pass: &mut Pass,
+    ) -> Result<Vec<Tensor>> {
         let (mut contexts, mut first_row, mut first_token) = (Vec::new(), 0, 0);
         for alike in lengths.chunk_by(|a, b| a == b) {
             let (batch, length) = (alike.len(), alike[0]);
@@ -213,7 +254,7 @@ impl ScaledDotProduct {
             contexts.push(context.reshape((1, batch * length, ()))?);
             (first_row, first_token) = (first_row + batch, first_token + batch * length);
         }
-        Tensor::cat(&contexts, 1)
+        Ok(contexts)
     }
 
     /// The description that kernels take.
@@ -282,4 +323,14 @@ fn expect_some([q, k, v]: [&Tensor; 3]) -> Result<()> {
 /// Whether the observer wants what the fused kernels do not return.
 fn shows_weights(pass: &Pass) -> bool {
     pass.wants(SiteKind::AttnScores) || pass.wants(SiteKind::Pattern)
+}
+
+/// The result; after an error the cache holds no more tokens than before.
+fn or_restored<T>(result: Result<T>, past_lengths: &[usize], cache: &mut KvCache) -> Result<T> {
+    if result.is_err() {
+        for (row, kept) in past_lengths.iter().enumerate() {
+            cache.truncate(row, *kept)?;
+        }
+    }
+    result
 }

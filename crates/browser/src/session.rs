@@ -16,8 +16,9 @@ use candle_gpt2_interpret::{Chain, Dictionary, Run, Transcoders};
 use candle_gpt2_look::{LookError, given_dictionary};
 
 /// What a page asks for.
-const ENDPOINTS: [Endpoint; 11] = [
+const ENDPOINTS: [Endpoint; 12] = [
     Endpoint::Models,
+    Endpoint::Props,
     Endpoint::Completions,
     Endpoint::Tokenize,
     Endpoint::Detokenize,
@@ -142,8 +143,7 @@ impl Session {
     /// When one is outside the vocabulary.
     pub fn decode(&self, ids: &[u32]) -> Result<String, ApiError> {
         ids.iter().try_for_each(|id| self.check_token(*id))?;
-        let bytes: Vec<u8> = ids.iter().flat_map(|id| self.loaded.vocabulary().token_bytes(*id)).collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        self.loaded.vocabulary().decode(ids, false).map_err(|error| ApiError::invalid(error.to_string()))
     }
 
     /// The logits after each token, `(T, V)`, those of a token one after the other.

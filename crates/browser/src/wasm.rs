@@ -105,7 +105,7 @@ impl Checkpoint {
     pub fn tokenizer_fault(&self) -> Result<Option<String>> {
         Ok(self.opened()?.tokenizer(None).err().map(|error| match error {
             WeightsError::NoTokenizer { .. } => {
-                "there is no tokenizer: choose tokenizer.json, or vocab.json and merges.txt, from where the checkpoint comes from"
+                "there is no tokenizer: choose tokenizer.json, vocab.json and merges.txt, spiece.model or vocab.txt from where the checkpoint comes from"
                     .to_owned()
             }
             error => error.to_string(),

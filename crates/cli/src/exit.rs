@@ -72,8 +72,11 @@ pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
 
 /// The error with its causes, and the flags that help.
 pub(crate) fn message(error: &anyhow::Error) -> String {
-    let is_unfinished = matches!(error.downcast_ref(), Some(EngineError::Unfinished { .. }));
-    let told = match code_of(error) == EXIT_USAGE || is_unfinished {
+    let names_options = matches!(
+        error.downcast_ref(),
+        Some(EngineError::Unfinished { .. } | EngineError::Generation(GenerationError::NoTokenLeft { .. }))
+    ) || matches!(error.downcast_ref(), Some(GenerationError::NoTokenLeft { .. }));
+    let told = match code_of(error) == EXIT_USAGE || names_options {
         true => flags::in_place_of_options(&format!("{error:#}")),
         false => format!("{error:#}"),
     };
@@ -152,7 +155,7 @@ fn of_engine(error: &EngineError) -> Option<&'static str> {
     match error {
         EngineError::Generation(error) => of_generation(error),
         EngineError::Weights(error) => of_weights(error),
-        EngineError::Hub(HubError::NotCached { .. }) => {
+        EngineError::Hub(HubError::NotCached { .. } | HubError::Incomplete { .. }) => {
             Some("drop --offline or HF_HUB_OFFLINE to download it")
         }
         EngineError::Hub(HubError::Unreachable { .. }) => Some("--model built-in needs no network"),
@@ -238,6 +241,7 @@ fn of_training(error: &TrainingError) -> Option<&'static str> {
 
 fn of_evaluation(error: &EvaluationError) -> Option<&'static str> {
     match error {
+        EvaluationError::Engine(EngineError::Hub(HubError::Unreachable { .. })) => Some("--data FILE"),
         EvaluationError::Engine(error) => of_engine(error),
         EvaluationError::UnknownProtocol { .. } => Some("`gpt2 eval --list`"),
         EvaluationError::Log { .. } => Some("--items, --resume, --against"),
@@ -279,8 +283,9 @@ mod tests {
             assert!(message(&error).ends_with(" (--keep-last)"), "{}", message(&error));
             assert_eq!(code_of(&error), EXIT_USAGE);
         }
-        let no_token_left = anyhow!(GenerationError::NoTokenLeft);
-        assert_eq!(message(&no_token_left), GenerationError::NoTokenLeft.to_string());
+        let no_token_left = || GenerationError::NoTokenLeft { options: vec!["suppress_tokens"] };
+        assert_eq!(message(&anyhow!(no_token_left())), no_token_left().to_string());
+        let no_token_left = anyhow!(no_token_left());
         assert_eq!(code_of(&no_token_left), EXIT_FAILURE);
     }
 }

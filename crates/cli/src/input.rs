@@ -11,6 +11,10 @@ use candle_gpt2_weights::read_to_limit;
 use clap::Args;
 
 use crate::exit::UsageError;
+use crate::output;
+
+/// A text argument that stands for standard input.
+pub(crate) const STANDARD_INPUT: &str = "-";
 
 /// The tokens to work on, given in one of these ways.
 #[derive(Debug, Default, Args)]
@@ -25,7 +29,7 @@ pub(crate) struct InputArguments {
     /// Token ids in place of text, separated by commas; no tokenizer is needed then
     #[arg(long, value_name = "ID,ID,…")]
     pub(crate) ids: Option<Ids>,
-    /// Prompt; read from standard input if neither this nor --prompt, --prompt-file or --ids is given
+    /// Prompt; read from standard input, final newline included, if it is - or if none of it, --prompt, --prompt-file and --ids is given
     #[arg(value_name = "TEXT")]
     pub(crate) text: Option<String>,
 }
@@ -84,6 +88,7 @@ impl InputArguments {
             Given::Ids(ids) => Input { text: None, ids },
             Given::Text(text) => {
                 let ids = vocabulary.encode(&text)?;
+                vocabulary.lost_note(&text).iter().for_each(|note| output::print_note(note));
                 Input { text: Some(text), ids }
             }
         })
@@ -91,13 +96,16 @@ impl InputArguments {
 
     /// The text of the input, which is one.
     pub(crate) fn text(&self) -> Result<String> {
-        if let Some(text) = self.text.as_ref().or(self.prompt.as_ref()) {
+        let is_standard_input = self.text.as_deref() == Some(STANDARD_INPUT);
+        if let Some(text) = self.text.as_ref().or(self.prompt.as_ref())
+            && !is_standard_input
+        {
             return Ok(text.clone());
         }
         if let Some(path) = &self.prompt_file {
             return read_text(path);
         }
-        if stdin().is_terminal() {
+        if stdin().is_terminal() && !is_standard_input {
             let message =
                 "no text: give it as an argument, with --prompt-file FILE, with --ids, or on standard input";
             return Err(UsageError(message.into()).into());
@@ -124,7 +132,12 @@ fn read_bytes(name: &str, source: impl Read) -> Result<Vec<u8>> {
     read_to_limit(source, MAX_TEXT_BYTES).with_context(|| name.to_owned())
 }
 
-fn text_of(name: &str, bytes: Vec<u8>) -> Result<String> {
+/// The text without the byte order mark that some editors put in front of it.
+fn text_of(name: &str, mut bytes: Vec<u8>) -> Result<String> {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if bytes.starts_with(MARK) {
+        bytes.drain(..MARK.len());
+    }
     String::from_utf8(bytes).map_err(|error| {
         let valid = error.utf8_error().valid_up_to();
         anyhow::anyhow!("{name}: not valid UTF-8 at byte {valid}; convert the text to UTF-8")

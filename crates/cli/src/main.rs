@@ -42,6 +42,7 @@ fn main() -> ExitCode {
     if worker::is_asked_for() {
         return worker::run();
     }
+    commands::completions::answer(program);
     let Arguments { command, offline, threads } = match parse::arguments() {
         Ok(arguments) => arguments,
         Err(code) => return code,
@@ -106,7 +107,7 @@ fn run(command: &Command, hub: &HubOptions) -> anyhow::Result<ExitCode> {
         Command::Verify(arguments) => commands::verify::run(arguments, hub),
         Command::Bench(arguments) => commands::bench::run(arguments, hub),
         Command::Doctor(arguments) => commands::doctor::run(arguments, hub),
-        Command::Completions(arguments) => commands::completions::run(arguments, program()),
+        Command::Completions(arguments) => commands::completions::run(arguments),
         Command::Man(arguments) => commands::man::run(arguments, program()),
     }
 }

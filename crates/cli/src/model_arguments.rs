@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_engine::{EngineError, HubOptions, ModelOptions, Opened, process};
+use candle_gpt2_engine::{AdapterChoice, EngineError, HubOptions, ModelOptions, Opened, process};
 use clap::builder::StyledStr;
 use clap::{Args, Command, value_parser};
 
@@ -61,13 +61,35 @@ pub(crate) struct EncoderArguments {
     pub(crate) encoder_states: Option<PathBuf>,
 }
 
+/// The model as an argument in place of `--model`.
+#[derive(Debug, Args)]
+pub(crate) struct PositionalModel {
+    /// The model, as with --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    positional: Option<PathBuf>,
+}
+
+impl PositionalModel {
+    /// The argument, or what `--model` says.
+    pub(crate) fn or(&self, model: &Path) -> PathBuf {
+        self.positional.as_deref().unwrap_or(model).to_owned()
+    }
+}
+
 /// What commands take that look into a checkpoint.
 #[derive(Debug, Args)]
 pub(crate) struct CommonArguments {
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help_of_n_head())]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help = help_of("n_head"))]
     pub(crate) n_head: Option<usize>,
     #[command(flatten)]
     pub(crate) threads: ThreadArguments,
+}
+
+/// The adapters of a checkpoint.
+#[derive(Debug, Args)]
+pub(crate) struct AdapterArguments {
+    #[arg(long, visible_alias = "lora", value_name = "DIR[=WEIGHT]", help = help_of("adapter"))]
+    pub(crate) adapter: Vec<AdapterChoice>,
 }
 
 /// What every command takes.
@@ -79,11 +101,11 @@ pub(crate) struct ThreadArguments {
     threads: Option<u16>,
 }
 
-/// What [`ModelOptions`] says of it.
-fn help_of_n_head() -> StyledStr {
+/// The help of an option of [`ModelOptions`].
+fn help_of(name: &str) -> StyledStr {
     let options = ModelOptions::augment_args(Command::new("model"));
-    let n_head = options.get_arguments().find(|argument| argument.get_id() == "n_head");
-    n_head.and_then(|argument| argument.get_help().cloned()).unwrap_or_default()
+    let option = options.get_arguments().find(|argument| argument.get_id() == name);
+    option.and_then(|argument| argument.get_help().cloned()).unwrap_or_default()
 }
 
 impl CommonArguments {

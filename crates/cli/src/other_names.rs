@@ -127,7 +127,7 @@ const OPTIONS: &[Row] = &[
         &["-cb", "--cont-batching"],
         "leave it out: requests are always processed together; `--parallel` limits how many",
     ),
-    row_of(&["serve"], &["-v", "--verbose"], "leave it out: every request has a line on standard error"),
+    row_of(&["serve"], &["-v", "--verbose"], "use `--log-requests`, which logs a line for each request"),
     row(&["--no-webui", "--no-ui"], "use `--no-page`"),
     row(&["-a", "--model-alias"], "use `--alias`"),
     // Lengths.
@@ -204,13 +204,14 @@ const OPTIONS: &[Row] = &[
     row_of(
         &["generate"],
         &["--no-display-prompt", "--color", "--simple-io", "--log-disable", "--no-perf"],
-        "leave it out: only the completion is printed",
+        "leave it out: piped output has the completion alone",
     ),
     row_of(&["generate"], &["--samplers", "--sampler-seq"], "leave it out: the order of samplers is fixed"),
     row(
         &["--rope-scaling", "--rope-freq-base", "--rope-freq-scale"],
         "leave it out: GPT-2 has learned positions, not rotary ones",
     ),
+    row_of(&["bench"], &["--no-warmup"], "leave it out: every measurement begins with a warm-up run"),
     row(&["--no-warmup"], "leave it out: no warm-up is run"),
     row_of(
         &["bench"],
@@ -314,10 +315,9 @@ const OPTIONS: &[Row] = &[
     row(&["--warmup", "--num-warmup-steps", "--warmup-ratio"], "use `--warmup-steps`"),
     row(&["--max-grad-norm"], "use `--grad-clip`"),
     row(&["--lora-r", "--lora", "--rank"], "use `--lora-rank`"),
-    row(
-        &["--lora", "--lora-scaled", "--lora-path"],
-        "merge it into the checkpoint first, with peft's merge_and_unload: adapters are not read",
-    ),
+    row(&["--lora-scaled"], "use `--adapter DIR=WEIGHT`, with a folder in PEFT's format"),
+    row(&["--lora-path", "--lora-modules", "--peft", "--peft-model", "--adapter-path"], "use `--adapter`"),
+    row(&["--lora-base"], "use `--model` for the base model, and `--adapter` for the adapter"),
     row(&["--target-modules"], "use `--lora-targets`"),
     row(&["--validation-split", "--val-split"], "use `--held-out`"),
     row(&["--eval-steps", "--eval-interval"], "use `--eval-every`"),
@@ -411,10 +411,11 @@ pub(crate) fn advice_on_value(option: &str, value: &str, command: &Command) -> O
     let letters =
         |name: &str| name.to_lowercase().replace("float", "f").replace("fp", "f").replace("int", "q");
     let value = letters(value);
-    // `q8_0` is one of `q8`'s kind, and the other way round; so is `q4_k_m` of `q4_0`'s.
+    // `q8_0` is one of `q8`'s kind, and the other way round; `q4_k_m` is nearer to `q4_k` than to `q4_0`.
     let kind = value.split('_').next().unwrap_or_default();
-    let is_near = |name: &&&str| value.starts_with(**name) || (kind.len() > 1 && name.starts_with(kind));
-    names.iter().find(is_near).map(|name| format!("did you mean {name}?"))
+    let is_of_kind = |name: &&&str| kind.len() > 1 && name.starts_with(kind);
+    let near = names.iter().find(|name| value.starts_with(**name)).or_else(|| names.iter().find(is_of_kind));
+    near.map(|name| format!("did you mean {name}?"))
 }
 
 /// Whether other programs have the name, whatever is to be used here.

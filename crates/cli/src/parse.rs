@@ -69,10 +69,41 @@ fn with_whole_examples(command: Command) -> Command {
     let after =
         command.get_after_help().map(|text| text.to_string().split('\n').map(kept).collect::<Vec<_>>());
     let command = match after {
-        Some(lines) => command.after_help(lines.join("\n")),
-        None => command,
+        Some(lines) => with_short_help(command.after_long_help(lines.join("\n")), &lines),
+        None => with_short_help(command, &[]),
     };
     command.mut_subcommands(with_whole_examples)
+}
+
+/// The command whose `-h` fits a screen: the options without a heading, each in a line or two, and the first examples of `lines`.
+/// `--help` has all.
+fn with_short_help(command: Command, lines: &[String]) -> Command {
+    let most = if command.has_subcommands() { 1 } else { 3 };
+    let is_long = command.get_arguments().any(|argument| argument.get_help_heading().is_some());
+    let command = command.mut_args(|argument| {
+        let is_extra = argument.get_help_heading().is_some();
+        match argument.get_help().map(ToString::to_string) {
+            Some(help) if !is_extra => {
+                let long = argument.get_long_help().map_or_else(|| help.clone(), ToString::to_string);
+                argument.help(in_short(&help).to_owned()).long_help(long)
+            }
+            _ => argument.hide_short_help(is_extra),
+        }
+    });
+    let is_example = |line: &&String| line.starts_with(KEPT_SPACE);
+    let examples = lines.iter().filter(is_example).take(most).map(String::as_str);
+    let heading = lines.iter().any(|line| is_example(&line)).then_some("Examples:");
+    let mut after: Vec<&str> = heading.into_iter().chain(examples).collect();
+    if !command.has_subcommands() && (is_long || lines.len() > after.len()) {
+        after.extend(["", "--help shows all options and examples."]);
+    }
+    command.after_help(after.join("\n"))
+}
+
+/// A help text up to its first colon, semicolon or parenthesis.
+fn in_short(help: &str) -> &str {
+    let end = [": ", "; ", " ("].iter().filter_map(|mark| help.find(mark)).min();
+    end.map_or(help, |end| &help[..end])
 }
 
 /// An example that fits a terminal of 80 columns: a longer command continues in the next line, at an option or the next command.
@@ -235,10 +266,12 @@ mod tests {
             ("--n-predict 5 generate x", "use `--max-new-tokens`"),
             ("generate x -hf owner/name", "use `--model`"),
             ("generate x -m y -mg 0", "`--device cuda`"),
-            ("generate x --no-display-prompt", "only the completion is printed"),
+            ("generate x --no-display-prompt", "piped output has the completion alone"),
             ("generate x -e", "`--prompt-file`"),
             ("generate x --override-kv a=b", "`gpt2 inspect`"),
-            ("generate x --lora y", "merge it into the checkpoint"),
+            ("generate x --lora-scaled y:0.5", "use `--adapter DIR=WEIGHT`"),
+            ("generate x --peft-model y", "use `--adapter`"),
+            ("train --lora 8", "use `--lora-rank`"),
             ("generate x --verbose", "`--json`"),
             ("generate x -b 512", "`--batch-size` counts the prompts of `--prompts-file`"),
             ("generate x -ub 512", "`--batch-size` counts the prompts of `--prompts-file`"),
@@ -254,10 +287,8 @@ mod tests {
             ("serve -cb", "always processed together"),
             ("serve --no-webui", "use `--no-page`"),
             ("serve -b 512", "use `--prefill-chunk`"),
-            ("serve --verbose", "standard error"),
+            ("serve --verbose", "use `--log-requests`"),
             ("generate One day", "put the text in quotes"),
-            ("inspect folder", "use `--model`"),
-            ("verify folder", "use `--model`"),
             ("serve folder", "use `--model`"),
             ("-m x -p hi", "use `gpt2 generate`"),
             ("-hf owner/name -p hi", "use `gpt2 generate`"),
@@ -270,13 +301,14 @@ mod tests {
             ("convert a b --dtype q8", "did you mean q8_0?"),
             ("generate x --seed -1", "`--seed $RANDOM`"),
             ("generate x --no-warmup", "leave it out"),
-            ("generate x --color", "only the completion is printed"),
+            ("generate x --color", "piped output has the completion alone"),
+            ("bench --no-warmup", "every measurement begins with a warm-up"),
             ("generate x --samplers top_k", "the order of samplers is fixed"),
             ("generate x --rope-scaling yarn", "learned positions"),
             ("eval -f x", "use `--data`"),
             ("serve -a x", "use `--alias`"),
             ("bench -p 512", "the lengths are fixed"),
-            ("convert a b --dtype Q4_K_M", "did you mean q4_0?"),
+            ("convert a b --dtype Q4_K_M", "did you mean q4_k?"),
             ("eval", "`gpt2 eval --list`"),
             ("-v", "use `--version`"),
             ("run x", "`gpt2 generate --model`"),

@@ -5,7 +5,7 @@
 //! to keep out who forges files; the checksums of what is restored decide.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2::{Gpt2LMHeadModel, QkvProjection};
+use candle_gpt2::{Activation, Gpt2LMHeadModel, QkvProjection};
 use candle_gpt2_kernels::{LayerNorm, Linear};
 use crc32fast::Hasher;
 use sha2::{Digest, Sha256};
@@ -30,7 +30,7 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
     }
     digest.number(config.inner_width() as u64);
     digest.number(config.layer_norm_epsilon.to_bits());
-    digest.0.update(format!("{:?}", config.activation_function));
+    digest.0.update(activation_name(config.activation_function));
     for layer in 0..config.n_layer {
         digest.number(config.attention_scale(layer).to_bits());
     }
@@ -59,6 +59,18 @@ pub(crate) fn digest(model: &Gpt2LMHeadModel, tokens: &ByteTokens) -> Result<[u8
     let mut kept = [0; DIGEST_BYTES];
     kept.iter_mut().zip(digest.0.finalize()).for_each(|(kept, byte)| *kept = byte);
     Ok(kept)
+}
+
+/// Name of an activation in digests. Compressed files depend on it: a name never changes.
+fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::GeluTanh => "GeluTanh",
+        Activation::Gelu => "Gelu",
+        Activation::Relu => "Relu",
+        Activation::Silu => "Silu",
+        Activation::Tanh => "Tanh",
+        Activation::QuickGelu => "QuickGelu",
+    }
 }
 
 /// The checksum of the logits' bits after each token of a fixed prompt.
@@ -119,5 +131,18 @@ impl Digester {
         hasher.update(&bytes);
         self.number(hasher.finalize().into());
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files of earlier versions hold digests with these names.
+    #[test]
+    fn names_of_activations_never_change() {
+        let names = Activation::NAMES.map(|(_, activation)| activation_name(activation));
+        let expected = ["GeluTanh", "GeluTanh", "Gelu", "Relu", "Silu", "Silu", "Tanh", "QuickGelu"];
+        assert_eq!(names, expected);
     }
 }

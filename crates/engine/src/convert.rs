@@ -3,7 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle_gpt2_weights::{WeightsError, WrittenDType, write_gguf, write_hugging_face};
+use candle_gpt2::Gpt2Config;
+use candle_gpt2_weights::{
+    Checkpoint, Companions, WeightsError, WrittenDType, read_bounded_text, write_gguf, write_hugging_face,
+    write_safetensors_file,
+};
 use serde::Serialize;
 
 use crate::{EngineError, ModelOptions, Reporter, Watched};
@@ -25,7 +29,8 @@ use crate::{EngineError, ModelOptions, Reporter, Watched};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertOptions {
-    /// A GGUF file if the name ends in `.gguf`, otherwise a Hugging Face folder. There is nothing there yet.
+    /// A GGUF file if the name ends in `.gguf`, the weights alone if it ends in `.safetensors`, otherwise a Hugging Face folder. The name of
+    /// a folder with the ending of a file needs a slash after it. Nothing is there yet.
     pub output: PathBuf,
     /// The type of the written weights.
     pub dtype: WrittenDType,
@@ -44,15 +49,19 @@ pub struct Conversion {
     pub dtype: &'static str,
     /// Bytes of the file that holds them.
     pub bytes: u64,
+    /// Notes on settings of the checkpoint that the output does not hold.
+    pub notes: Vec<String>,
 }
 
 impl ModelOptions {
-    /// Writes the checkpoint in another format, with `tokenizer`, or the checkpoint's own. The result appears whole or not at all,
-    /// and nothing that exists is overwritten. `device` and the types are not looked at.
+    /// Writes the checkpoint in another format, with its [`Companions`](candle_gpt2_weights::Companions): `tokenizer` or its own
+    /// tokenizer, and its settings. The result appears whole or not at all, and nothing that exists is overwritten. `device` and the
+    /// types are ignored. `reporter` receives notes on settings that the output does not hold.
     ///
     /// # Errors
-    /// When the checkpoint cannot be opened or is not sound in its structure, the format has not the type or the model's arithmetic,
-    /// there is no tokenizer for a GGUF file, the output exists or cannot be written, or `reporter` interrupts it.
+    /// If the checkpoint cannot be opened or is not sound in its structure, the format lacks the type or the model's arithmetic,
+    /// a GGUF file would lack a tokenizer or change it, the name of a folder ends like that of a file, the output exists or cannot
+    /// be written, or `reporter` interrupts it.
     pub fn convert(
         &self,
         options: &ConvertOptions,
@@ -60,38 +69,120 @@ impl ModelOptions {
     ) -> Result<Conversion, EngineError> {
         let ConvertOptions { output, dtype } = options;
         let name = dtype.name();
-        if !is_gguf(output) && dtype.is_blocks() {
-            let what = format!(
-                "`dtype` {name}: a Hugging Face folder holds f32, f16 or bf16; name a .gguf file for {name}"
-            );
+        let kind = OutputKind::of(output)?;
+        if kind != OutputKind::Gguf && dtype.is_blocks() {
+            let holder =
+                if kind == OutputKind::Folder { "a Hugging Face folder" } else { "a safetensors file" };
+            let what =
+                format!("`dtype` {name}: {holder} holds f32, f16 or bf16; name a .gguf file for {name}");
             return Err(EngineError::Options { what });
         }
         let checkpoint = self.open_checkpoint(reporter)?;
         checkpoint.check()?;
-        let tokenizer = match checkpoint.tokenizer(self.tokenizer.as_deref()) {
-            Err(error @ WeightsError::NoTokenizer { .. }) if is_gguf(output) => return Err(error.into()),
-            // A folder without a tokenizer is still a checkpoint.
-            Err(WeightsError::NoTokenizer { .. }) => None,
-            loaded => Some(loaded?),
-        };
+        let companions = checkpoint.companions(self.tokenizer.as_deref())?;
         let progress = Watched::new(reporter, "converting", checkpoint.parameter_bytes());
-        let format = match &tokenizer {
-            Some(tokenizer) if is_gguf(output) => {
-                write_gguf(&checkpoint, tokenizer, output, *dtype, &progress)?;
-                "gguf"
+        let (format, notes) = match kind {
+            OutputKind::Gguf => ("gguf", write_gguf(&checkpoint, &companions, output, *dtype, &progress)?),
+            OutputKind::Safetensors => {
+                write_safetensors_file(&checkpoint, output, *dtype, &progress)?;
+                ("safetensors", needed_note(output, &checkpoint, &companions).into_iter().collect())
             }
-            tokenizer => {
-                write_hugging_face(&checkpoint, tokenizer.as_ref(), output, *dtype, &progress)?;
-                "safetensors"
+            OutputKind::Folder => {
+                ("safetensors", write_hugging_face(&checkpoint, &companions, output, *dtype, &progress)?)
             }
         };
         drop(progress);
-        let weights = if is_gguf(output) { output.clone() } else { output.join("model.safetensors") };
+        let weights =
+            if kind == OutputKind::Folder { output.join("model.safetensors") } else { output.clone() };
         let written = fs::metadata(&weights).map_err(|error| WeightsError::Read { path: weights, error })?;
-        Ok(Conversion { output: output.clone(), format, dtype: name, bytes: written.len() })
+        notes.iter().for_each(|note| reporter.note(note));
+        Ok(Conversion { output: output.clone(), format, dtype: name, bytes: written.len(), notes })
     }
 }
 
-fn is_gguf(output: &Path) -> bool {
-    output.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"))
+/// The kinds of output, by their names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OutputKind {
+    Gguf,
+    Safetensors,
+    Folder,
+}
+
+impl OutputKind {
+    /// The kind of an output. Rejects the name of another file.
+    fn of(output: &Path) -> Result<Self, EngineError> {
+        /// Endings of files that are not letters alone.
+        const ENDINGS: [&str; 4] = ["h5", "7z", "mp3", "mp4"];
+        let ending = output.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        let is_ending = ending.bytes().all(|byte| byte.is_ascii_alphabetic()) || ENDINGS.contains(&ending);
+        let is_folder = output.as_os_str().to_string_lossy().ends_with(std::path::is_separator);
+        if ending.is_empty() || is_folder || !is_ending {
+            return Ok(Self::Folder);
+        }
+        if ending.eq_ignore_ascii_case("gguf") {
+            return Ok(Self::Gguf);
+        }
+        if ending.eq_ignore_ascii_case("safetensors") {
+            return Ok(Self::Safetensors);
+        }
+        let name = output.display();
+        let what = format!(
+            "`{name}`: files are written as .gguf or .safetensors; give such a name, or a folder's name without `.{ending}` (or \
+             `{name}/`)"
+        );
+        Err(EngineError::Options { what })
+    }
+}
+
+/// The note on the files that a reader of a safetensors file needs next to it; none if they are there.
+fn needed_note(file: &Path, checkpoint: &Checkpoint, companions: &Companions) -> Option<String> {
+    /// Largest configuration that is compared.
+    const MAX_CONFIG_BYTES: u64 = 1 << 20;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let own = |text: &str| Gpt2Config::from_json(text).is_ok_and(|config| config == *checkpoint.config());
+    let config = folder.join("config.json");
+    let has_config = read_bounded_text(&config, MAX_CONFIG_BYTES).is_ok_and(|text| own(&text));
+    let mut needed: Vec<&str> = companions.names().filter(|name| !folder.join(name).exists()).collect();
+    if companions.tokenizer().is_some()
+        && !needed.contains(&"tokenizer.json")
+        && !folder.join("tokenizer.json").exists()
+        && !folder.join("vocab.json").exists()
+    {
+        needed.insert(0, "tokenizer.json");
+    }
+    if !has_config {
+        needed.insert(0, "config.json");
+    }
+    if needed.is_empty() {
+        return None;
+    }
+    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    let (needed, folder) = (needed.join(", "), folder.display());
+    Some(format!(
+        "{name} holds the weights alone; loading it needs these files in {folder}: {needed} (copy them from the model's folder, or \
+         write them with `gpt2 convert` and a folder's name as the output)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_not_named_like_a_file() {
+        for name in ["x.bin", "foo.xyz", "a/b.pt", "x.h5"] {
+            let error = OutputKind::of(Path::new(name)).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(".gguf"), "{error}");
+        }
+        for name in ["x", "gpt2-v1.5", "a.b/c", "x.bin/", "x.safetensors/", "gpt2.q8"] {
+            assert_eq!(OutputKind::of(Path::new(name)).unwrap(), OutputKind::Folder, "{name}");
+        }
+        for (name, kind) in [
+            ("x.gguf", OutputKind::Gguf),
+            ("X.GGUF", OutputKind::Gguf),
+            ("a.b/x.safetensors", OutputKind::Safetensors),
+        ] {
+            assert_eq!(OutputKind::of(Path::new(name)).unwrap(), kind, "{name}");
+        }
+    }
 }

@@ -128,6 +128,12 @@ pub enum EngineError {
         /// Which, and what to do.
         what: String,
     },
+    /// A table of published values, or a model that has none.
+    #[error("{what}", what = bounded_message(.what))]
+    Published {
+        /// Which, and what to do.
+        what: String,
+    },
     /// A line of a file that is no row.
     #[error("{what}", what = bounded_message(.what))]
     Row {

@@ -268,9 +268,11 @@ impl Inspection {
             .filter(|mismatch| matches!(mismatch, Mismatch::Surplus { .. }))
             .map(Mismatch::name)
             .collect();
+        let skipped: HashSet<&str> = checkpoint.skipped().map(|tensor| tensor.name.as_str()).collect();
         let tied_head = checkpoint.tied_head().map(|head| head.name.as_str());
         let role = |name: &str| match name {
             name if buffers.contains(name) => "buffer",
+            name if skipped.contains(name) => "skipped",
             name if tied_head == Some(name) => "tied head",
             name if surplus.contains(name) => "surplus",
             _ => "parameter",

@@ -2,7 +2,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+mod adapters;
 mod bad_words;
+mod base_model;
 mod built_in;
 mod choices;
 mod classifier;
@@ -19,11 +21,13 @@ mod inspect;
 mod job;
 mod line_file;
 mod loaded_model;
+mod logits;
 mod memory;
 mod opened;
 mod options;
 mod panics;
 pub mod process;
+mod published;
 mod reporter;
 mod rows;
 #[cfg(feature = "terminal")]
@@ -34,6 +38,7 @@ mod vocabulary;
 mod watched;
 mod yaml;
 
+pub use adapters::{ADAPTER_BASE, AdapterChoice};
 pub use bad_words::banned_tokens;
 pub use built_in::{BUILT_IN, built_in_transcoders, is_nearly_built_in};
 pub use candle_gpt2_weights::WeightDType;
@@ -67,6 +72,7 @@ pub use loaded_model::LoadedModel;
 pub use memory::MemoryNeeded;
 pub use opened::Opened;
 pub use options::ModelOptions;
+pub use published::{PublishedCheck, PublishedValues};
 pub use reporter::{Progress, Reporter, Silent, Unit};
 pub use rows::{
     FailedRow, PromptTexts, Row, RowFile, RowSequences, Rows, RowsJob, RowsOutput, ScoredText, TokenLogprob,

@@ -87,6 +87,14 @@ pub(crate) fn check_room(checkpoint: &Checkpoint, dtype: Option<WeightDType>) ->
     check_room_in(available.saturating_add(swap) as u64, checkpoint, dtype)
 }
 
+/// The type in which a CPU holds the weights of a checkpoint: `dtype`, or by default that of the checkpoint.
+pub(crate) fn dtype_on_cpu(checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> WeightDType {
+    dtype.or(checkpoint.quantized_dtype()).unwrap_or(match checkpoint.stored_dtype() {
+        DType::F16 => WeightDType::F16,
+        _ => WeightDType::F32,
+    })
+}
+
 fn check_room_in(free: u64, checkpoint: &Checkpoint, dtype: Option<WeightDType>) -> Result<(), EngineError> {
     let needed = |dtype| -> Result<u64, EngineError> {
         let LoadMemory { held, reading } = checkpoint.load_memory(dtype)?;
@@ -99,11 +107,7 @@ fn check_room_in(free: u64, checkpoint: &Checkpoint, dtype: Option<WeightDType>)
     let mut smaller = [WeightDType::F16, WeightDType::Q8, WeightDType::Q4].into_iter();
     let fitting = smaller
         .find_map(|dtype| Some((dtype.name(), needed(Some(dtype)).ok().filter(|bytes| *bytes <= free)?)));
-    let dtype = match dtype {
-        Some(dtype) => dtype.name(),
-        None if checkpoint.stored_dtype() == DType::F16 => WeightDType::F16.name(),
-        None => WeightDType::F32.name(),
-    };
+    let dtype = dtype_on_cpu(checkpoint, dtype).name();
     Err(EngineError::WeightRoom { free, weights, dtype, fitting })
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use candle_core::Device;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_generation::GenerationError;
-use candle_gpt2_weights::{Checkpoint, GivenFiles, WeightDType};
+use candle_gpt2_weights::{Checkpoint, GivenFiles};
 
 use crate::options::with_notes_reported;
 use crate::{
@@ -92,12 +92,19 @@ impl ModelOptions {
         checkpoint: Checkpoint,
         reporter: &dyn Reporter,
     ) -> Result<Opened, EngineError> {
-        let named = |model: &PathBuf| Self { model: model.clone(), n_head: None, ..self.clone() };
+        let named = |model: &PathBuf| Self {
+            model: model.clone(),
+            adapter: Vec::new(),
+            n_head: None,
+            ..self.clone()
+        };
         let assistant = self.assistant_model.as_ref().map(named);
         let assistant = assistant.map(|options| options.open_checkpoint(reporter)).transpose()?;
         let states = self.encoder_states.as_deref();
         let states = states.map(|path| EncoderStates::read(path, checkpoint.config())).transpose()?;
-        Opened::new(self.clone(), device, checkpoint, assistant, states)
+        let opened = Opened::new(self.clone(), device, checkpoint, assistant, states)?;
+        opened.vocabulary.foreign_note().iter().for_each(|note| reporter.note(note));
+        Ok(opened)
     }
 }
 
@@ -152,7 +159,7 @@ impl Opened {
 
     /// The type that the weights will have in a word, as `q8`: the one that was asked for, otherwise the stored one.
     pub fn weight_type(&self) -> &'static str {
-        self.options.dtype.map_or(self.checkpoint.stored_dtype().as_str(), WeightDType::name)
+        self.options.weight_type(&self.checkpoint, &self.device)
     }
 
     /// See [`ModelOptions::unpacked_note`].

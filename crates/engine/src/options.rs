@@ -8,13 +8,16 @@ use std::sync::Arc;
 use candle_core::Device;
 use candle_gpt2::{Gpt2LMHeadModel, KvDType};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, OpenOptions, WeightDType};
+#[cfg(feature = "clap")]
+use clap::builder::ArgPredicate;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
+use crate::adapters::of_texts;
 use crate::memory::check_room;
 use crate::{
-    BUILT_IN, Classifier, DeviceChoice, EngineError, HubOptions, MemoryNeeded, Reporter, Vocabulary, Watched,
-    built_in, device, device_name, hub, is_nearly_built_in,
+    ADAPTER_BASE, AdapterChoice, BUILT_IN, Classifier, DeviceChoice, EngineError, HubOptions, MemoryNeeded,
+    Reporter, Vocabulary, Watched, built_in, device, device_name, hub, is_nearly_built_in,
 };
 
 /// A model's name and how it is to be held. By default it is the model inside the program, on the device that
@@ -38,25 +41,31 @@ use crate::{
 #[doc(alias("from_pretrained", "AutoModelForCausalLM"))]
 pub struct ModelOptions {
     /// The model: a checkpoint folder or weights file (safetensors, PyTorch, TensorFlow, GGUF, llm.c), a name on the Hugging Face Hub (gpt2, owner/name, owner/name@revision), or built-in, the small model inside the program
-    #[cfg_attr(feature = "clap", arg(short, long, value_name = "MODEL", default_value = BUILT_IN))]
+    #[cfg_attr(feature = "clap", arg(short, long, value_name = "MODEL", default_value = BUILT_IN,
+        default_value_if("adapter", ArgPredicate::IsPresent, ADAPTER_BASE)))]
     pub model: PathBuf,
+    /// LoRA adapter to apply: a folder in PEFT's format, or a name on the Hub; =WEIGHT after it scales it, as in DIR=0.5; may be given more
+    /// than once; without --model, the model is the base model that the first adapter names
+    #[serde(deserialize_with = "of_texts")]
+    #[cfg_attr(feature = "clap", arg(long, visible_alias = "lora", value_name = "DIR[=WEIGHT]"))]
+    pub adapter: Vec<AdapterChoice>,
     /// A smaller model with the same vocabulary that drafts tokens, named like the model: the texts stay the same, see
     /// [`Scheduler::set_assistant`](candle_gpt2_generation::Scheduler::set_assistant).
     #[cfg_attr(feature = "clap", arg(skip))]
     pub assistant_model: Option<PathBuf>,
-    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's folder]
     #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
     pub tokenizer: Option<PathBuf>,
     /// Device to run on: cpu, cuda or cuda:N (NVIDIA), metal (Apple), or auto: cuda if this program was built with it and a GPU is available, else cpu
     #[serde(deserialize_with = "of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "DEVICE", default_value = "auto"))]
     pub device: DeviceChoice,
-    /// Precision of the weights in memory [default: the checkpoint's dtype; on the CPU f16 or f32]
+    /// Precision of the weights in memory [default: the checkpoint's dtype]
     #[serde(deserialize_with = "some_of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE", help = dtype_help()))]
     pub dtype: Option<WeightDType>,
     /// Precision of the KV cache: f32, f16, or q8 on the CPU (8-bit integers)
-    /// [default: f32, or f16 if --dtype is f16 or an integer type; on GPUs that of the weights]
+    /// [default: f32, or f16 if the weights are rounded to f16 or integers; on GPUs that of the weights]
     #[serde(deserialize_with = "some_of_text")]
     #[cfg_attr(feature = "clap", arg(long, value_name = "TYPE"))]
     pub kv_dtype: Option<KvDType>,
@@ -68,8 +77,8 @@ pub struct ModelOptions {
     /// without one its cross-attention is left out.
     #[cfg_attr(feature = "clap", arg(skip))]
     pub encoder_states: Option<PathBuf>,
-    /// Number of attention heads, if the checkpoint does not record it: weights without a config.json, such as those of the book "Build
-    /// a Large Language Model (From Scratch)"
+    /// Number of attention heads, if the checkpoint does not record it: weights with the names of the book "Build a Large Language Model
+    /// (From Scratch)" without a config.json; weights with other names need a config.json
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", allow_negative_numbers = true))]
     pub n_head: Option<usize>,
     /// Where models on the Hub come from.
@@ -82,7 +91,7 @@ pub struct ModelOptions {
 fn dtype_help() -> String {
     let integers = WeightDType::names_on_cpu_only();
     format!(
-        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (block-quantized integers of that many bits; q5 and q4 keep embedding and head in q6), on GPUs also bf16 [default: the checkpoint's dtype; on the CPU f16 or f32]"
+        "Precision of the weights in memory: f32 or f16, on the CPU also {integers} (block-quantized integers of that many bits; q5 and q4 keep embedding and head in q6), on GPUs also bf16 [default: the checkpoint's dtype; on the CPU f16 or f32, and its own type for GGUF in q8_0, q5_0 or q4_0]"
     )
 }
 
@@ -102,6 +111,7 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             model: BUILT_IN.into(),
+            adapter: Vec::new(),
             assistant_model: None,
             tokenizer: None,
             device: DeviceChoice::default(),
@@ -133,6 +143,9 @@ impl ModelOptions {
     /// # Errors
     /// When there is none of this name, it cannot be read, or it has another number of heads.
     pub fn open_checkpoint(&self, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
+        if self.model == Path::new(ADAPTER_BASE) {
+            return self.with_base_model(reporter)?.open_checkpoint(reporter);
+        }
         let options = self.open_options();
         let checkpoint = if self.model == Path::new(BUILT_IN) {
             built_in::open(&options)?
@@ -146,7 +159,17 @@ impl ModelOptions {
                 &Watched::unseen(reporter),
             )?
         };
-        with_notes_reported(checkpoint, reporter)
+        with_notes_reported(self.adapted(checkpoint, reporter)?, reporter)
+    }
+
+    /// The checkpoint with the adapters applied.
+    fn adapted(&self, checkpoint: Checkpoint, reporter: &dyn Reporter) -> Result<Checkpoint, EngineError> {
+        if self.adapter.is_empty() {
+            return Ok(checkpoint);
+        }
+        let open = |choice: &AdapterChoice| Ok((choice.open(&self.hub, reporter)?, choice.weight));
+        let adapters = self.adapter.iter().map(open).collect::<Result<Vec<_>, EngineError>>()?;
+        Ok(checkpoint.with_adapters(&adapters)?)
     }
 
     /// The memory that a checkpoint's model needs on the CPU, in the types of these options.
@@ -160,8 +183,14 @@ impl ModelOptions {
     /// The note for users if a checkpoint holds small integers that a CPU will compute in f32, because no type was asked for.
     pub fn unpacked_note(&self, checkpoint: &Checkpoint, device: &Device) -> Option<String> {
         let note = "the quantized weights are computed in f32; `dtype` q8 is faster and takes about a quarter of the memory";
-        let is_unpacked = self.dtype.is_none() && device.is_cpu() && checkpoint.is_quantized();
+        let is_unpacked = self.dtype.is_none() && device.is_cpu() && checkpoint.is_unpacked();
         is_unpacked.then(|| note.to_owned())
+    }
+
+    /// The type that a checkpoint's weights will have on a device, such as `q8`: the requested type, otherwise the stored one.
+    pub fn weight_type(&self, checkpoint: &Checkpoint, device: &Device) -> &'static str {
+        let quantized = checkpoint.quantized_dtype().filter(|_| device.is_cpu());
+        self.dtype.or(quantized).map_or(checkpoint.stored_dtype().as_str(), WeightDType::name)
     }
 
     pub(crate) fn open_options(&self) -> OpenOptions {
@@ -212,7 +241,7 @@ impl ModelOptions {
     }
 }
 
-/// A checkpoint that was opened, with what a user should know of it told.
+/// Reports the notes of a checkpoint that was opened.
 pub(crate) fn with_notes_reported(
     checkpoint: Checkpoint,
     reporter: &dyn Reporter,
@@ -220,6 +249,7 @@ pub(crate) fn with_notes_reported(
     if reporter.is_interrupted() {
         return Err(EngineError::Interrupted);
     }
+    checkpoint.notes().iter().for_each(|note| reporter.note(note));
     if let Some(note) = checkpoint.guessed_heads_note() {
         reporter.note(&note);
     }

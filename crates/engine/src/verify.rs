@@ -3,13 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, HeadKind, KvDType, LogitsFor, Pass};
+use candle_core::Device;
+use candle_gpt2::{Gpt2LMHeadModel, HeadKind};
 use candle_gpt2_weights::{Checkpoint, WeightsError};
 use serde::Serialize;
 
 use crate::fingerprint::fixed_prompt;
-use crate::{Classifier, Defaults, EngineError, ModelOptions, Reporter, Vocabulary, Watched, fingerprint};
+use crate::logits::{largest, logits, logits_with_cache};
+use crate::{
+    Classifier, Defaults, EngineError, ModelOptions, PublishedCheck, PublishedValues, Reporter, Vocabulary,
+    Watched, fingerprint,
+};
 
 /// Tokens of the fixed prompt, if the context holds as many.
 const PROMPT_TOKENS: usize = 16;
@@ -39,6 +43,8 @@ pub struct VerifyOptions {
     pub tolerance: f64,
     /// Whether the [`fingerprint`] is wanted too.
     pub fingerprint: bool,
+    /// Published values to compare the model with.
+    pub published: Option<PublishedValues>,
 }
 
 impl VerifyOptions {
@@ -53,7 +59,7 @@ impl VerifyOptions {
 
 impl Default for VerifyOptions {
     fn default() -> Self {
-        Self { against: None, tolerance: Self::TOLERANCE, fingerprint: false }
+        Self { against: None, tolerance: Self::TOLERANCE, fingerprint: false, published: None }
     }
 }
 
@@ -69,7 +75,7 @@ impl Default for VerifyOptions {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verification {
-    /// Whether there is no problem.
+    /// Whether there is no problem and every published value holds.
     pub sound: bool,
     /// The problems, in words.
     pub problems: Vec<String>,
@@ -85,6 +91,9 @@ pub struct Verification {
     /// The [`fingerprint`] of the model in the types of the options, if it was asked for and the checkpoint is sound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+    /// The comparisons with published values.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<PublishedCheck>,
 }
 
 impl Verification {
@@ -98,6 +107,7 @@ impl Verification {
             batch_difference: None,
             against_difference: None,
             fingerprint: None,
+            published: Vec::new(),
         }
     }
 
@@ -192,7 +202,12 @@ impl ModelOptions {
                 against_difference = Some(difference);
             }
         }
-        let sound = problems.is_empty();
+        let mut published = Vec::new();
+        if let Some(values) = options.published.as_ref().filter(|_| problems.is_empty()) {
+            let (checks, unpublished) = crate::published::compare(self, &checkpoint, values, reporter)?;
+            (published, notes) = (checks, [notes, unpublished].concat());
+        }
+        let sound = problems.is_empty() && published.iter().all(|check| check.holds);
         let has_tokens = checkpoint.config().head.has_language_model();
         if options.fingerprint && !has_tokens {
             notes.push("no fingerprint: a classifier has no logits of tokens".into());
@@ -209,6 +224,7 @@ impl ModelOptions {
             batch_difference,
             against_difference,
             fingerprint,
+            published,
         })
     }
 }
@@ -305,10 +321,7 @@ fn check_tokens(
         }
         Ok(tokenizer) => {
             problems.append(&mut beyond);
-            let largest = tokenizer.get_vocab(true).into_values().max();
-            problems.extend(largest.filter(|id| !config.has_token(*id)).map(|id| {
-                format!("the tokenizer has the token id {id}, the vocabulary {vocab_size} tokens: they do not belong together")
-            }));
+            problems.extend(vocabulary.foreign_note());
             let padding = vocab_size.saturating_sub(tokenizer.get_vocab_size(true));
             let mut notes = defaults.map_or(Vec::new(), |defaults| vocabulary.notes(defaults.config()));
             if padding > 0 {
@@ -319,42 +332,10 @@ fn check_tokens(
     }
 }
 
-fn logits(model: &Gpt2LMHeadModel, prompt: &[u32]) -> Result<Vec<f32>, WeightsError> {
-    let ids = Tensor::from_slice(prompt, (1, prompt.len()), &Device::Cpu)?;
-    let logits = model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference())?;
-    Ok(logits.flatten_all()?.to_vec1()?)
-}
-
-/// The same, one token at a time.
-fn logits_with_cache(
-    model: &Gpt2LMHeadModel,
-    prompt: &[u32],
-    reporter: &dyn Reporter,
-) -> Result<Vec<f32>, WeightsError> {
-    let mut cache = Gpt2Cache::new(model.config(), 1, prompt.len(), KvDType::F32, &Device::Cpu)?;
-    let mut logits = Vec::new();
-    for id in prompt {
-        if reporter.is_interrupted() {
-            return Err(WeightsError::Interrupted);
-        }
-        let ids = Tensor::from_slice(&[*id], (1, 1), &Device::Cpu)?;
-        let step =
-            model.forward_with(&ids, LogitsFor::EveryToken, Some(&mut cache), &mut Pass::inference())?;
-        logits.extend(step.flatten_all()?.to_vec1::<f32>()?);
-    }
-    Ok(logits)
-}
-
 fn largest_difference(first: &[f32], second: &[f32]) -> f64 {
     largest(first.iter().zip(second).map(|(a, b)| f64::from(*a) - f64::from(*b)))
 }
 
 fn largest_logit(logits: &[f32]) -> f64 {
     largest(logits.iter().copied().map(f64::from))
-}
-
-/// The largest value without its sign; NaN if one of them is.
-fn largest(values: impl Iterator<Item = f64>) -> f64 {
-    // In the total order a NaN without a sign comes after all numbers.
-    values.map(f64::abs).max_by(f64::total_cmp).unwrap_or(0.0)
 }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_generation::GenerationConfig;
+use candle_gpt2_generation::{GenerationConfig, decode};
 use candle_gpt2_weights::{
-    Checkpoint, TextEncoder, Tokenizer, WeightsError, encode, encode_piece, encode_with_places,
-    ordinary_token, token_bytes,
+    CharacterCheck, Checkpoint, TextEncoder, Tokenizer, WeightsError, encode, encode_piece,
+    encode_with_places, largest_foreign_token, ordinary_token, token_bytes,
 };
 
 use crate::EngineError;
@@ -31,6 +31,8 @@ use crate::EngineError;
 pub struct Vocabulary {
     config: Gpt2Config,
     tokenizer: Option<Arc<Tokenizer>>,
+    /// The characters that the tokenizer may drop.
+    check: Option<CharacterCheck>,
     /// Built for the first long text.
     encoder: Arc<OnceLock<TextEncoder<'static>>>,
     /// Where a tokenizer was looked for.
@@ -48,6 +50,7 @@ impl Vocabulary {
         Self {
             config: checkpoint.config().clone(),
             padding: checkpoint.padding_token_ids(tokenizer.as_ref()),
+            check: tokenizer.as_ref().and_then(CharacterCheck::new),
             tokenizer: tokenizer.map(Arc::new),
             encoder: Arc::default(),
             folder: checkpoint.folder().to_owned(),
@@ -105,7 +108,7 @@ impl Vocabulary {
     /// # Errors
     /// If there is no tokenizer, it cannot encode the text, or the model lacks one of the tokens.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, EngineError> {
-        let ids = match Self::is_long(text) {
+        let ids = match self.needs_encoder(text) {
             true => self.encoder()?.encode(text, true)?,
             false => encode(self.required_tokenizer()?, text)?,
         };
@@ -117,11 +120,35 @@ impl Vocabulary {
     /// # Errors
     /// Same as [`Vocabulary::encode`].
     pub fn encode_piece(&self, text: &str) -> Result<Vec<u32>, EngineError> {
-        let ids = match Self::is_long(text) {
+        let ids = match self.needs_encoder(text) {
             true => self.encoder()?.encode(text, false)?,
             false => encode_piece(self.required_tokenizer()?, text)?,
         };
         self.own(ids)
+    }
+
+    /// The note on the first character of a text that the tokenizer has no token for and leaves out.
+    ///
+    /// ```
+    /// use candle_gpt2_engine::{ModelOptions, Silent};
+    ///
+    /// let opened = ModelOptions::default().open(&Silent)?;
+    /// assert_eq!(opened.vocabulary().lost_note("all bytes have tokens: é"), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn lost_note(&self, text: &str) -> Option<String> {
+        let lost = self.check.as_ref()?.first_lost(self.tokenizer.as_ref()?, text)?;
+        Some(lost.to_string())
+    }
+
+    /// The note on tokens that the tokenizer has and the model lacks: texts with them are refused.
+    pub fn foreign_note(&self) -> Option<String> {
+        let (id, token) = largest_foreign_token(self.tokenizer.as_ref()?, self.config.vocab_size)?;
+        let vocab_size = self.config.vocab_size;
+        Some(format!(
+            "the tokenizer has the token id {id} (`{token}`), the vocabulary {vocab_size} tokens: they do not belong together, and \
+             texts with such tokens are refused"
+        ))
     }
 
     /// Encoder that [`Vocabulary::encode`] uses for long texts. The first call builds it.
@@ -133,11 +160,11 @@ impl Vocabulary {
         Ok(self.encoder.get_or_init(|| TextEncoder::shared(Arc::clone(tokenizer))))
     }
 
-    /// Whether a text is long enough for the encoder, which takes some time to build.
-    fn is_long(text: &str) -> bool {
+    /// Whether a text is worth the encoder, which takes some time to build.
+    fn needs_encoder(&self, text: &str) -> bool {
         /// Longest text for the library alone.
         const MAX_SHORT_BYTES: usize = 4096;
-        text.len() > MAX_SHORT_BYTES
+        text.len() > MAX_SHORT_BYTES || self.tokenizer.as_deref().is_some_and(TextEncoder::is_needed)
     }
 
     /// The same with the characters of the text that each token stands for, see [`encode_with_places`].
@@ -148,7 +175,10 @@ impl Vocabulary {
         &self,
         text: &str,
     ) -> Result<(Vec<u32>, Vec<Range<usize>>), EngineError> {
-        let (ids, places) = encode_with_places(self.required_tokenizer()?, text)?;
+        let (ids, places) = match self.tokenizer.as_deref().is_some_and(TextEncoder::is_needed) {
+            true => self.encoder()?.encode_with_places(text)?,
+            false => encode_with_places(self.required_tokenizer()?, text)?,
+        };
         Ok((self.own(ids)?, places))
     }
 
@@ -158,6 +188,14 @@ impl Vocabulary {
             Some(id) => Err(EngineError::ForeignTokenizer { id: *id, vocab_size: self.config.vocab_size }),
             None => Ok(ids),
         }
+    }
+
+    /// Text of `ids`; see [`decode`](candle_gpt2_generation::decode).
+    ///
+    /// # Errors
+    /// If there is no tokenizer, or its decoder fails.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, EngineError> {
+        Ok(decode(self.required_tokenizer()?, ids, skip_special_tokens)?)
     }
 
     /// The bytes of a token, which may be a part of a character; without a tokenizer its number.

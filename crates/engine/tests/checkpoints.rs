@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Tensor};
@@ -257,4 +258,85 @@ fn who_waits_for_a_silent_hub_may_stop() {
     let error = model.open(&Until(until)).unwrap_err();
     assert!(matches!(error, EngineError::Hub(HubError::Stopped { .. })), "{error}");
     assert!(error.is_interrupted() && until.elapsed() < Duration::from_secs(1), "{:?}", until.elapsed());
+}
+
+/// Keeps the notes.
+#[derive(Default)]
+struct Notes(Mutex<Vec<String>>);
+
+impl Notes {
+    fn text(&self) -> String {
+        self.0.lock().unwrap().join("\n")
+    }
+}
+
+impl Reporter for Notes {
+    fn start(&self, what: &str, total: u64, unit: Unit) -> Box<dyn Progress> {
+        Silent.start(what, total, unit)
+    }
+
+    fn note(&self, note: &str) {
+        self.0.lock().unwrap().push(note.to_owned());
+    }
+}
+
+#[cfg(not(target_os = "wasi"))]
+#[test]
+fn a_conversion_reports_the_settings_that_it_drops() {
+    let source = CheckpointFolder::tiny()
+        .with("generation_config.json", r#"{"temperature": 0.5, "eos_token_id": [5, 3]}"#);
+    let folder = tempfile::tempdir().unwrap();
+    let convert = |name: &str| {
+        let output = folder.path().join(name);
+        let notes = Notes::default();
+        let options = ConvertOptions { output, dtype: WrittenDType::F32 };
+        let written = ModelOptions { model: source.path().into(), ..ModelOptions::default() }
+            .convert(&options, &notes)
+            .unwrap();
+        assert_eq!(written.notes.join("\n"), notes.text());
+        (notes.text(), options.output)
+    };
+    let (notes, copy) = convert("copy");
+    assert_eq!(notes, "");
+    let kept = |folder: &Path| std::fs::read(folder.join("generation_config.json")).unwrap();
+    assert_eq!(kept(&copy), kept(source.path()));
+    let (notes, _) = convert("copy.gguf");
+    assert!(notes.contains("temperature") && notes.contains("one end token"), "{notes}");
+}
+
+#[test]
+fn tokens_beyond_the_vocabulary_are_noted_at_load() {
+    let notes = Notes::default();
+    options(CheckpointFolder::tiny().path()).open(&notes).unwrap();
+    assert_eq!(notes.text(), "");
+    let text = std::fs::read_to_string(fixture_path("tiny-checkpoint/tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["added_tokens"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"id": 300, "content": "<x>", "single_word": false,
+        "lstrip": false, "rstrip": false, "normalized": false, "special": false}));
+    let larger = CheckpointFolder::tiny().with("tokenizer.json", json.to_string());
+    let opened = options(larger.path()).open(&notes).unwrap();
+    assert!(
+        notes.text().contains("the tokenizer has the token id 300 (`<x>`), the vocabulary 300 tokens"),
+        "{}",
+        notes.text()
+    );
+    assert!(matches!(
+        opened.vocabulary().encode("a <x>"),
+        Err(EngineError::ForeignTokenizer { id: 300, .. })
+    ));
+}
+
+#[test]
+fn a_character_without_a_token_is_noted_with_its_place() {
+    let letters = CheckpointFolder::tiny()
+        .without("tokenizer.json")
+        .with("vocab.json", r#"{"a": 0, "b": 1, "Ġ": 2}"#)
+        .with("merges.txt", "#version: 0.2\n");
+    let opened = options(letters.path()).open(&Silent).unwrap();
+    assert_eq!(opened.vocabulary().lost_note("ab ba"), None);
+    let note = opened.vocabulary().lost_note("ab\u{20}1").unwrap();
+    assert!(note.contains("no token for '1' (line 1, column 4)"), "{note}");
 }

@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use candle_gpt2_engine::{
-    EngineError, HubError, HubOptions, ModelOptions, Network, Opened, Silent, dataset_file,
+    AdapterChoice, EngineError, HubError, HubOptions, ModelOptions, Network, Opened, Silent, dataset_file,
 };
 use candle_gpt2_testing::fixture_path;
 use serde_json::json;
@@ -261,6 +261,45 @@ fn with_header(name: &'static str, value: impl Into<String>) -> Hub {
 /// A Hub with this list of files.
 fn with_listing(reply: Reply) -> Hub {
     Hub::new(move |request, other| if request.path.starts_with("/api/") { reply.clone() } else { other })
+}
+
+/// A Hub whose repository holds the adapter `plain` of the tiny checkpoint.
+fn with_adapter() -> Hub {
+    Hub::new(|request, reply| {
+        if request.path.starts_with("/api/") {
+            return listing(&["README.md", "adapter_config.json", "adapter_model.safetensors"], SHA);
+        }
+        let Ok(contents) = fs::read(fixture_path("adapters/plain").join(request.file())) else {
+            return reply;
+        };
+        let etag = format!("\"etag-{}\"", request.file());
+        Reply::new(contents).with("etag", &etag).with("x-repo-commit", SHA)
+    })
+}
+
+#[test]
+fn an_adapter_is_downloaded_and_is_not_a_model() {
+    let hub = with_adapter();
+    let open = |network| {
+        let hub = HubOptions { network, ..hub.options() };
+        let adapter = vec![AdapterChoice::new("someone/tiny")];
+        let model = fixture_path("tiny-checkpoint");
+        ModelOptions { model, adapter, hub, ..ModelOptions::default() }.open(&Silent)
+    };
+    assert!(open(Network::Offline).is_err(), "it is not in the cache yet");
+    open(Network::Allowed).unwrap();
+    open(Network::Offline).unwrap();
+    let requested = hub.requests();
+    assert!(requested.iter().all(|request| request.file() != "README.md"), "{requested:?}");
+    let error = hub.error();
+    assert!(matches!(error, HubError::IsAdapter { .. }), "{error}");
+    assert!(error.to_string().contains("use `--adapter someone/tiny` in place of `--model someone/tiny`"));
+
+    let model = Hub::new(|_, reply| reply);
+    let adapter = vec![AdapterChoice::new("someone/tiny")];
+    let options = ModelOptions { adapter, hub: model.options(), ..ModelOptions::default() };
+    let error = options.open(&Silent).unwrap_err().to_string();
+    assert!(error.contains("someone/tiny holds no LoRA adapter (looked for adapter_config.json"), "{error}");
 }
 
 /// Values that are unsafe as one component of a path, with the part of each that a message quotes.
@@ -582,6 +621,28 @@ fn unsafe_records_in_the_cache_are_not_used() {
     for commit in [elsewhere.to_str().unwrap(), "../../../../victim"] {
         fs::write(hub.repository().join("refs/main"), commit).unwrap();
         let error = offline().unwrap_err();
-        assert!(matches!(error, EngineError::Hub(HubError::NotCached { .. })), "{error}");
+        assert!(matches!(error, EngineError::Hub(HubError::Incomplete { .. })), "{error}");
+        assert!(!error.to_string().contains("victim"), "{error}");
     }
+}
+
+#[test]
+fn an_incomplete_cache_names_the_missing_part() {
+    let hub = Hub::new(|_, reply| reply);
+    hub.open().unwrap();
+    let told = || {
+        let options = HubOptions { network: Network::Offline, ..hub.options() };
+        let model = ModelOptions { model: "someone/tiny".into(), hub: options, ..ModelOptions::default() };
+        model.open(&Silent).unwrap_err().to_string()
+    };
+    let snapshot = hub.repository().join("snapshots").join(SHA);
+    fs::remove_file(snapshot.join("model.safetensors")).unwrap();
+    assert!(told().contains("at main incompletely (not all of its files); download it again"), "{}", told());
+    fs::remove_file(hub.repository().join("refs/main")).unwrap();
+    assert!(
+        told()
+            .contains(&format!("without refs/main; name one of its snapshots after the name, as in @{SHA}"))
+    );
+    fs::write(hub.repository().join("refs/main"), "f".repeat(40)).unwrap();
+    assert!(told().contains(&format!("without the snapshot {} of main", "f".repeat(40))), "{}", told());
 }

@@ -165,9 +165,9 @@ fn a_gguf_file_takes_no_more_than_was_stated() {
     let folder = tempfile::tempdir().unwrap();
     let json = r#"{"vocab_size": 5003, "n_positions": 64, "n_embd": 256, "n_layer": 2, "n_head": 4}"#;
     let checkpoint = written(folder.path(), &Gpt2Config::from_json(json).unwrap(), DType::F32);
-    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let companions = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap().into();
     let path = folder.path().join("model.gguf");
-    write_gguf(&checkpoint, &tokenizer, &path, WrittenDType::Q8_0, &|_| ()).unwrap();
+    write_gguf(&checkpoint, &companions, &path, WrittenDType::Q8_0, &|_| ()).unwrap();
     let files = GivenFiles::new("made-up").with_file("model.gguf", Parts::open(&path));
     let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ()).unwrap();
     for dtype in [None, Some(WeightDType::Q8), Some(WeightDType::Q4)] {

@@ -71,10 +71,11 @@ impl AskedProtocol {
         self.number.or(usual).unwrap_or(0)
     }
 
-    /// What a report calls it, if it was asked for by this name.
+    /// Name in a report of the protocol that `name` means: the protocol's own, with its number.
     pub(crate) fn name(&self, name: &str) -> String {
         match &self.kind {
             Kind::Task(task) => task.name().to_owned(),
+            Kind::Protocol if self.number.is_none() => self.protocol.name.to_owned(),
             _ => name.to_owned(),
         }
     }
@@ -84,6 +85,24 @@ impl AskedProtocol {
         match &self.kind {
             Kind::Task(task) => task.measure(totals, results),
             _ => (self.protocol.measure)(totals, results),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_name_the_protocol_and_not_its_task() {
+        for (name, expected) in [
+            ("lambada", "lambada:lm-eval"),
+            ("bpb", "text:bits"),
+            ("wikitext:hf-512", "wikitext:hf-512"),
+            ("text:bits-128", "text:bits-128"),
+            ("kl", "kl"),
+        ] {
+            assert_eq!(AskedProtocol::named(name, None).unwrap().name(name), expected);
         }
     }
 }

@@ -9,6 +9,7 @@ mod json_lines;
 mod parquet_rows;
 mod record;
 
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
@@ -157,6 +158,18 @@ impl Data {
             return unusable("expected a text, found an empty file");
         }
         Ok(utf8(file)?)
+    }
+
+    /// The texts of the data: the field `text` of each entry, or the file of text as a whole.
+    ///
+    /// # Errors
+    /// Those of [`Data::text`], and when an entry cannot be read or has no such field.
+    pub fn texts(&self) -> Result<Vec<Cow<'_, str>>, EvaluationError> {
+        if !self.has_records() {
+            return Ok(vec![self.text()?.into()]);
+        }
+        let text = |record: Result<Record, DataError>| Ok(record?.text("text")?.to_owned().into());
+        self.records().map(text).collect()
     }
 
     /// The entries of JSONL, CSV and Parquet in their order, up to the first that cannot be read; empty lines of JSONL are none.

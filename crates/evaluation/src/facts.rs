@@ -37,7 +37,7 @@ impl<'a> ModelFacts<'a> {
         weight_type: &'static str,
         device: String,
     ) -> Self {
-        let name = options.model.display().to_string();
+        let name = options.display_name();
         let keys_and_values = options.kv_dtype.map_or("as the weights", KvDType::name);
         let mut parts =
             vec![name.clone(), weight_type.to_owned(), format!("keys and values {keys_and_values}"), device];

@@ -9,13 +9,13 @@ use std::collections::BTreeSet;
 
 use candle_gpt2_engine::{LoadedModel, Progress, Vocabulary};
 use candle_gpt2_generation::{Divergence, GenerationError, diverge};
+use candle_gpt2_weights::END_OF_TEXT;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::is_like;
 use crate::metric::Ratio;
 use crate::protocols::llama_cpp::{SHORTEST_WINDOW, encode_file, first_scored, window_length};
 use crate::protocols::shared::{limit, unusable, wrong_setting};
-use crate::protocols::text::as_it_stands;
 use crate::{Data, EvaluationError, Metric, Setting};
 
 /// A text in windows, ready for two models.
@@ -76,21 +76,21 @@ impl Kl {
     pub const SOURCE: &'static str =
         "llama.cpp, tools/perplexity/perplexity.cpp, kl_divergence; sums in f64 of exact logits";
 
-    /// The windows of a text; one line break at its end is no part of it. [`Setting::limit`] counts windows. A text shorter than a
+    /// The windows of a text, or of the texts of JSONL, joined by the end-of-text token; one line break at its end is no part of it. [`Setting::limit`] counts windows. A text shorter than a
     /// window is one by itself.
     ///
     /// # Errors
     /// When the data are no text, the text has too few tokens, or the windows do not fit the model.
     pub fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Self, EvaluationError> {
         let (length, note) = window_length(setting)?;
-        let ids = encode_file(setting, data.text()?)?;
+        let ids = encode_file(setting, &data.texts()?.join(END_OF_TEXT))?;
         if ids.len() < SHORTEST_WINDOW {
             let what = format!("expected a text of at least {SHORTEST_WINDOW} tokens, found {}", ids.len());
             return Err(unusable(data, what));
         }
         let is_short = ids.len() < length;
         let short = || format!("the text has {} tokens: one window, and none of {length}", ids.len());
-        let notes = note.into_iter().chain(is_short.then(short)).chain(as_it_stands(data)).collect();
+        let notes = note.into_iter().chain(is_short.then(short)).collect();
         let windows = ids.chunks_exact(length.min(ids.len())).take(limit(setting)?);
         Ok(Self { windows: windows.map(<[u32]>::to_vec).collect(), notes })
     }
@@ -126,7 +126,7 @@ impl Kl {
         let n_positions = base.config().n_positions;
         if longest > n_positions {
             let expected = format!("at most {n_positions}, the base model's");
-            return Err(wrong_setting("context", expected, longest.to_string()));
+            return Err(wrong_setting("`context`", expected, longest.to_string()));
         }
         if base.tokenizer().is_none() || model.tokenizer().is_none() {
             return Ok(());

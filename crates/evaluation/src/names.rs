@@ -6,6 +6,10 @@ use crate::{EvaluationError, Protocol};
 
 /// Names that are suggested if no protocol has the given one.
 const NEAREST_NAMES: usize = 3;
+/// Other names of `text:bits`.
+const BITS: [&str; 3] = ["bpb", "bits-per-byte", "bits_per_byte"];
+/// Similarity from which a name is suggested.
+const NEAR: f64 = 0.5;
 
 /// All protocols, those of a task one after the other.
 ///
@@ -14,7 +18,7 @@ pub fn protocols() -> &'static [&'static Protocol] {
     ALL
 }
 
-/// The protocol of a name, and the number that the name ends in.
+/// The protocol of a name, and the number that the name ends in. A task alone is the first of its protocols, and `bpb` is `text:bits`.
 ///
 /// # Errors
 /// When there is none, with those of the task or the nearest names; when a number is missing, or none that can be used.
@@ -25,10 +29,14 @@ pub fn protocols() -> &'static [&'static Protocol] {
 /// let (protocol, number) = named("wikitext:hf-512")?;
 /// assert_eq!((protocol.name, protocol.task(), number), ("wikitext:hf-N", "wikitext", Some(512)));
 /// assert!(protocols().iter().any(|known| known.name == "hellaswag:lm-eval"));
-/// assert!(named("wikitext").is_err(), "a task is no number");
+/// assert_eq!((named("wikitext")?.0.name, named("bpb")?.0.name), ("wikitext:lm-eval", "text:bits"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), EvaluationError> {
+    let name = if BITS.contains(&name) { "text:bits" } else { name };
+    if let Some(default) = protocols().iter().find(|protocol| protocol.task() == name) {
+        return Ok((default, None));
+    }
     let of_name = |protocol: &&&Protocol| protocol.name == name && !name.ends_with(PLACE_OF_NUMBER);
     if let Some(protocol) = protocols().iter().find(of_name) {
         return Ok((protocol, None));
@@ -52,6 +60,24 @@ pub fn named(name: &str) -> Result<(&'static Protocol, Option<usize>), Evaluatio
     }
 }
 
+/// The protocols that a wrong name may mean: those that are described in its words, or have a similar name.
+fn nearest(name: &str) -> Vec<&'static str> {
+    let words = name.to_lowercase().replace(['-', '_'], " ");
+    let mut near: Vec<(f64, &str)> = protocols()
+        .iter()
+        .map(|protocol| {
+            // A name alone is near a task's; a whole one is near a protocol's.
+            let similarity = |known: &str| strsim::normalized_damerau_levenshtein(name, known);
+            let is_described = words.contains(' ') && protocol.about.contains(&words);
+            let described = if is_described { 1.0 } else { 0.0 };
+            (similarity(protocol.name).max(similarity(protocol.task())).max(described), protocol.name)
+        })
+        .filter(|(similarity, _)| *similarity >= NEAR)
+        .collect();
+    near.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    near.into_iter().take(NEAREST_NAMES).map(|(_, name)| name).collect()
+}
+
 /// That there is no protocol of this name, with those of the task if it is one, or the nearest names.
 fn unknown(name: &str) -> EvaluationError {
     let quoted = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
@@ -59,16 +85,10 @@ fn unknown(name: &str) -> EvaluationError {
     let of_task: Vec<&str> =
         protocols().iter().filter(|protocol| protocol.task() == task).map(|protocol| protocol.name).collect();
     let hint = if of_task.is_empty() {
-        let mut names: Vec<&str> = protocols().iter().map(|protocol| protocol.name).collect();
-        // A name alone is near a task's; a whole one is near a protocol's.
-        let distance = |known: &str| {
-            let task = known.split(':').next().unwrap_or(known);
-            strsim::damerau_levenshtein(name, known).min(strsim::damerau_levenshtein(name, task))
-        };
-        names.sort_by_key(|known| distance(known));
-        format!("the nearest are {}", quoted(&names[..NEAREST_NAMES.min(names.len())]))
-    } else if task == name {
-        format!("a score depends on its protocol: choose one of {}", quoted(&of_task))
+        match nearest(name).as_slice() {
+            [] => "names are such as `wikitext:lm-eval` and `text:bits`".to_owned(),
+            near => format!("the nearest are {}", quoted(near)),
+        }
     } else {
         format!("`{task}` has {}", quoted(&of_task))
     };

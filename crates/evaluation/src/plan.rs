@@ -92,7 +92,7 @@ impl Plan {
         let dtype = Some(self.options.base_dtype.unwrap_or(WeightDType::F32));
         let same = ModelOptions { dtype, kv_dtype: None, assistant_model: None, ..model.clone() };
         let base = match &self.options.base {
-            Some(base) => ModelOptions { model: base.clone(), n_head: None, ..same },
+            Some(base) => ModelOptions { model: base.clone(), adapter: Vec::new(), n_head: None, ..same },
             None => same,
         };
         self.compares().then_some(base)

@@ -128,7 +128,11 @@ pub fn beam_search(
     }
     let mut found: Vec<Hypothesis> = groups.into_iter().flat_map(|group| group.finished).collect();
     if found.is_empty() {
-        return Err(GenerationError::NoTokenLeft);
+        let ids = held.first().map(Vec::as_slice).unwrap_or_default();
+        return Err(LogitsProcessor::no_token_left(
+            processors,
+            History { ids, prompt_len: search.prompt_len },
+        ));
     }
     found.sort_by(|a, b| b.score.total_cmp(&a.score));
     found.truncate(config.num_return_sequences);
@@ -248,7 +252,7 @@ impl Search<'_> {
         for (index, best) in best.into_iter().enumerate() {
             let best = match best {
                 // A beam that cannot continue leaves its place to the others.
-                Err(GenerationError::NoTokenLeft) => continue,
+                Err(GenerationError::NoTokenLeft { .. }) => continue,
                 best => best?.into_iter(),
             };
             let sum = group.beams[index].score;

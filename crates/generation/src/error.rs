@@ -183,8 +183,11 @@ pub enum GenerationError {
         what: String,
     },
     /// The options remove every token.
-    #[error("no token is left to choose from: the options and processors remove all of them")]
-    NoTokenLeft,
+    #[error("no token is left to choose from: each is excluded by {}; relax one of them", listed(.options))]
+    NoTokenLeft {
+        /// Options that remove tokens, by their names in a request, and kinds of structured output.
+        options: Vec<&'static str>,
+    },
     /// The tokenizer cannot turn these ids into text.
     #[error("the tokenizer cannot decode: {0}")]
     Decode(String),
@@ -219,4 +222,16 @@ impl GenerationError {
                 | Self::OtherVocabulary { .. }
         )
     }
+}
+
+/// Options as a message lists them: names in quotes, kinds of structured output as words.
+fn listed(options: &[&str]) -> String {
+    let is_name = |option: &str| option.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let quoted = options.iter().map(|option| match is_name(option) {
+        true => format!("`{option}`"),
+        false => format!("the {option}"),
+    });
+    let mut quoted: Vec<String> = quoted.collect();
+    let last = quoted.pop().unwrap_or_default();
+    if quoted.is_empty() { last } else { format!("{} or {last}", quoted.join(", ")) }
 }

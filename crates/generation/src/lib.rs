@@ -9,6 +9,7 @@ mod beam_search;
 mod clock;
 mod config;
 mod contrastive_search;
+mod decode;
 mod divergence;
 mod draft;
 mod error;
@@ -34,6 +35,7 @@ pub use config::{
     MIN_TEMPERATURE, OPTIONS, OptionRow, RequestField, SearchMode, WhenFull, samples_at,
 };
 pub use contrastive_search::contrastive_search;
+pub use decode::{decode, is_fallback_byte};
 pub use divergence::{Divergence, diverge};
 pub use draft::Drafts;
 pub use error::GenerationError;

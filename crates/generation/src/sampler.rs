@@ -50,7 +50,9 @@ impl Sampler {
             None => first(logits, largest),
             Some(generator) => Probabilities::of(logits).draw(generator.uniform()),
         };
-        token.and_then(|token| u32::try_from(token).ok()).ok_or(GenerationError::NoTokenLeft)
+        token
+            .and_then(|token| u32::try_from(token).ok())
+            .ok_or_else(|| LogitsProcessor::no_token_left(&self.processors, history))
     }
 
     /// The probability of each token to be picked next: 0 for those that the processors exclude; if the most probable one is
@@ -76,7 +78,9 @@ impl Sampler {
     fn process(&mut self, history: History<'_>, logits: &mut [f32]) -> Result<f32, GenerationError> {
         self.tally.follow(history);
         let (processors, tally) = (&self.processors, &self.tally);
-        process_by(processors, logits, |processor, row| processor.process_counted(history, tally, row))
+        process_by(processors, history, logits, |processor, row| {
+            processor.process_counted(history, tally, row)
+        })
     }
 }
 
@@ -91,11 +95,12 @@ pub(crate) fn process(
     history: History<'_>,
     logits: &mut [f32],
 ) -> Result<f32, GenerationError> {
-    process_by(processors, logits, |processor, row| processor.process(history, row))
+    process_by(processors, history, logits, |processor, row| processor.process(history, row))
 }
 
 fn process_by(
     processors: &[LogitsProcessor],
+    history: History<'_>,
     logits: &mut [f32],
     apply: impl Fn(&LogitsProcessor, &mut [f32]) -> Result<(), GenerationError>,
 ) -> Result<f32, GenerationError> {
@@ -111,7 +116,7 @@ fn process_by(
         apply(processor, logits)?;
     }
     match largest(logits) {
-        f32::NEG_INFINITY => Err(GenerationError::NoTokenLeft),
+        f32::NEG_INFINITY => Err(LogitsProcessor::no_token_left(processors, history)),
         largest => Ok(largest),
     }
 }

@@ -1,25 +1,26 @@
-//! Text from token ids as they come, without ever showing a part of a character or of a stop string.
+//! Text from token ids as they arrive, without ever showing part of a character or of a stop string.
 //!
-//! A byte-level token may end inside a multi-byte character. Such a tail decodes to U+FFFD, and is held back until
-//! the next token completes it, or shows that it never was a character. The pieces, put together, are exactly what
-//! decoding all ids at once gives, up to the first stop string. What could be the beginning of one is held back too. A token
-//! costs the same however long the text is.
+//! A byte-level token may end inside a multi-byte character. Such a tail decodes to U+FFFD and is held back until the next token
+//! completes it, or shows that it never was a character; so are the bytes of a vocabulary with byte fallback until a token of
+//! another kind follows. The concatenated pieces are exactly what [`decode`] returns for all ids at once, up to the first stop
+//! string. A possible beginning of a stop string is held back too. The cost of a token does not depend on the length of the text.
 
 use std::ops::Deref;
 
 use tokenizers::Tokenizer;
 
 use crate::GenerationError;
+use crate::decode::{decode, is_fallback_byte};
 use crate::stop_strings::StopStrings;
 
-/// What an incomplete or impossible byte sequence decodes to.
+/// Text of an incomplete or invalid byte sequence.
 const REPLACEMENT: char = '\u{FFFD}';
 /// Ids after which the beginning of the window is dropped, so that a long text is not decoded again at every token.
 const LONGEST_WINDOW: usize = 32;
 /// Ids that stay in the window then: enough for the longest character, which has four bytes.
 const KEPT_IDS: usize = 4;
 
-/// Decodes ids into pieces of text. `T` is how it holds the tokenizer.
+/// Decodes ids into pieces of text. `T` is a pointer to the tokenizer.
 ///
 /// ```
 /// use candle_gpt2_generation::TextStream;
@@ -36,21 +37,43 @@ const KEPT_IDS: usize = 4;
 pub struct TextStream<T> {
     tokenizer: T,
     window: Vec<u32>,
-    /// Bytes of the window's text that were given out.
+    /// Bytes of the window's text that were returned.
     emitted: usize,
     stop_strings: StopStrings,
 }
 
 impl<T: Deref<Target = Tokenizer>> TextStream<T> {
-    /// A stream that starts with nothing. Special tokens, such as the end of the text, give no text.
+    /// An empty stream. Special tokens, such as the end of the text, give no text.
     pub fn new(tokenizer: T) -> Self {
         Self { tokenizer, window: Vec::new(), emitted: 0, stop_strings: StopStrings::new(&[]) }
     }
 
-    /// The same stream, ending in front of the first of these texts; empty ones are never found.
+    /// The same stream, ending in front of the first of these texts; empty ones are ignored.
     pub fn with_stop_strings(mut self, stop_strings: &[String]) -> Self {
         self.stop_strings = StopStrings::new(stop_strings);
         self
+    }
+
+    /// Continues the text of these ids, in which special tokens have their names. Returns the part of that text that ends with a
+    /// whole character; the next ids complete the rest. Stop strings are not searched in it.
+    ///
+    /// ```
+    /// use candle_gpt2_generation::TextStream;
+    /// use candle_gpt2_weights::{Tokenizer, encode};
+    ///
+    /// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
+    /// let ids = encode(&tokenizer, "a §")?;
+    /// let (prompt, rest) = ids.split_at(ids.len() - 1);
+    /// let mut stream = TextStream::new(&tokenizer);
+    /// assert_eq!(stream.follow(prompt)?, "a ");
+    /// assert_eq!(stream.push(rest[0])?, "§");
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the tokenizer cannot decode.
+    pub fn follow(&mut self, ids: &[u32]) -> Result<String, GenerationError> {
+        ids.iter().map(|id| self.complete_characters(*id)).collect()
     }
 
     /// Whether a stop string was found; nothing comes after it.
@@ -58,19 +81,22 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         self.stop_strings.is_found()
     }
 
-    /// The text that token `id` completes; often a word, empty in the middle of a character.
+    /// Text that token `id` completes: often a word, empty in the middle of a character.
     ///
     /// # Errors
-    /// When the tokenizer cannot decode.
+    /// If the tokenizer cannot decode.
     pub fn push(&mut self, id: u32) -> Result<String, GenerationError> {
+        if self.is_special(id) {
+            return Ok(String::new());
+        }
         let piece = self.complete_characters(id)?;
         Ok(self.stop_strings.push(&piece))
     }
 
-    /// What was held back when the text ended: at most one U+FFFD, and what began like a stop string.
+    /// Text that was held back when the ids ended: an incomplete character, and a beginning of a stop string.
     ///
     /// # Errors
-    /// When the tokenizer cannot decode.
+    /// If the tokenizer cannot decode.
     pub fn finish(mut self) -> Result<String, GenerationError> {
         let text = self.decode(&self.window)?;
         let shown = self.stop_strings.push(text.get(self.emitted..).unwrap_or_default());
@@ -78,10 +104,13 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
     }
 
     fn complete_characters(&mut self, id: u32) -> Result<String, GenerationError> {
-        if self.is_skipped(id) {
+        if self.tokenizer.id_to_token(id).is_none() {
             return Ok(String::new());
         }
         self.window.push(id);
+        if is_fallback_byte(&self.tokenizer, id) {
+            return Ok(String::new());
+        }
         let text = self.decode(&self.window)?;
         let complete = complete(&text);
         let piece = complete.get(self.emitted..).unwrap_or_default().to_owned();
@@ -97,26 +126,44 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         let (dropped, kept) = self.window.split_at(self.window.len() - KEPT_IDS);
         let kept_text = self.decode(kept)?;
         let is_ending = !kept_text.is_empty() && text.ends_with(&kept_text);
-        // A beginning that is no character may be the rest of one; then both parts alone give another text than together.
+        // An invalid beginning may be the rest of a character; then the two parts decode to another text than the whole.
         let is_whole = !kept_text.starts_with(REPLACEMENT) || self.decode(dropped)? + &kept_text == text;
         if is_ending && is_whole {
             (self.emitted, self.window) = (complete(&kept_text).len(), kept.to_vec());
+        } else if kept_text.is_empty() {
+            self.drop_middle(text)?;
         }
         Ok(())
     }
 
-    /// Whether decoding leaves the id out: a special token, or an id without a token.
-    fn is_skipped(&self, id: u32) -> bool {
-        let special = self.tokenizer.get_added_vocabulary();
-        self.tokenizer.id_to_token(id).is_none_or(|token| special.is_special_token(&token))
+    /// Drops ids inside the window: at the beginning of a text SentencePiece drops spaces, so spaces alone cannot stay alone.
+    fn drop_middle(&mut self, text: &str) -> Result<(), GenerationError> {
+        let rest = &self.window[KEPT_IDS..];
+        let head = &self.window[..KEPT_IDS];
+        let kept = [head, &rest[rest.len() - KEPT_IDS..]].concat();
+        let (head_text, kept_text) = (self.decode(head)?, self.decode(&kept)?);
+        let dropped = text.len().checked_sub(kept_text.len());
+        let is_same = kept_text.strip_prefix(&*head_text).is_some_and(|tail| text.ends_with(tail));
+        if let Some(emitted) = dropped.and_then(|dropped| self.emitted.checked_sub(dropped))
+            && is_same
+            && text.starts_with(&*head_text)
+        {
+            (self.emitted, self.window) = (emitted, kept);
+        }
+        Ok(())
+    }
+
+    fn is_special(&self, id: u32) -> bool {
+        let added = self.tokenizer.get_added_vocabulary();
+        self.tokenizer.id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
     fn decode(&self, ids: &[u32]) -> Result<String, GenerationError> {
-        self.tokenizer.decode(ids, true).map_err(|error| GenerationError::Decode(error.to_string()))
+        decode(&self.tokenizer, ids, false)
     }
 }
 
-/// The text without what the next bytes may change: one U+FFFD at the end.
+/// The text without its last U+FFFD, which the next bytes may change.
 fn complete(text: &str) -> &str {
     text.strip_suffix(REPLACEMENT).unwrap_or(text)
 }
@@ -132,6 +179,16 @@ mod tests {
 
     /// Most ids in the window: those that trigger a cut, and those that a character without its end can shift it by.
     const WINDOW_BOUND: usize = LONGEST_WINDOW + KEPT_IDS;
+
+    fn streamed_in_a_short_window(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+        let mut stream = TextStream::new(tokenizer);
+        let mut streamed = String::new();
+        for id in ids {
+            streamed.push_str(&stream.push(*id).unwrap());
+            assert!(stream.window.len() <= WINDOW_BOUND, "{} ids", stream.window.len());
+        }
+        streamed + &stream.finish().unwrap()
+    }
 
     /// Bytes that are never characters, alone, in turns, and with a special token after each.
     #[test]
@@ -158,13 +215,7 @@ mod tests {
             for between in [None, Some(special), Some(no_token)] {
                 let ids = pattern.iter().cycle().flat_map(|id| [Some(*id), between]).flatten();
                 let ids: Vec<u32> = ids.take(10_000).collect();
-                let mut stream = TextStream::new(&tokenizer);
-                let mut streamed = String::new();
-                for id in &ids {
-                    streamed.push_str(&stream.push(*id).unwrap());
-                    assert!(stream.window.len() <= WINDOW_BOUND, "{} ids", stream.window.len());
-                }
-                streamed.push_str(&stream.finish().unwrap());
+                let streamed = streamed_in_a_short_window(&tokenizer, &ids);
                 assert!(streamed == tokenizer.decode(&ids, true).unwrap(), "{pattern:?}, {between:?}");
             }
         }
@@ -173,5 +224,20 @@ mod tests {
         stream.push(ids_of_parts[0]).unwrap();
         (0..100).for_each(|_| assert_eq!(stream.push(special).unwrap(), ""));
         assert_eq!(stream.window.len(), 1);
+    }
+
+    /// SentencePiece drops spaces at the beginning of a text, so that many of them alone have none.
+    #[test]
+    fn the_window_stays_short_in_runs_of_spaces() {
+        for name in ["unigram.model", "unigram_bytes.model", "bpe.model", "bpe_bytes.model"] {
+            let tokenizer = load_tokenizer(&fixture_path("tokenizers").join(name)).unwrap();
+            let id = |token: &str| tokenizer.token_to_id(token).unwrap();
+            let spaces = std::iter::repeat_n(id("\u{2581}"), 500);
+            for first in [None, Some(id("e"))] {
+                let ids: Vec<u32> = first.into_iter().chain(spaces.clone()).chain([id("r")]).collect();
+                let streamed = streamed_in_a_short_window(&tokenizer, &ids);
+                assert_eq!(streamed, decode(&tokenizer, &ids, true).unwrap(), "{name}");
+            }
+        }
     }
 }

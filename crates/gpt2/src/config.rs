@@ -10,7 +10,7 @@ use candle_gpt2_kernels::{Activation, KvDType};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::{ConfigError, HeadKind, ProblemType, Summary, SummaryType};
+use crate::{ConfigError, GIT_LFS_POINTER, HeadKind, ProblemType, Summary, SummaryType};
 
 /// Largest accepted sizes: far above every GPT-2, low enough that the number of parameters fits into 64 bits.
 const MAX_WIDTH: usize = 1 << 22;
@@ -460,8 +460,11 @@ fn activation_name(activation: Activation) -> &'static str {
 /// The keys of a `config.json`.
 fn object(text: &str) -> Result<Map<String, Value>, ConfigError> {
     // Some editors put a byte order mark in front.
-    let value = serde_json::from_str(text.trim_start_matches('\u{feff}'))
-        .map_err(|error| ConfigError::NotJson(error.to_string()))?;
+    let text = text.trim_start_matches('\u{feff}');
+    let value = serde_json::from_str(text).map_err(|error| match text.starts_with(GIT_LFS_POINTER) {
+        true => ConfigError::Pointer,
+        false => ConfigError::NotJson(error.to_string()),
+    })?;
     match value {
         Value::Object(keys) => Ok(keys),
         other => Err(ConfigError::NotAnObject { found: kind(&other) }),

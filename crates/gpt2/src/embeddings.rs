@@ -113,7 +113,7 @@ impl Embeddings {
 }
 
 fn expect_room(past: usize, added: usize, n_positions: usize) -> Result<()> {
-    if past + added > n_positions {
+    if past.saturating_add(added) > n_positions {
         return Err(ModelError::ContextExceeded { past, added, n_positions }.into());
     }
     Ok(())

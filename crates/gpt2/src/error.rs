@@ -13,6 +13,11 @@ pub enum ConfigError {
     /// The text is not JSON.
     #[error("not valid JSON: {}", bounded_message(.0))]
     NotJson(String),
+    /// The text is what Git leaves in place of a file that Git LFS holds.
+    #[error(
+        "a Git LFS pointer in place of the file; run `git lfs pull` in its folder, or download the file itself"
+    )]
+    Pointer,
     /// The text is JSON, but not an object.
     #[error("expected a JSON object, found {found}")]
     NotAnObject {

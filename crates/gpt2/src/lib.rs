@@ -39,4 +39,4 @@ pub use model::{Block, Gpt2LMHeadModel, Gpt2Model, LogitsFor};
 pub use parameters::{
     LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
 };
-pub use text::{bounded_message, excerpt, is_unprintable, printable, printable_json};
+pub use text::{GIT_LFS_POINTER, bounded_message, excerpt, is_unprintable, printable, printable_json};

@@ -3,6 +3,16 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
+/// Start of the file that Git leaves in place of one that Git LFS holds.
+///
+/// ```
+/// use candle_gpt2::{ConfigError, GIT_LFS_POINTER, Gpt2Config};
+///
+/// let pointer = format!("{GIT_LFS_POINTER}.github.com/spec/v1\nsize 665\n");
+/// assert_eq!(Gpt2Config::from_json(&pointer), Err(ConfigError::Pointer));
+/// ```
+pub const GIT_LFS_POINTER: &str = "version https://git-lfs";
+
 /// Longest excerpt, in characters.
 const EXCERPT_CHARACTERS: usize = 80;
 /// Longest message, in characters.

@@ -86,6 +86,10 @@ impl Constraint for GrammarConstraint {
         let has_ended = generated.last().is_some_and(|id| self.rules.is_end(*id));
         Ok(has_ended || self.state(generated)?.is_complete)
     }
+
+    fn option(&self) -> &'static str {
+        self.rules.kind
+    }
 }
 
 impl Rules {

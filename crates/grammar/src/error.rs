@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::schema;
+
 /// A grammar that cannot be used, or a vocabulary that grammars cannot be used with.
 ///
 /// Given by [`Compiler::compile`](crate::Compiler::compile).
@@ -49,8 +51,13 @@ pub enum GrammarError {
 }
 
 /// What the library's messages say about its own options and features, and what to say instead.
-const REWRITTEN: [(&str, &str); 4] = [
-    (" without 'referencing' feature; ref", ", no schema is fetched from elsewhere; found"),
+const REWRITTEN: [(&str, &str); 6] = [
+    (
+        "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
+        "$ref: only references within the schema, such as `#/$defs/NAME`, are supported, and no schema is fetched from elsewhere; found",
+    ),
+    ("Unimplemented keys:", "leave out these keywords, which are unsupported:"),
+    (schema::ANY, "."),
     (
         "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
         "oneOf: two of the alternatives may hold at once, which cannot be excluded; use anyOf",

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::{SPECIAL_TOKENS, told};
-use crate::first_step::check_first_step;
-use crate::{GrammarError, schema};
+use crate::{GrammarError, reading, schema};
 
 /// Longest grammar that is read, in bytes, a JSON schema as it is written without spaces.
 ///
@@ -43,9 +42,9 @@ pub const MAX_SOURCE_BYTES: usize = 256 << 10;
 pub enum Grammar {
     /// A JSON object.
     JsonObject,
-    /// A JSON value by a schema. Of JSON Schema it knows [what llguidance
-    /// does](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md); other keywords are errors, and so is a
-    /// schema elsewhere, which is never fetched. There is at most one space between its parts.
+    /// A JSON value by a schema of draft 2020-12. Keywords that [llguidance does not
+    /// support](https://github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md) are errors, and so are values that it
+    /// would not keep, and schemas elsewhere, which are never fetched. There is at most one space between its parts.
     JsonSchema(Value),
     /// A regular expression in the [syntax of the crate `regex`](https://docs.rs/regex/latest/regex/#syntax), which matches the
     /// whole text.
@@ -95,9 +94,12 @@ impl Grammar {
     /// Reads it.
     pub(crate) fn parser(&self, factory: &ParserFactory) -> Result<TokenParser, GrammarError> {
         let wrong = |what: String| GrammarError::Grammar { kind: self.kind(), what };
+        let schema = match self {
+            Self::JsonSchema(schema) => schema::checked(schema).map_err(wrong)?,
+            _ => json!({ "type": "object" }),
+        };
         let source = match self {
-            Self::JsonObject => schema::to_llguidance(json!({ "type": "object" })),
-            Self::JsonSchema(schema) => schema::checked(schema).map(schema::to_llguidance).map_err(wrong)?,
+            Self::JsonObject | Self::JsonSchema(_) => schema::to_llguidance(schema.clone()),
             Self::Regex(source) => TopLevelGrammar::from_regex(source),
             Self::Lark(source) if is_gbnf(source) => {
                 return Err(wrong(
@@ -107,11 +109,9 @@ impl Grammar {
             }
             Self::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
         };
-        check_first_step(source.clone(), factory).map_err(wrong)?;
-        let parser = factory.create_parser(source).map_err(|error| {
-            let message = format!("{error:#}");
+        let parser = reading::parser(source, factory).map_err(|message| {
             let place = match self {
-                Self::JsonSchema(schema) => schema::place_of(schema, &message, factory),
+                Self::JsonSchema(_) => schema::place_of(&schema, &message, factory),
                 _ => String::new(),
             };
             wrong(place + &told(&message))

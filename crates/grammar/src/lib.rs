@@ -3,10 +3,11 @@
 mod compiler;
 mod constraint;
 mod error;
-mod first_step;
 mod grammar;
 mod prepared;
 mod process;
+mod reading;
+mod recursion;
 mod schema;
 mod shared;
 mod states;

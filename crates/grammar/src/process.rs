@@ -168,6 +168,10 @@ impl Constraint for RemoteConstraint {
     fn is_complete(&self, generated: &[u32]) -> Result<bool, GenerationError> {
         Ok(self.ask(Question::IsComplete, generated)?.first() == Some(&1))
     }
+
+    fn option(&self) -> &'static str {
+        self.kind
+    }
 }
 
 impl RemoteConstraint {

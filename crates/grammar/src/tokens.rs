@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
+use candle_gpt2_generation::decode;
 use candle_gpt2_weights::{Tokenizer, ordinary_token, token_bytes};
 use serde::{Deserialize, Serialize};
 use tokenizers::DecoderWrapper;
@@ -145,7 +146,7 @@ impl<'a> Writes<'a> {
                 let letters = ('a'..='z').chain('A'..='Z').map(String::from);
                 let mut letters = letters.filter_map(|letter| {
                     let id = tokenizer.token_to_id(&letter)?;
-                    tokenizer.decode(&[id], true).ok().filter(|text| *text == letter).map(|text| (id, text))
+                    decode(tokenizer, &[id], true).ok().filter(|text| *text == letter).map(|text| (id, text))
                 });
                 match letters.next() {
                     Some((before, text_before)) => Ok(Self::Words { tokenizer, before, text_before }),
@@ -164,7 +165,7 @@ impl<'a> Writes<'a> {
             }
             Self::Words { tokenizer, before, text_before } => {
                 ordinary_token(tokenizer, id)?;
-                let text = |ids: &[u32]| tokenizer.decode(ids, true).ok();
+                let text = |ids: &[u32]| decode(tokenizer, ids, true).ok();
                 let inside = text(&[*before, id])?.strip_prefix(text_before)?.to_owned();
                 let is_whole = !inside.contains(char::REPLACEMENT_CHARACTER);
                 let is_other_at_start = text(&[id])? != inside;

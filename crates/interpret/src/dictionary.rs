@@ -12,8 +12,8 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{D, DType, Device, Tensor, bail};
-use candle_gpt2::{Gpt2Config, Site, SiteKind};
+use candle_core::{D, DType, Device, Tensor, Var, bail};
+use candle_gpt2::{Before, Gpt2Config, Site, SiteKind, gradients};
 
 use crate::encoder::Encoder;
 use crate::file_tensors::{Shape, last_axis, tensor};
@@ -62,6 +62,17 @@ pub struct Dictionary {
     pub(crate) decoder_bias: Tensor,
     /// Of a transcoder with a skip connection, `(C, C_out)`: `W_skip` transposed.
     pub(crate) skip: Option<Tensor>,
+}
+
+/// A differentiable function of a dictionary. [`Dictionary::vjp`] takes one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DictionaryFunction {
+    /// [`Dictionary::pre_activations`] of values.
+    PreActivations,
+    /// [`Dictionary::activate`] of latents before their activation.
+    Activate,
+    /// [`Dictionary::decode`] of latents and the encoded values.
+    Decode,
 }
 
 /// How well a dictionary explains some values. [`Dictionary::explained`] tells it.
@@ -272,6 +283,32 @@ impl Dictionary {
             output = (output + input_rows.matmul(skip)?)?;
         }
         output.reshape(with_last(latents, self.output_width()))
+    }
+
+    /// Vector-Jacobian product: the gradients at the inputs of a function, from the gradient at its result.
+    ///
+    /// # Errors
+    /// If the number of inputs or a shape is wrong, and those of the function.
+    pub fn vjp(
+        &self,
+        function: DictionaryFunction,
+        inputs: &[Tensor],
+        gradient: &Tensor,
+    ) -> candle_core::Result<Vec<Tensor>> {
+        let variables = inputs.iter().map(Var::from_tensor).collect::<candle_core::Result<Vec<_>>>()?;
+        let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
+        let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
+            let result = match (function, variables.as_slice()) {
+                (DictionaryFunction::PreActivations, [x]) => self.pre_activations(x),
+                (DictionaryFunction::Activate, [before]) => self.activate(before),
+                (DictionaryFunction::Decode, [latents, input]) => self.decode(latents, input),
+                (_, inputs) => bail!("{function:?} does not take {} inputs", inputs.len()),
+            };
+            (result? * gradient)?.sum_all()
+        })?;
+        let of_input =
+            |(found, input): (Option<Tensor>, &Tensor)| found.map_or_else(|| input.zeros_like(), Ok);
+        found.into_iter().zip(inputs).map(of_input).collect()
     }
 
     /// What the latents of values stand for, `(…, C)`, of a transcoder `(…, C_out)`.

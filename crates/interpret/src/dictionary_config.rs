@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use candle_gpt2::{Site, SiteKind};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{FileError, named_site};
 
@@ -216,6 +216,52 @@ impl DictionaryConfig {
         parts.into_iter().flatten().collect::<Vec<_>>().join("_")
     }
 
+    /// The `cfg.json` of SAELens 6 for tensors by SAELens' names in f32.
+    ///
+    /// ```
+    /// use candle_gpt2_interpret::DictionaryConfig;
+    ///
+    /// let text = r#"{"architecture": "topk", "k": 3, "d_in": 4, "d_sae": 8, "hook_name": "blocks.1.hook_resid_pre"}"#;
+    /// let config = DictionaryConfig::from_json(text)?;
+    /// let written = config.to_json();
+    /// assert_eq!(written["metadata"]["hook_name"], "blocks.1.hook_resid_pre");
+    /// assert_eq!(DictionaryConfig::from_json(&written.to_string())?.activation, config.activation);
+    /// # Ok::<(), candle_gpt2_interpret::FileError>(())
+    /// ```
+    pub fn to_json(&self) -> Value {
+        let processing = match self.trained_on {
+            TrainedOn::Checkpoint => json!({}),
+            TrainedOn::TransformerLens => json!({ processing_option(self.site.kind): true }),
+        };
+        let mut config = json!({
+            "architecture": self.architecture(),
+            "d_in": self.d_in,
+            "d_sae": self.d_sae,
+            "dtype": "float32",
+            "device": "cpu",
+            "apply_b_dec_to_input": self.subtracts_bias,
+            "normalize_activations": if self.normalizes_input { "layer_norm" } else { "none" },
+            "reshape_activations": if self.site.kind == SiteKind::Z { "hook_z" } else { "none" },
+            "metadata": {
+                "sae_lens_version": "6.0.0",
+                "hook_name": self.site.to_string(),
+                "prepend_bos": self.prepends_bos.unwrap_or(true),
+                "model_from_pretrained_kwargs": processing,
+            },
+        });
+        if let LatentActivation::TopK { k } = self.activation {
+            config["k"] = k.into();
+        }
+        if self.scales_by_direction {
+            config["rescale_acts_by_decoder_norm"] = true.into();
+        }
+        if let Some(output) = &self.output {
+            config["d_out"] = output.d_out.into();
+            config["metadata"]["hook_name_out"] = output.site.to_string().into();
+        }
+        config
+    }
+
     /// Whether what the model has at the place is to be made less its mean over the width, as TransformerLens shows it.
     pub fn needs_centring(&self) -> bool {
         self.trained_on == TrainedOn::TransformerLens && self.site.kind.is_residual()
@@ -359,10 +405,7 @@ impl Keys<'_> {
     /// SAELens once trained on the models that TransformerLens makes by default. Later it asked for them as they are, and since
     /// then keeps in its files what was asked for.
     fn trained_on(&self, kind: SiteKind) -> (TrainedOn, &'static str) {
-        let option = match kind {
-            SiteKind::V | SiteKind::Z | SiteKind::Result => "fold_value_biases",
-            _ => "center_writing_weights",
-        };
+        let option = processing_option(kind);
         match self.find(&["model_from_pretrained_kwargs"]) {
             Some((_, options)) if options.get(option) == Some(&Value::Bool(true)) => (
                 TrainedOn::TransformerLens,
@@ -380,6 +423,14 @@ impl Keys<'_> {
                 "there is no `model_from_pretrained_kwargs`: SAELens then trained on TransformerLens' processed models",
             ),
         }
+    }
+}
+
+/// The option of TransformerLens' processing that changes the values of a hook point.
+fn processing_option(kind: SiteKind) -> &'static str {
+    match kind {
+        SiteKind::V | SiteKind::Z | SiteKind::Result => "fold_value_biases",
+        _ => "center_writing_weights",
     }
 }
 

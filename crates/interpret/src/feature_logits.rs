@@ -58,14 +58,31 @@ pub fn feature_logits(
     count: usize,
 ) -> Result<Option<Vec<FeatureLogits>>> {
     let Some(writer) = Writer::of(model, dictionary.explained_site())? else { return Ok(None) };
+    let directions: Vec<Tensor> =
+        features.iter().map(|feature| dictionary.direction(*feature)).collect::<Result<_>>()?;
+    if directions.is_empty() {
+        return Ok(Some(Vec::new()));
+    }
+    let written = writer.written(&Tensor::stack(&directions, 0)?.to_device(model.device())?)?;
+    direction_logits(model, &written, count).map(Some)
+}
+
+/// The `count` tokens that directions in the residual stream `(N, C)` speak most for and most against, as [`feature_logits`] of features.
+///
+/// # Errors
+/// If there is no memory for the output head in f32.
+pub fn direction_logits(
+    model: &Gpt2LMHeadModel,
+    directions: &Tensor,
+    count: usize,
+) -> Result<Vec<FeatureLogits>> {
     let head = model.lm_head().weight().to_tensor()?.to_dtype(DType::F32)?.t()?; // (C, V)
     let weight = model.transformer().ln_f().weight().to_dtype(DType::F32)?;
-    let mut found = Vec::with_capacity(features.len());
-    for batch in features.chunks(BATCH) {
-        let directions: Vec<Tensor> =
-            batch.iter().map(|feature| dictionary.direction(*feature)).collect::<Result<_>>()?;
-        let directions = Tensor::stack(&directions, 0)?.to_device(model.device())?;
-        let written = centred(&writer.written(&directions)?)?.broadcast_mul(&weight)?; // (N, C)
+    let directions = directions.to_dtype(DType::F32)?;
+    let mut found = Vec::with_capacity(directions.dim(0)?);
+    for start in (0..directions.dim(0)?).step_by(BATCH) {
+        let batch = directions.narrow(0, start, BATCH.min(directions.dim(0)? - start))?;
+        let written = centred(&batch)?.broadcast_mul(&weight)?; // (N, C)
         let logits = written.matmul(&head)?; // (N, V)
         let logits = logits.broadcast_sub(&logits.mean_keepdim(VOCABULARY_DIM)?)?;
         let logits = logits.to_device(&Device::Cpu)?.to_vec2::<f32>()?;
@@ -74,7 +91,7 @@ pub fn feature_logits(
             bottom: first(logits, count, |one, other| one.total_cmp(&other)),
         }));
     }
-    Ok(Some(found))
+    Ok(found)
 }
 
 /// How values at a place get into the residual stream.

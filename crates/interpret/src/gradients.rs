@@ -1,4 +1,4 @@
-//! What gradients tell: attribution patching, and how much each token of a text matters for a prediction.
+//! Gradients at hook points and latents, attribution patching, and how much each token of a text matters for a prediction.
 //!
 //! The gradient at a place is that of a variable of zeros which is added there.
 
@@ -10,7 +10,8 @@ use candle_gpt2::{Observer, Pass, Site, SiteKind};
 
 use crate::error::Result;
 use crate::patching::{BATCH_TOKENS, check_kind};
-use crate::{By, InterpretError, Metric, Patching, Run};
+use crate::run::rounded;
+use crate::{By, Chain, InterpretError, Metric, Patching, Record, Run, Splice};
 
 /// Adds a variable of zeros to what is seen at some places.
 pub(crate) struct Probes(pub(crate) BTreeMap<Site, Var>);
@@ -28,7 +29,29 @@ impl Observer for Probes {
     }
 }
 
-/// The gradients of a metric with regard to what is at some places, in their shapes.
+/// An activation, and the gradient of a metric there, in the same shape.
+///
+/// [`gradients_under`] returns them.
+#[derive(Debug, Clone)]
+pub struct WithGradient {
+    /// The activation.
+    pub value: Tensor,
+    /// The gradient.
+    pub gradient: Tensor,
+}
+
+/// Gradients of a metric. [`gradients_under`] returns them.
+#[derive(Debug, Clone)]
+pub struct Gradients {
+    /// The metric.
+    pub metric: f32,
+    /// At hook points.
+    pub sites: BTreeMap<Site, WithGradient>,
+    /// At the latents of each splice, and at its error if it has one.
+    pub splices: Vec<(WithGradient, Option<WithGradient>)>,
+}
+
+/// The gradients of a metric at some hook points.
 ///
 /// ```
 /// use candle_gpt2_interpret::{Metric, Run, named_site, site_gradients};
@@ -47,21 +70,82 @@ impl Observer for Probes {
 /// # Errors
 /// Those of the model; and if the gradient does not reach a place.
 pub fn site_gradients(run: &Run, metric: &Metric, sites: &[Site]) -> Result<BTreeMap<Site, Tensor>> {
+    let found = gradients_under(run, metric, sites, &mut [], &mut Chain(Vec::new()))?;
+    Ok(found.sites.into_iter().map(|(site, found)| (site, found.gradient)).collect())
+}
+
+/// The gradients of a metric at hook points and inside spliced dictionaries, in a run with edits.
+///
+/// Edits come first at a hook point: the activation and its gradient are those after all edits. They must be differentiable, as
+/// [`Steering`](crate::Steering), [`ControlVector`](crate::ControlVector) and [`Edit`](crate::Edit) are.
+///
+/// ```
+/// use candle_gpt2_interpret::{Metric, Run, Steering, gradients_under, named_site};
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+///
+/// let run = Run::new(&model, &[1, 2, 3, 4])?;
+/// let mut steering = Steering::new(&model, 1, Tensor::ones((1, 6), DType::F32, &Device::Cpu)?)?;
+/// let site = named_site("resid_pre1")?;
+/// let found = gradients_under(&run, &Metric::logit_difference(5, 6, 3), &[site], &mut [], &mut steering)?;
+/// assert_eq!(found.sites[&site].value.get(0)?.get(0)?.to_vec1::<f32>()?, [1.; 6]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// Those of the model; and if the metric does not depend on a place.
+pub fn gradients_under(
+    run: &Run,
+    metric: &Metric,
+    sites: &[Site],
+    splices: &mut [Splice],
+    edits: &mut dyn Observer,
+) -> Result<Gradients> {
     metric.check(run)?;
-    let record = run.record(sites.iter().copied())?;
-    let probe = |(site, value): (Site, Tensor)| Ok((site, Var::from_tensor(&value.zeros_like()?)?));
-    let mut probes = Probes(record.values.into_iter().map(probe).collect::<Result<_>>()?);
-    let places: Vec<Site> = probes.0.keys().copied().collect();
-    let variables: Vec<Var> = probes.0.values().cloned().collect();
-    let variables: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
-    let (_, found) = gradients(&variables, Before::Nothing, 1.0, || {
-        metric.of(&run.logits(metric.logits_for(), &mut probes)?)?.sum_all()
+    let mut record = Record::new(sites.iter().copied());
+    observed(run, metric, edits, splices, &mut record)?;
+    let probe = |(site, value): (&Site, &Tensor)| Ok((*site, Var::from_tensor(&value.zeros_like()?)?));
+    let mut probes = Probes(record.values.iter().map(probe).collect::<Result<_>>()?);
+    let mut variables: Vec<Var> = probes.0.values().cloned().collect();
+    for splice in &mut *splices {
+        let unseen = InterpretError::Mismatch(format!("{}: the run does not reach it", splice.site()));
+        variables.extend(splice.probe()?.ok_or(unseen)?);
+    }
+    let tensors: Vec<&Tensor> = variables.iter().map(Var::as_tensor).collect();
+    let (value, found) = gradients(&tensors, Before::Nothing, 1.0, || {
+        observed(run, metric, edits, splices, &mut probes)?.sum_all()
     })?;
-    let named = places.into_iter().zip(found).map(|(site, gradient)| match gradient {
-        Some(gradient) => Ok((site, gradient)),
-        None => Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
-    });
-    named.collect()
+    let mut found = found.into_iter();
+    let mut next = |site: &Site, value: Option<Tensor>| match (value, found.next().flatten()) {
+        (Some(value), Some(gradient)) => Ok(WithGradient { value, gradient }),
+        _ => Err(InterpretError::Mismatch(format!("{site}: the metric does not depend on it"))),
+    };
+    let at_sites = record.values.into_iter().map(|(site, value)| Ok((site, next(&site, Some(value))?)));
+    let sites = at_sites.collect::<Result<_>>()?;
+    let mut at_splices = Vec::new();
+    for splice in splices {
+        let (site, has_error) = (splice.site(), splice.has_error());
+        let latents = next(&site, splice.latents.take())?;
+        let error = next(&site, splice.error.take());
+        at_splices.push((latents, if has_error { Some(error?) } else { None }));
+    }
+    Ok(Gradients { metric: rounded(value), sites, splices: at_splices })
+}
+
+/// The metric of a run with edits, then splices, then another observer.
+fn observed(
+    run: &Run,
+    metric: &Metric,
+    edits: &mut dyn Observer,
+    splices: &mut [Splice],
+    last: &mut dyn Observer,
+) -> candle_core::Result<Tensor> {
+    let mut chain: Vec<&mut dyn Observer> = vec![edits];
+    chain.extend(splices.iter_mut().map(|splice| splice as &mut dyn Observer));
+    chain.push(last);
+    metric.of(&run.logits(metric.logits_for(), &mut Chain(chain))?)
 }
 
 /// Attribution patching: what [`Patching::grid`] would say if everything were linear, from one gradient at the corrupted text.

@@ -241,16 +241,22 @@ impl AttributionGraph {
         (complete + others) / (total + others)
     }
 
+    /// Nodes with edges into them, the features and logits, by their places in the replacement model.
+    pub fn targets(&self) -> Vec<usize> {
+        self.targets.iter().map(|target| self.origins[*target]).collect()
+    }
+
     /// How the values of all nodes change when some features are set to other values, by the edges: through every feature that has
-    /// edges and is not set itself. Each of them is taken to stay active.
-    pub fn predicted(&self, changes: &[FeatureChange]) -> Vec<f64> {
+    /// edges and is not set itself. Each of them is taken to stay active. `added` is what features without edges add to each of
+    /// [`Self::targets`]; empty if none is set.
+    pub fn predicted(&self, changes: &[FeatureChange], added: &[f64]) -> Vec<f64> {
         let mut moved = vec![0.0; self.nodes.len()];
         // What each source is times as large, less one.
         let mut grown = vec![0.0; self.nodes.len()];
-        for target in self.targets.iter().rev() {
+        for (row, target) in self.targets.iter().enumerate().rev() {
             let change =
                 (0..self.nodes.len()).map(|source| grown[source] * f64::from(self.edge(*target, source)));
-            moved[*target] = change.sum();
+            moved[*target] = change.sum::<f64>() + added.get(row).copied().unwrap_or(0.0);
             if let GraphNode::Feature { activation, .. } = self.nodes[*target] {
                 let set = changes.iter().find(|change| change.node == self.origins[*target]);
                 let added = set.map_or(moved[*target], |change| change.value - activation);

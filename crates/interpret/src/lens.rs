@@ -74,6 +74,11 @@ impl LensValue {
         }
     }
 
+    /// Whether it is a number of the first watched token.
+    pub fn is_watched(self) -> bool {
+        matches!(self, Self::Rank | Self::WatchedProbability)
+    }
+
     /// What it is, in words.
     pub fn title(self) -> &'static str {
         match self {

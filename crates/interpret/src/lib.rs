@@ -28,6 +28,7 @@ mod recording;
 mod replacement;
 mod residual;
 mod run;
+mod splice;
 mod steering;
 mod transcoders;
 mod tuned_lens;
@@ -38,15 +39,18 @@ pub use circuit::{
     EdgeMethod, EdgeSource, EdgeSpans, FaithfulnessCurve, PromptPair, Selection,
 };
 pub use control_vector::ControlVector;
-pub use dictionary::{Dictionary, Explained};
+pub use dictionary::{Dictionary, DictionaryFunction, Explained};
 pub use dictionary_config::{
     DictionaryConfig, DictionaryFormat, LatentActivation, TrainedOn, TranscoderOutput, openai_site,
 };
 pub use error::InterpretError;
 pub use feature_examples::{FeatureExample, FeatureExamples, FeatureSummary, Histogram};
-pub use feature_logits::{FeatureLogits, feature_logits};
+pub use feature_logits::{FeatureLogits, direction_logits, feature_logits};
 pub use file_tensors::FileError;
-pub use gradients::{Saliency, TokenWeights, estimated_grid, site_gradients, token_weights};
+pub use gradients::{
+    Gradients, Saliency, TokenWeights, WithGradient, estimated_grid, gradients_under, site_gradients,
+    token_weights,
+};
 pub use graph::{AttributionEdge, AttributionGraph, PrunedGraph};
 pub use heads::{Excluded, HeadScores, Likeness, OfHeads, Sought, detect_heads, head_scores, random_rows};
 pub use inspection::{Inspection, Positions};
@@ -60,11 +64,12 @@ pub use patching::{Ablation, By, Grid, Head, Patching, Receiver, ablated, ablati
 pub use patterns::Patterns;
 pub use processing::{Processing, centred};
 pub use recording::Recording;
-pub use replacement::{Edges, FeatureChange, GraphNode, GraphOptions, ReplacementModel};
+pub use replacement::{Edges, FeatureChange, GraphNode, GraphOptions, PlacedFeature, ReplacementModel};
 pub use residual::{
     Attribution, Direction, Stack, Unit, accumulated_residuals, attribute, decomposed_residual, head_results,
 };
 pub use run::{Measure, Metric, Run, record_rows, residual_sites, stop_after};
+pub use splice::Splice;
 pub use steering::Steering;
 pub use transcoders::{TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig};
 pub use tuned_lens::TunedLens;

@@ -5,6 +5,8 @@ use candle_gpt2::{Site, SiteKind, bounded_message, excerpt};
 
 /// The longest name or pattern that is looked at: those of all places are shorter by far.
 const LONGEST_NAME: usize = 100;
+/// Similarity from which a name is suggested.
+const NEAR: f64 = 0.5;
 
 /// What TransformerLens calls a kind besides [`SiteKind::hook`]: other names for the same place, and what it takes with the layer after it.
 fn others(kind: SiteKind) -> (&'static [&'static str], &'static [&'static str]) {
@@ -133,12 +135,12 @@ pub fn named_sites(list: &str, n_layer: usize) -> Result<Vec<Site>, SiteError> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SiteError {
     /// No hook point has it.
-    #[error("unknown hook point `{name}`; did you mean `{nearest}`?", name = excerpt(.name), nearest = bounded_message(.nearest))]
+    #[error("unknown hook point `{name}`; {hint}", name = excerpt(.name), hint = suggestion(.nearest.as_deref()))]
     Unknown {
         /// The name.
         name: String,
-        /// The one that is most like it.
-        nearest: String,
+        /// The most similar name, if one is similar.
+        nearest: Option<String>,
     },
     /// It is a name of every block, and one is wanted.
     #[error("`{name}` is in every block; name one, such as `{example}`", name = excerpt(.name), example = bounded_message(.example))]
@@ -175,9 +177,19 @@ impl SiteError {
             let names = names(site(kind));
             names.into_iter().chain(kind.is_in_blocks().then(|| kind.name().to_owned()))
         });
-        let distance = |known: &String| strsim::damerau_levenshtein(name, known);
-        let nearest = known.min_by_key(distance).unwrap_or_default();
+        let near = known
+            .map(|known| (strsim::normalized_damerau_levenshtein(name, &known), known))
+            .filter(|(similarity, _)| *similarity >= NEAR);
+        let nearest = near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known);
         Self::Unknown { name: name.to_owned(), nearest }
+    }
+}
+
+/// Advice for an unknown name.
+fn suggestion(nearest: Option<&str>) -> String {
+    match nearest {
+        Some(nearest) => format!("did you mean `{}`?", bounded_message(nearest)),
+        None => "names are such as `resid_post` and `blocks.3.attn.hook_z`".to_owned(),
     }
 }
 
@@ -251,7 +263,7 @@ mod tests {
     #[test]
     fn an_unknown_name_says_the_nearest() {
         let nearest = |name: &str| match named_sites(name, 3) {
-            Err(SiteError::Unknown { nearest, .. }) => nearest,
+            Err(SiteError::Unknown { nearest, .. }) => nearest.unwrap_or_default(),
             other => panic!("{other:?}"),
         };
         assert_eq!(nearest("blocks.2.attn.hok_z"), "blocks.2.attn.hook_z");

@@ -102,6 +102,17 @@ pub struct FeatureChange {
     pub value: f64,
 }
 
+/// A feature of a layer at a position, active or not. [`ReplacementModel::unit_effects`] takes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedFeature {
+    /// The layer that it reads.
+    pub layer: usize,
+    /// The token, counted from 0.
+    pub position: usize,
+    /// Its number in the layer.
+    pub feature: usize,
+}
+
 /// What other nodes add to some targets. [`ReplacementModel::edges`] gives it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Edges {
@@ -349,13 +360,80 @@ impl ReplacementModel {
 
     /// [`Self::edges`] of a few targets, all at once.
     fn batch(&self, targets: &[usize]) -> Result<Edges> {
-        let starts = self.starts(targets)?;
-        // No gradient reaches tokens after the last target.
-        let tokens = starts.iter().map(|start| start.position + 1).max().unwrap_or(1);
         let mut edges = Edges {
             rows: vec![vec![0.0; self.nodes.len()]; targets.len()],
             biases: vec![0.0; targets.len()],
         };
+        let starts = self.starts(targets)?;
+        let (g, biases) = self.walk(&starts, |layer, here, begun| {
+            let writings = self.layers[layer].writings.iter().enumerate();
+            for (position, writing) in writings.take(here.dim(1)?) {
+                writing.read_out(&here.narrow(1, position, 1)?, begun, &mut edges)?;
+            }
+            Ok(())
+        })?;
+        let Some(g) = g else { return Ok(edges) };
+        let tokens = g.dim(1)?;
+        let first = self.features + self.layers.len() * self.tokens.dim(0)?;
+        for (embeddings, first) in [(&self.tokens, first), (&self.positions, first + self.tokens.dim(0)?)] {
+            let added = g.broadcast_mul(&embeddings.narrow(0, 0, tokens)?)?.sum(D::Minus1)?; // (B, T)
+            for (start, added) in starts.iter().zip(doubles(&added)?.to_vec2::<f64>()?) {
+                edges.rows[start.row][first..first + tokens].copy_from_slice(&added);
+            }
+        }
+        if let Biases(Some(biases)) = biases {
+            for (start, bias) in starts.iter().zip(doubles(&biases)?.to_vec1::<f64>()?) {
+                edges.biases[start.row] = bias;
+            }
+        }
+        Ok(edges)
+    }
+
+    /// Effect of one unit of a feature, active or not, on these targets, which are features and logits.
+    ///
+    /// # Errors
+    /// Those of [`Self::edges`], and if there is no such feature.
+    pub fn unit_effects(&self, feature: PlacedFeature, targets: &[usize]) -> Result<Vec<f64>> {
+        let decoders = &self.layer(feature)?.transcoder.decoders;
+        let mut effects = vec![0.0; targets.len()];
+        for (batch, effects) in targets.chunks(BATCH).zip(effects.chunks_mut(BATCH)) {
+            self.walk(&self.starts(batch)?, |layer, here, begun| {
+                let decoder = layer.checked_sub(feature.layer).and_then(|step| decoders.get(step));
+                let Some(decoder) = decoder.filter(|_| feature.position < here.dims()[1]) else {
+                    return Ok(());
+                };
+                let direction = decoder.get(feature.feature)?.unsqueeze(1)?; // (C, 1)
+                let g = here.narrow(1, feature.position, 1)?.squeeze(1)?.contiguous()?;
+                let added = doubles(&g.matmul(&direction)?)?.flatten_all()?.to_vec1::<f64>()?;
+                for (start, added) in begun.iter().zip(added) {
+                    effects[start.row] += added;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(effects)
+    }
+
+    /// The layer that a feature reads, if there is such a feature.
+    fn layer(&self, PlacedFeature { layer, position, feature }: PlacedFeature) -> Result<&FrozenLayer> {
+        let frozen = self
+            .layers
+            .get(layer)
+            .filter(|frozen| feature < frozen.transcoder.latents() && position < frozen.writings.len());
+        frozen.ok_or_else(|| {
+            InterpretError::Mismatch(format!("there is no feature {feature} of layer {layer} at {position}"))
+        })
+    }
+
+    /// The backward pass from some targets to the embeddings, `(B, T, C)`, and what biases add on the way. `read` gets each layer's
+    /// gradient at the output of its MLP, and the targets that it belongs to.
+    fn walk(
+        &self,
+        starts: &[Start],
+        mut read: impl FnMut(usize, &Tensor, &[Start]) -> candle_core::Result<()>,
+    ) -> Result<(Option<Tensor>, Biases)> {
+        // No gradient reaches tokens after the last target.
+        let tokens = starts.iter().map(|start| start.position + 1).max().unwrap_or(1);
         let (mut begun, mut biases) = (0, Biases(None));
         let mut g = None;
         let of_layer = |layer: usize| starts.iter().filter(move |start| start.layer == layer);
@@ -369,9 +447,7 @@ impl ReplacementModel {
         }
         for (layer, frozen) in self.layers.iter().enumerate().rev() {
             if let Some(here) = &mut g {
-                for (position, writing) in frozen.writings.iter().enumerate().take(tokens) {
-                    writing.read_out(&here.narrow(1, position, 1)?, &starts[..begun], &mut edges)?;
-                }
+                read(layer, here, &starts[..begun])?;
                 biases.add(here, Some(&frozen.transcoder.decoder_bias))?;
                 if let Some(skip) = &frozen.transcoder.skip {
                     let read = rows(here)?.matmul(&skip.t()?)?.reshape(here.dims())?;
@@ -393,20 +469,7 @@ impl ReplacementModel {
                 *here = frozen.attention.back(here, &mut biases)?;
             }
         }
-        let Some(g) = g else { return Ok(edges) };
-        let first = self.features + self.layers.len() * self.tokens.dim(0)?;
-        for (embeddings, first) in [(&self.tokens, first), (&self.positions, first + self.tokens.dim(0)?)] {
-            let added = g.broadcast_mul(&embeddings.narrow(0, 0, tokens)?)?.sum(D::Minus1)?; // (B, T)
-            for (start, added) in starts.iter().zip(doubles(&added)?.to_vec2::<f64>()?) {
-                edges.rows[start.row][first..first + tokens].copy_from_slice(&added);
-            }
-        }
-        if let Biases(Some(biases)) = biases {
-            for (start, bias) in starts.iter().zip(doubles(&biases)?.to_vec1::<f64>()?) {
-                edges.biases[start.row] = bias;
-            }
-        }
-        Ok(edges)
+        Ok((g, biases))
     }
 
     /// What features that are set to other values add to the outputs of the MLPs: edits that a run of the model takes.
@@ -420,11 +483,22 @@ impl ReplacementModel {
             else {
                 return Err(InterpretError::Mismatch(format!("node {node} is not a feature")));
             };
-            for (step, decoder) in self.layers[*layer].transcoder.decoders.iter().enumerate() {
-                let added = (decoder.get(*feature)? * (value - activation))?;
-                let site = Site::in_block(layer + step, SiteKind::MlpOut);
-                edits.push(Add::new(site, added).at(Place::position(*position)));
-            }
+            let feature = PlacedFeature { layer: *layer, position: *position, feature: *feature };
+            edits.extend(self.addition(feature, value - activation)?);
+        }
+        Ok(edits)
+    }
+
+    /// Edits of a run that add `added` units of a feature, active or not, to the outputs of the MLPs.
+    ///
+    /// # Errors
+    /// If there is no such feature, or the device has no memory left.
+    pub fn addition(&self, feature: PlacedFeature, added: f64) -> Result<Vec<Edit>> {
+        let mut edits = Vec::new();
+        for (step, decoder) in self.layer(feature)?.transcoder.decoders.iter().enumerate() {
+            let added = (decoder.get(feature.feature)? * added)?;
+            let site = Site::in_block(feature.layer + step, SiteKind::MlpOut);
+            edits.push(Add::new(site, added).at(Place::position(feature.position)));
         }
         Ok(edits)
     }
@@ -491,6 +565,36 @@ struct ReadLayer {
     active: Vec<Active>,
     /// The node of the first active feature.
     first_node: usize,
+}
+
+impl Transcoders {
+    /// The features of each layer in a run, `(T, F)`.
+    ///
+    /// ```
+    /// use candle_gpt2_interpret::{Run, Transcoders};
+    /// # use candle_core::{DType, Device};
+    /// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+    /// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+    /// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+    ///
+    /// let neurons = Transcoders::of_neurons(&model, 5)?;
+    /// let latents = neurons.latents(&Run::new(&model, &[1, 2, 3])?)?;
+    /// assert_eq!(latents[1].dims(), [3, 24]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the transcoders are of another model or on another device, and those of the model.
+    pub fn latents(&self, run: &Run) -> Result<Vec<Tensor>> {
+        let seen = Seen::of(run, DType::F32)?;
+        let blocks = run.model.transformer().blocks().iter().zip(self.layers()).enumerate();
+        let latents = blocks.map(|(layer, (block, transcoder))| {
+            let norm = FrozenNorm::before_encoder(&seen, layer, block, self.input())?;
+            let x = seen.read(layer, norm.as_ref())?;
+            Ok(transcoder.encoder.activate(&transcoder.encoder.pre_activations(&x)?)?)
+        });
+        latents.collect()
+    }
 }
 
 fn read_layers(

@@ -83,6 +83,11 @@ impl Steering {
         Self::new(model, layer, ((of(towards)? - of(away)?)? * scale)?)
     }
 
+    /// The vectors `(n, C)`, one for each of the first positions; `(1, C)` if it is added everywhere.
+    pub fn vectors(&self) -> &Tensor {
+        &self.vectors
+    }
+
     /// Whether it adds nothing but zeros.
     ///
     /// # Errors

@@ -208,6 +208,20 @@ impl TranscoderLayer {
         self.encoder.latents()
     }
 
+    /// Directions that features write to the residual stream, summed over all layers, `(N, C)`.
+    ///
+    /// # Errors
+    /// If there is no such feature.
+    pub fn directions(&self, features: &[usize]) -> candle_core::Result<Tensor> {
+        let numbers: Vec<i64> = features.iter().map(|feature| *feature as i64).collect();
+        let numbers = Tensor::from_vec(numbers, features.len(), self.decoder_bias.device())?;
+        let mut sum = self.decoders[0].index_select(&numbers, 0)?;
+        for decoder in &self.decoders[1..] {
+            sum = (sum + decoder.index_select(&numbers, 0)?)?;
+        }
+        Ok(sum)
+    }
+
     fn mapped(&self, change: &impl Fn(&Tensor) -> candle_core::Result<Tensor>) -> candle_core::Result<Self> {
         Ok(Self {
             encoder: self.encoder.mapped(change)?,

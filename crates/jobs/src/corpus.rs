@@ -1,9 +1,8 @@
 //! Texts to train on: plain text files, and JSONL files with a `text`, or the `ids` of tokens, in each line; the last part is held out.
 //!
 //! A plain file is one document, cut at a line break. Every line of a JSONL file is one, and belongs to one part whole. Ids are taken
-//! as they are: rows of tokens that no text is encoded to, such as random ones. A
-//! document ends with the end-of-text token, if the model's vocabulary has one. Files are read piece by piece, so that no
-//! memory grows with them.
+//! as they are: rows of tokens that no text is encoded to, such as random ones. A document ends with the end-of-text token, if the
+//! model's vocabulary has one. Files are read piece by piece, and lines of JSON are limited, so that memory does not grow with them.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -16,8 +15,10 @@ use serde_json::Value;
 
 use crate::TrainingError;
 
-/// Bytes that a tokenizer in training is shown at once, at least.
+/// Fewest bytes that a tokenizer in training gets at once.
 const PIECE_BYTES: usize = 1 << 16;
+/// Longest line of JSON.
+const MAX_LINE_BYTES: usize = 64 << 20;
 /// Bytes that are read at once while a place to cut is looked for.
 const READ_BYTES: usize = 1 << 16;
 /// What a place to cut may need to know of the bytes before a piece's end: a character.
@@ -57,6 +58,8 @@ pub(crate) struct TextFile {
     pub(crate) bytes: u64,
     /// Where the held-out part begins.
     pub(crate) held_out_from: u64,
+    /// Share that was to be held out.
+    share: f64,
     is_json_lines: bool,
 }
 
@@ -105,16 +108,16 @@ impl Corpus {
         Ok(Self { files })
     }
 
-    /// The texts of a part, in the order of the files; long ones in pieces, cut before line breaks. Documents that are ids have none.
+    /// The texts of a part, in the order of the files; long ones in pieces. Documents that are ids have none.
     pub fn documents(&self, split: Split) -> impl Iterator<Item = Result<String, TrainingError>> + Send {
-        const CUTS: Cuts<'static> = Cuts { piece_bytes: PIECE_BYTES, first: &before_line };
+        const CUTS: Cuts<'static> = Cuts { piece_bytes: PIECE_BYTES, first: &before_line_or_word };
         self.files.iter().flat_map(move |file| {
             file.pieces(file.range(split), CUTS).flat_map(move |piece| {
-                let text = |text: Text| match text.content {
-                    Content::Text(text) => Some(Ok(text.into_owned())),
-                    Content::Ids(_) => None,
+                let texts_of = |text: Text| match text.content {
+                    Content::Text(text) => short_pieces(&text).map(|piece| Ok(piece.to_owned())).collect(),
+                    Content::Ids(_) => Vec::new(),
                 };
-                let texts = |piece: Piece| Ok(file.texts(&piece)?.filter_map(text).collect());
+                let texts = |piece: Piece| Ok(file.texts(&piece)?.flat_map(texts_of).collect());
                 piece.and_then(texts).unwrap_or_else(|error| vec![Err(error)])
             })
         })
@@ -123,6 +126,14 @@ impl Corpus {
     /// Bytes of a part, as the files hold it.
     pub fn bytes(&self, split: Split) -> u64 {
         self.files.iter().map(|file| file.range(split)).map(|range| range.end - range.start).sum()
+    }
+
+    /// Notes on files of which nothing is held out though a share was asked for.
+    pub(crate) fn notes(&self) -> impl Iterator<Item = String> {
+        let is_whole = |file: &&TextFile| file.share > 0.0 && file.held_out_from == file.bytes;
+        self.files.iter().filter(is_whole).map(|file| {
+            format!("{}: nothing is held out, because no line begins near its end", file.path.display())
+        })
     }
 
     pub(crate) fn files(&self) -> &[TextFile] {
@@ -139,10 +150,11 @@ impl TextFile {
         if bytes == 0 {
             return Err(refuse("the file is empty"));
         }
-        let held_out_from = cut(&mut file, bytes, held_out).map_err(failed)?;
         let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         let is_json_lines = matches!(ending, "jsonl" | "ndjson");
-        Ok(Self { path: path.to_owned(), bytes, held_out_from, is_json_lines })
+        let fallback = if is_json_lines { near_line_start } else { character_start };
+        let held_out_from = cut(&mut file, bytes, held_out, fallback).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), bytes, held_out_from, share: held_out, is_json_lines })
     }
 
     /// Where a part is.
@@ -165,7 +177,10 @@ impl TextFile {
             if piece.is_err() {
                 reader.range.start = reader.range.end;
             }
-            Some(piece.map_err(|error| TrainingError::File { path: self.path.clone(), error }))
+            Some(piece.map_err(|error| match error.kind() {
+                io::ErrorKind::FileTooLarge => self.line_too_long(reader.range.start),
+                _ => TrainingError::File { path: self.path.clone(), error },
+            }))
         })
     }
 
@@ -185,6 +200,8 @@ impl TextFile {
             let valid = piece.start + error.valid_up_to() as u64;
             refuse(format!("not valid UTF-8 at byte {valid}; convert the text to UTF-8"))
         })?;
+        // Some editors put a byte order mark in front of a file.
+        let text = if piece.start == 0 { text.trim_start_matches('\u{feff}') } else { text };
         if !self.is_json_lines {
             let text = Text { content: Content::Text(Cow::Borrowed(text)), is_end: piece.is_last };
             return Ok(vec![text].into_iter());
@@ -201,6 +218,20 @@ impl TextFile {
             }
         }
         Ok(texts.into_iter())
+    }
+
+    /// Error for a line of JSON behind this place.
+    fn line_too_long(&self, start: u64) -> TrainingError {
+        match self.lines_before(start) {
+            Ok(before) => TrainingError::Data {
+                path: self.path.clone(),
+                what: format!(
+                    "line {} or one after it: expected at most {MAX_LINE_BYTES} bytes of JSON, found more; split it",
+                    before + 1
+                ),
+            },
+            Err(error) => TrainingError::File { path: self.path.clone(), error },
+        }
     }
 
     /// Line breaks before a place.
@@ -221,6 +252,11 @@ impl Piece {
     /// Its bytes, as the file holds them.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Its first byte in the file.
+    pub(crate) fn start(&self) -> u64 {
+        self.start
     }
 }
 
@@ -267,6 +303,9 @@ impl PieceReader {
             if missing == 0 {
                 break bytes.len();
             }
+            if text.is_json_lines && bytes.len() > MAX_LINE_BYTES {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
             let wanted = (searched + READ_BYTES - bytes.len()) as u64;
             if file.take(wanted.min(missing)).read_to_end(&mut bytes)? == 0 {
                 return Err(io::Error::new(
@@ -290,42 +329,123 @@ fn before_line(bytes: &[u8], from: usize) -> Option<usize> {
     (from.max(1)..bytes.len()).find(is_cut)
 }
 
-/// Where the last `share` of a text of `length` bytes begins: after a line break, or at a character if no line ends before.
-fn cut(text: &mut (impl Read + Seek), length: u64, share: f64) -> io::Result<u64> {
-    if share == 0.0 {
-        return Ok(length);
-    }
+/// The same, or before a space in a text with few lines, or between characters in a text with few spaces, so that a piece stays
+/// short.
+fn before_line_or_word(bytes: &[u8], from: usize) -> Option<usize> {
+    let is_word =
+        |place: &usize| bytes[*place] == b' ' && bytes.get(place + 1).is_some_and(u8::is_ascii_graphic);
+    let is_character = |place: &usize| bytes[*place] & 0xc0 != 0x80;
+    let found_after = |least: usize, is_cut: &dyn Fn(&usize) -> bool| {
+        (bytes.len() > least).then(|| (PIECE_BYTES..bytes.len()).find(|place| is_cut(place))).flatten()
+    };
+    before_line(bytes, from)
+        .or_else(|| found_after(2 * PIECE_BYTES, &is_word))
+        .or_else(|| found_after(4 * PIECE_BYTES, &is_character))
+}
+
+/// A text in pieces that are short enough for a tokenizer in training.
+fn short_pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let searched = rest.as_bytes().get(..rest.len().min(4 * PIECE_BYTES + CHARACTER_BYTES))?;
+        let end = match rest.len() > PIECE_BYTES {
+            true => before_line_or_word(searched, PIECE_BYTES).unwrap_or(rest.len()),
+            false => rest.len(),
+        };
+        let (piece, after) = rest.split_at_checked(end)?;
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// First byte of the last `share` of `length` bytes.
+fn start_of_share(length: u64, share: f64) -> u64 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "a share of the length lies within it"
     )]
-    let wanted = ((length as f64) * (1.0 - share)) as u64;
+    let start = ((length as f64) * (1.0 - share)) as u64;
+    start
+}
+
+/// Start of the last `share` of a file of `length` bytes: the next line, or where `fallback` finds a place if no line begins there.
+fn cut(
+    file: &mut File,
+    length: u64,
+    share: f64,
+    fallback: impl FnOnce(&mut File, u64, u64) -> io::Result<u64>,
+) -> io::Result<u64> {
+    if share == 0.0 {
+        return Ok(length);
+    }
+    let wanted = start_of_share(length, share);
+    match line_start(file, wanted..length)? {
+        Some(start) => Ok(start),
+        None => fallback(file, length, wanted),
+    }
+}
+
+/// The first character from `wanted` on.
+fn character_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
     text.seek(SeekFrom::Start(wanted))?;
-    let mut reader = BufReader::new(text).take(length - wanted);
-    let mut place = wanted;
-    let mut first_boundary = None;
+    let mut bytes = Vec::new();
+    text.take(CHARACTER_BYTES as u64).read_to_end(&mut bytes)?;
+    let boundary = bytes.iter().position(|byte| byte & 0xc0 != 0x80);
+    Ok(boundary.map_or(length, |boundary| wanted + boundary as u64))
+}
+
+/// The last line before `wanted`, unless it begins farther away than the end of the file.
+fn near_line_start(text: &mut File, length: u64, wanted: u64) -> io::Result<u64> {
+    let Some(visible) = last_byte(text, length, &|byte| !byte.is_ascii_whitespace())? else {
+        return Ok(length);
+    };
+    let start =
+        last_byte(text, wanted.min(visible), &|byte| *byte == b'\n')?.map(|line_break| line_break + 1);
+    Ok(start.filter(|start| wanted.saturating_sub(*start) <= length - wanted).unwrap_or(length))
+}
+
+/// Place of the last such byte before `end`.
+fn last_byte(text: &mut File, mut end: u64, is_wanted: &dyn Fn(&u8) -> bool) -> io::Result<Option<u64>> {
+    while end > 0 {
+        let start = end.saturating_sub(READ_BYTES as u64);
+        text.seek(SeekFrom::Start(start))?;
+        let mut block = Vec::new();
+        text.take(end - start).read_to_end(&mut block)?;
+        if let Some(place) = block.iter().rposition(is_wanted) {
+            return Ok(Some(start + place as u64));
+        }
+        end = start;
+    }
+    Ok(None)
+}
+
+/// First place of a part of a text that follows a line break, and something visible follows.
+fn line_start(text: &mut File, part: Range<u64>) -> io::Result<Option<u64>> {
+    text.seek(SeekFrom::Start(part.start))?;
+    let mut reader = BufReader::new(text).take(part.end - part.start);
+    let (mut place, mut start) = (part.start, None);
     let mut block = vec![0; READ_BYTES];
     loop {
         let count = reader.read(&mut block)?;
         if count == 0 {
-            return Ok(first_boundary.unwrap_or(length));
+            return Ok(None);
         }
-        let block = &block[..count];
-        let boundary = || block.iter().position(|byte| byte & 0xc0 != 0x80);
-        first_boundary = first_boundary.or_else(|| boundary().map(|boundary| place + boundary as u64));
-        if let Some(line_break) = block.iter().position(|byte| *byte == b'\n') {
-            let after = place + line_break as u64 + 1;
-            return Ok(if after < length { after } else { first_boundary.unwrap_or(length) });
+        for byte in &block[..count] {
+            if start.is_some() && !byte.is_ascii_whitespace() {
+                return Ok(start);
+            }
+            place += 1;
+            if *byte == b'\n' {
+                start = start.or(Some(place));
+            }
         }
-        place += count as u64;
     }
 }
 
 fn content_of_line(line: &str) -> Result<Content<'static>, String> {
     let text = |text| Content::Text(Cow::Owned(text));
-    // Some editors put a byte order mark in front of a file.
-    match serde_json::from_str(line.trim_start_matches('\u{feff}')) {
+    match serde_json::from_str(line) {
         Ok(Value::String(string)) => Ok(text(string)),
         Ok(Value::Object(mut keys)) => match (keys.remove("text"), keys.remove("ids")) {
             (Some(Value::String(string)), None) => Ok(text(string)),
@@ -344,7 +464,9 @@ fn content_of_line(line: &str) -> Result<Content<'static>, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Cursor;
+    use std::io::Write;
+
+    use serde_json::json;
 
     use super::*;
 
@@ -441,11 +563,95 @@ mod tests {
 
     #[test]
     fn a_cut_stands_after_a_line_or_between_characters() {
-        let cut_of = |text: &str, share| cut(&mut Cursor::new(text), text.len() as u64, share).unwrap();
-        assert_eq!(cut_of("aaaa\nbbbb\ncccc", 0.5), 10);
-        assert_eq!(cut_of("aaaa\nbbbb\ncccc", 0.0), 14);
-        assert_eq!(cut_of("ää", 0.6), 2);
+        let cut =
+            |text: &str, share| cut(&mut file_of(text), text.len() as u64, share, character_start).unwrap();
+        assert_eq!(cut("aaaa\nbbbb\ncccc", 0.5), 10);
+        assert_eq!(cut("aaaa\nbbbb\ncccc", 0.0), 14);
+        assert_eq!(cut("ää", 0.6), 2);
         let far = format!("{}\nb", "a".repeat(200_000));
-        assert_eq!(cut_of(&far, 0.9), 200_001);
+        assert_eq!(cut(&far, 0.9), 200_001);
+    }
+
+    fn file_of(text: &str) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_cut_of_lines_cuts_none() {
+        let cut =
+            |text: &str, share| cut(&mut file_of(text), text.len() as u64, share, near_line_start).unwrap();
+        let lines = "aaaa\nbbbb\ncccc\n";
+        assert_eq!(
+            [0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.99].map(|share| cut(lines, share)),
+            [15, 15, 15, 10, 10, 5, 5]
+        );
+        assert_eq!(
+            [0.2, 0.05].map(|share| cut("aaaa\nbbbb\ncccc\n\n \n", share)),
+            [10, 18],
+            "blank lines are no data"
+        );
+        assert_eq!(cut("aaaa", 0.5), 4);
+        let long = format!("a\nb\n{}", "c".repeat(200_000));
+        assert_eq!((cut(&long, 0.4), cut(&long, 0.6)), (200_004, 4));
+        // Whatever the share, each line is in one part whole.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        for lines in 1..30 {
+            let texts: Vec<String> = (0..lines).map(|line| "the cat ".repeat(1 + line * 7 % 11)).collect();
+            let rows: Vec<String> = texts.iter().map(|text| json!({ "text": text }).to_string()).collect();
+            std::fs::write(&path, rows.join("\n")).unwrap();
+            for share in [0.01, 0.1, 0.5, 0.95] {
+                let corpus = Corpus::open(std::slice::from_ref(&path), share).unwrap();
+                let parts = [Split::Training, Split::HeldOut].map(|split| corpus.documents(split));
+                let found: Vec<String> = parts.into_iter().flatten().map(Result::unwrap).collect();
+                assert_eq!(found, texts, "{lines} lines, {share}");
+                let is_noted = corpus.notes().next().is_some();
+                assert_eq!(is_noted, corpus.bytes(Split::HeldOut) == 0, "{lines} lines, {share}");
+            }
+        }
+    }
+
+    /// Pieces of a file without line breaks, and of one long line of JSON, are short; together they are the text.
+    #[test]
+    fn a_long_line_is_shown_in_short_pieces() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["the cat sat ".repeat(100_000), "ä語🤗".repeat(120_000), "x".repeat(600_000)] {
+            for (name, contents) in
+                [("one.txt", text.clone()), ("one.jsonl", json!({ "text": text }).to_string())]
+            {
+                let path = folder.path().join(name);
+                std::fs::write(&path, contents).unwrap();
+                let corpus = Corpus::open(&[path], 0.0).unwrap();
+                let pieces: Vec<String> = corpus.documents(Split::Training).map(Result::unwrap).collect();
+                assert!(pieces.iter().all(|piece| piece.len() <= 5 * PIECE_BYTES), "{name}");
+                assert_eq!(pieces.concat(), text, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_of_json_beyond_the_limit_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rows.jsonl");
+        let long =
+            format!("{{\"text\": \"a\"}}\n{{\"text\": \"{}\"}}\n", "b".repeat(MAX_LINE_BYTES + READ_BYTES));
+        std::fs::write(&path, long).unwrap();
+        let corpus = Corpus::open(&[path], 0.0).unwrap();
+        let error = corpus.documents(Split::Training).find_map(Result::err).unwrap().to_string();
+        assert!(error.ends_with("expected at most 67108864 bytes of JSON, found more; split it"), "{error}");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_text() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, contents) in [("a.txt", "\u{feff}one two"), ("a.jsonl", "\u{feff}\"one two\"\n")] {
+            let path = folder.path().join(name);
+            std::fs::write(&path, contents).unwrap();
+            let corpus = Corpus::open(&[path], 0.0).unwrap();
+            let texts: Vec<String> = corpus.documents(Split::Training).map(Result::unwrap).collect();
+            assert_eq!(texts, ["one two"]);
+        }
     }
 }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_engine::{HubOptions, LoadedModel, ModelOptions, Reporter, Watched};
+use candle_gpt2_engine::{BUILT_IN, HubOptions, LoadedModel, ModelOptions, Reporter, Watched};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
 use candle_gpt2_kernels::free_memory;
 use candle_gpt2_weights::{
-    Checkpoint, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, read_bounded_text, replace_file,
+    Checkpoint, Companions, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, read_bounded_text,
+    replace_file,
 };
 use serde::Serialize;
 use tempfile::TempDir;
@@ -148,6 +149,8 @@ pub struct TrainReport {
 struct Prepared {
     config: Gpt2Config,
     tokenizer: Arc<Tokenizer>,
+    /// Tokenizer and settings to write with the model.
+    companions: Companions,
     checkpoint: Option<Checkpoint>,
 }
 
@@ -309,6 +312,7 @@ impl TrainJob {
             None => self.trainer(&prepared, numbers, &device, reporter)?,
         };
         let run_options = RunOptions {
+            base_model: self.base_model(),
             folder: self.out.clone(),
             eval_every: options.eval_every,
             save_every: options.save_every,
@@ -318,7 +322,8 @@ impl TrainJob {
             share,
             apart,
         };
-        let run = Run::open(job_folder, trainer, data, prepared.tokenizer, run_options)?;
+        let run =
+            Run::open(job_folder, trainer, data, (prepared.tokenizer, prepared.companions), run_options)?;
         if let Some(note) = run.log_note() {
             reporter.note(&note);
         }
@@ -333,6 +338,14 @@ impl TrainJob {
         JobFolder::check(&self.out, &results(&self.out), begun, resume)
     }
 
+    /// The checkpoint that the training starts from: the absolute path of one on this machine, or its name.
+    fn base_model(&self) -> Option<String> {
+        let Start::Checkpoint(model) = &self.start else { return None };
+        let is_local = model != Path::new(BUILT_IN) && model.exists();
+        let absolute = std::path::absolute(model).ok().filter(|_| is_local);
+        absolute.as_ref().unwrap_or(model).to_str().map(str::to_owned)
+    }
+
     /// The configuration, the tokenizer and, if there is one, the checkpoint.
     fn prepare(&self, source: &Source, reporter: &dyn Reporter) -> Result<Prepared, JobError> {
         let (config, name) = match &self.start {
@@ -345,10 +358,15 @@ impl TrainJob {
                 };
                 let checkpoint = options.open_checkpoint(reporter)?;
                 checkpoint.check()?;
-                let tokenizer = checkpoint.tokenizer(self.tokenizer.as_deref())?.into();
+                let companions = checkpoint.companions(self.tokenizer.as_deref())?;
+                let tokenizer = match companions.tokenizer() {
+                    Some(tokenizer) => tokenizer.clone().into(),
+                    None => checkpoint.tokenizer(self.tokenizer.as_deref())?.into(),
+                };
+                companions.notes().iter().for_each(|note| reporter.note(note));
                 let config = source.with_head(checkpoint.config().clone())?;
                 let config = self.options.with_dropout(config);
-                return Ok(Prepared { config, tokenizer, checkpoint: Some(checkpoint) });
+                return Ok(Prepared { config, tokenizer, companions, checkpoint: Some(checkpoint) });
             }
             Start::ConfigFile(path) => (read_config(path)?, path.display().to_string()),
             Start::Config(config) => ((**config).clone(), "`config`".into()),
@@ -364,7 +382,8 @@ impl TrainJob {
             config.eos_token_id = vec![end];
         }
         let config = source.with_head(config)?;
-        Ok(Prepared { config, tokenizer: tokenizer.into(), checkpoint: None })
+        let companions = tokenizer.clone().into();
+        Ok(Prepared { config, tokenizer: tokenizer.into(), companions, checkpoint: None })
     }
 
     /// The model whose values a dictionary learns, and whether the texts of the data begin with its BOS token; `None` of the other tasks.

@@ -45,7 +45,7 @@ pub use training_data::{DataSize, TrainingData};
 
 use candle_gpt2_training::{
     ClassWeights, ClassificationReport, ComputeDType, Confusion, Data, DictionaryKind, DictionaryMetrics,
-    DictionaryNumbers, Evaluation, HeldOut, Hyperparameters, Initialization, Lora, LoraConfig, Parameters,
-    Ramp, Row, RowSet, Schedule, Share, StepReport, Task, Tokens, Trainer, TrainingError, Windows,
-    estimated_bytes,
+    DictionaryNumbers, Evaluation, HeldOut, Hyperparameters, Initialization, Lora, LoraConfig, OptimizerKind,
+    Parameters, Ramp, Row, RowSet, Schedule, Share, StepReport, Task, Tokens, Trainer, TrainingError,
+    Windows, estimated_bytes,
 };

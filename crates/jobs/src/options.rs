@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{
     ClassWeights, ComputeDType, DictionaryKind, DictionaryNumbers, Hyperparameters, Initialization,
-    LoraConfig, Ramp, Schedule, Task, TrainingError,
+    LoraConfig, OptimizerKind, Ramp, Schedule, Task, TrainingError,
 };
 
 /// Shortest and longest warm-up that is chosen by itself: a twentieth of the steps between them.
@@ -42,7 +42,7 @@ pub enum Start {
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "clap", derive(clap::Args))]
 pub struct TrainOptions {
-    /// What to train: text (language modelling), classify (labels of texts), answer (completions of prompts) or dictionary (SAE features of a hook point)
+    /// What to train: text (language modeling), classify (labels of texts), answer (completions of prompts) or dictionary (SAE features of a hook point)
     #[cfg_attr(feature = "clap", arg(long, value_name = "TASK", default_value = "text"))]
     pub task: Task,
     /// Resume the training in --out; the other options must be the same
@@ -90,7 +90,7 @@ pub struct TrainOptions {
     /// Hook point that a transcoder writes [default: the output of the MLP in the block of --site]
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
     pub output_site: Option<String>,
-    /// Kind of dictionary: top-k, batch-top-k, jump-relu, gated, transcoder, skip-transcoder or cross-layer-transcoder [default: top-k]
+    /// Kind of dictionary: top-k, batch-top-k, matryoshka, standard, jump-relu, gated, transcoder, skip-transcoder or cross-layer-transcoder [default: top-k]
     #[cfg_attr(feature = "clap", arg(long, value_name = "KIND"))]
     pub kind: Option<DictionaryKind>,
     /// Number of latents (features) of a dictionary, of each layer of a cross-layer transcoder [default: 8 times the width of its output]
@@ -118,6 +118,9 @@ pub struct TrainOptions {
     /// Train even if the free memory seems too small
     #[cfg_attr(feature = "clap", arg(long))]
     pub ignore_memory: bool,
+    /// Optimizer: adamw, or muon for the matrices of the blocks and AdamW for the rest
+    #[cfg_attr(feature = "clap", arg(long, value_name = "NAME", default_value = "adamw"))]
+    pub optimizer: OptimizerKind,
     /// Peak learning rate [default: 0.001 with --config, 0.00005 with --init, 0.0003 for adapters; 0.0002 / sqrt(F / 16384) for dictionaries]
     #[cfg_attr(feature = "clap", arg(long, value_name = "LR", allow_negative_numbers = true))]
     pub lr: Option<f64>,
@@ -208,6 +211,7 @@ impl Default for TrainOptions {
             lora_alpha: None,
             lora_targets: None,
             ignore_memory: false,
+            optimizer: numbers.optimizer,
             lr: None,
             schedule: numbers.schedule,
             final_share: numbers.final_share,
@@ -337,14 +341,15 @@ impl TrainOptions {
             return call(format!("`{option}` cannot be used with `task` dictionary"));
         }
         let kind = self.kind.unwrap_or_default();
-        if self.sparsity.is_some() && !matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
-            return call(format!("`sparsity` needs `kind` jump-relu or gated; for {kind} use `k`"));
+        let has_sparsity = kind == DictionaryKind::JumpRelu || kind.is_penalized();
+        if self.sparsity.is_some() && !has_sparsity {
+            return call(format!("`sparsity` needs `kind` jump-relu, standard or gated; for {kind} use `k`"));
         }
-        if self.dead_after.is_some() && matches!(kind, DictionaryKind::JumpRelu | DictionaryKind::Gated) {
+        if self.dead_after.is_some() && has_sparsity {
             return call(format!("`dead_after` is not for `kind` {kind}, whose latents need no revival"));
         }
-        if self.k.is_some() && kind == DictionaryKind::Gated {
-            return call("`k` cannot be used with `kind` gated; use `sparsity`".into());
+        if self.k.is_some() && kind.is_penalized() {
+            return call(format!("`k` cannot be used with `kind` {kind}; use `sparsity`"));
         }
         Ok(())
     }
@@ -385,7 +390,7 @@ impl TrainOptions {
         const MOST_DEAD_AFTER: u64 = 10_000_000;
         let (Task::Dictionary, Some(site)) = (self.task, &self.site) else { return Ok(()) };
         let kind = self.kind.unwrap_or_default();
-        let usual_sparsity = if kind == DictionaryKind::Gated { 0.1 } else { 1.0 };
+        let usual_sparsity = if kind.is_penalized() { 0.1 } else { 1.0 };
         let tokens = numbers.examples_before(self.steps).saturating_mul(numbers.context as u64);
         let dictionary = DictionaryNumbers {
             kind,
@@ -433,6 +438,7 @@ impl TrainOptions {
             document_starts: self.document_starts,
             beta_2_half_life: self.beta_2_half_life,
             final_share: self.final_share,
+            optimizer: self.optimizer,
             learning_rate: self.lr.unwrap_or(usual_rate),
             schedule: self.schedule,
             warmup_steps: self.warmup_steps.unwrap_or(usual_warmup),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use candle_gpt2::{Gpt2Config, HeadKind, ProblemType};
 use candle_gpt2_engine::{Reporter, Unit};
-use candle_gpt2_weights::{Tokenizer, encode};
+use candle_gpt2_weights::{CharacterCheck, TextEncoder, Tokenizer};
 
 use crate::records::{Columns, Record, Records};
 use crate::{
@@ -164,12 +164,21 @@ impl RowFiles {
         numbers: &Hyperparameters,
         reporter: &dyn Reporter,
     ) -> Result<TrainingData, TrainingError> {
-        let encoder = Encoder { tokenizer, config, context: numbers.context };
+        let encoder = Encoder { text: TextEncoder::new(tokenizer), config, context: numbers.context };
         let bar = reporter.start("encoding", self.records.rows().len() as u64, Unit::Items("rows"));
         let (mut training, mut held_out, mut cut) = (Vec::new(), Vec::new(), 0);
+        let mut check = CharacterCheck::new(tokenizer);
         for (index, record) in self.records.rows().iter().enumerate() {
             if reporter.is_interrupted() {
                 return Err(TrainingError::Interrupted { state: None });
+            }
+            let lost = check
+                .as_ref()
+                .and_then(|check| record.texts.iter().find_map(|text| check.first_lost(tokenizer, text)));
+            if let Some(lost) = lost {
+                reporter.note(&self.records.refuse(record, &lost.to_string()).to_string());
+                // One note is enough.
+                check = None;
             }
             let encoded = match assignment.labels.get(index) {
                 Some(label) => encoder.labelled(record, *label)?,
@@ -251,7 +260,7 @@ fn counts_of(labels: &[u32]) -> BTreeMap<u32, usize> {
 
 /// Turns records into rows of tokens.
 struct Encoder<'a> {
-    tokenizer: &'a Tokenizer,
+    text: TextEncoder<'a>,
     config: &'a Gpt2Config,
     context: usize,
 }
@@ -300,7 +309,7 @@ impl Encoder<'_> {
     }
 
     fn ids(&self, text: &str) -> Result<Vec<u32>, TrainingError> {
-        let ids = encode(self.tokenizer, text)?;
+        let ids = self.text.encode(text, true)?;
         match ids.iter().find(|id| !self.config.has_token(**id)) {
             Some(id) => Err(TrainingError::Vocabulary { id: *id, vocab_size: self.config.vocab_size }),
             None => Ok(ids),

@@ -13,7 +13,7 @@ use candle_core::Device;
 use candle_gpt2_training::share;
 use candle_gpt2_training::state::{self, Best, Progress};
 use candle_gpt2_training::{CONFIG_FILE, LAYERS_CONFIG_FILE, WEIGHTS_FILE, layer_files};
-use candle_gpt2_weights::{Tokenizer, WrittenDType, replace_hugging_face};
+use candle_gpt2_weights::{Companions, Tokenizer, WrittenDType, replace_hugging_face};
 use tempfile::TempDir;
 
 use crate::job_folder::JobFolder;
@@ -61,7 +61,12 @@ fn model_files(names: &[String]) -> impl Iterator<Item = String> {
     let of_layers = (0..)
         .map(layer_files)
         .take_while(|files| names.iter().any(|name| files.iter().any(|file| name.starts_with(file))));
-    CHECKPOINT.into_iter().chain(DICTIONARY).map(str::to_owned).chain(of_layers.flatten())
+    CHECKPOINT
+        .into_iter()
+        .chain(Companions::FILES)
+        .chain(DICTIONARY)
+        .map(str::to_owned)
+        .chain(of_layers.flatten())
 }
 
 fn file_names(folder: &Path) -> Vec<String> {
@@ -95,6 +100,8 @@ pub(crate) struct RunOptions {
     pub(crate) patience: Option<u64>,
     /// Type of the written weights.
     pub(crate) dtype: WrittenDType,
+    /// The model that adapters are trained on.
+    pub(crate) base_model: Option<String>,
     /// The share of every batch that this run computes. The first one writes the folder.
     pub(crate) share: Share,
     /// Where a run that computes another share keeps its log, until it ends.
@@ -129,6 +136,7 @@ pub struct Run {
     trainer: Trainer,
     data: TrainingData,
     tokenizer: Arc<Tokenizer>,
+    companions: Companions,
     options: RunOptions,
     journal: Journal,
     best: Option<Best>,
@@ -157,7 +165,7 @@ impl Run {
         job_folder: Option<JobFolder>,
         mut trainer: Trainer,
         data: TrainingData,
-        tokenizer: Arc<Tokenizer>,
+        (tokenizer, companions): (Arc<Tokenizer>, Companions),
         options: RunOptions,
     ) -> Result<Self, TrainingError> {
         let folder = &options.folder;
@@ -186,6 +194,7 @@ impl Run {
             trainer,
             data,
             tokenizer,
+            companions,
             options,
             journal,
             best,
@@ -513,7 +522,10 @@ impl Run {
         let folder = &self.options.folder;
         self.write_model(folder)?;
         match self.trainer.lora() {
-            Some(lora) => lora.save(self.trainer.parameters(), &folder.join("adapter")),
+            Some(lora) => {
+                let base_model = self.options.base_model.as_deref();
+                lora.save(self.trainer.parameters(), &folder.join("adapter"), base_model)
+            }
             None => Ok(()),
         }
     }
@@ -523,7 +535,7 @@ impl Run {
             return Ok(());
         }
         let read = |name: &str| Ok(self.trainer.parameter(name)?.detach().to_device(&Device::Cpu)?);
-        Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.tokenizer, self.options.dtype)?)
+        Ok(replace_hugging_face(folder, self.trainer.config(), &read, &self.companions, self.options.dtype)?)
     }
 
     /// The same error with the place of the last saved state, if there is one.

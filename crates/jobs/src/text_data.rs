@@ -95,7 +95,7 @@ impl TextSource {
                 let removed = partial_folder(&folder.join(TOKENS)).map_err(failed)?;
                 let path = removed.path();
                 let end = config.end_tokens().first().copied();
-                let vocabulary = Vocabulary { tokenizer, size: config.vocab_size, end };
+                let vocabulary = Vocabulary::new(tokenizer, config.vocab_size, end);
                 let layout = (ShardFormat::NanoGpt, TokenWidth::of_vocabulary(config.vocab_size), None);
                 let manifest = nothing_written(corpus, &vocabulary, layout);
                 // It is made anew by the next run: nothing is saved in between.

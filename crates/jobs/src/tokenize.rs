@@ -12,8 +12,8 @@ use std::time::Instant;
 use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Unit};
 use candle_gpt2_kernels::thread_count;
 use candle_gpt2_weights::{
-    END_OF_TEXT, EncoderSession, TextEncoder, Tokenizer, WeightsError, load_tokenizer, open_regular,
-    replace_file,
+    CharacterCheck, END_OF_TEXT, EncoderSession, LostCharacter, TextEncoder, Tokenizer, WeightsError,
+    load_tokenizer, open_regular, replace_file,
 };
 use serde::{Deserialize, Serialize};
 
@@ -149,6 +149,14 @@ pub(crate) struct Vocabulary<'a> {
     pub(crate) size: usize,
     /// What ends a document.
     pub(crate) end: Option<u32>,
+    /// Characters that the tokenizer may drop.
+    check: Option<CharacterCheck>,
+}
+
+impl<'a> Vocabulary<'a> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer, size: usize, end: Option<u32>) -> Self {
+        Self { tokenizer, size, end, check: CharacterCheck::new(tokenizer) }
+    }
 }
 
 impl TokenizeJob {
@@ -174,7 +182,7 @@ impl TokenizeJob {
         JobFolder::expect_unused(&self.out)?;
         let corpus = Corpus::open(&self.data, self.options.held_out)?;
         let (tokenizer, size, end) = self.vocabulary(reporter)?;
-        let vocabulary = Vocabulary { tokenizer: &tokenizer, size, end };
+        let vocabulary = Vocabulary::new(&tokenizer, size, end);
         let manifest = self.manifest(&corpus, &vocabulary)?;
         self.found()?;
         let folder = JobFolder::take(&self.out, &RESULTS)?;
@@ -392,6 +400,7 @@ pub(crate) fn write(
     (save_bytes, threads): (u64, usize),
     reporter: &dyn Reporter,
 ) -> Result<Manifest, TrainingError> {
+    corpus.notes().for_each(|note| reporter.note(&note));
     let encoder = TextEncoder::new(vocabulary.tokenizer);
     let cut = |bytes: &[u8], from| encoder.cut(bytes, from);
     let total = corpus.bytes(Split::Training) + corpus.bytes(Split::HeldOut);
@@ -424,7 +433,13 @@ pub(crate) fn write(
     let dtype = manifest.dtype;
     let mut writer = ShardWriter::open(folder, manifest)?;
     let mut unsaved = 0;
-    let write = |(encoded, task): (Encoded, Work)| {
+    let mut is_noted = false;
+    let write = |((encoded, lost), task): ((Encoded, Option<LostCharacter>), Work)| {
+        if let Some(lost) = lost.filter(|_| !is_noted) {
+            let (path, start) = (task.file.path.display(), task.piece.start());
+            reporter.note(&format!("{path}: in a text from byte {start} on: {lost}"));
+            is_noted = true;
+        }
         let read = task.piece.bytes().len() as u64;
         writer.add(task.split, (task.source, read, task.crc32), &encoded)?;
         bar.advance(read);
@@ -455,13 +470,16 @@ fn encode(
     vocabulary: &Vocabulary,
     dtype: TokenWidth,
     session: &mut EncoderSession,
-) -> Result<Encoded, TrainingError> {
+) -> Result<(Encoded, Option<LostCharacter>), TrainingError> {
+    let mut lost = None;
     let mut encoded = Encoded::default();
     let mut tokens = Vec::new();
     for text in task.file.texts(&task.piece)? {
         match text.content {
             Content::Text(text) => {
                 session.encode(&text, &mut tokens)?;
+                let check = vocabulary.check.as_ref().filter(|_| lost.is_none());
+                lost = lost.or_else(|| check?.first_lost(vocabulary.tokenizer, &text));
                 encoded.characters += text.chars().count();
             }
             Content::Ids(ids) => tokens.extend(ids),
@@ -476,7 +494,7 @@ fn encode(
         return Err(TrainingError::Vocabulary { id, vocab_size: vocabulary.size });
     }
     dtype.write(&tokens, &mut encoded.bytes);
-    Ok(encoded)
+    Ok((encoded, lost))
 }
 
 /// Does work on items by several threads, each with a state of its own, and takes the results in the order of the items, on the

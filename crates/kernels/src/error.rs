@@ -126,8 +126,8 @@ pub enum KernelError {
     /// An embedding was asked for rows that its table does not have.
     #[error("embedding: row {row} of a table of {rows}")]
     NoSuchRow {
-        /// The row asked for.
-        row: usize,
+        /// The row asked for, which may be negative.
+        row: i64,
         /// Number of rows.
         rows: usize,
     },

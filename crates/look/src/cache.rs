@@ -64,7 +64,7 @@ pub struct Activations {
     /// Only these tokens (of scores and patterns: queries): 3, 0-5 or 0,4,8-11
     #[cfg_attr(feature = "clap", arg(long, value_name = "POSITIONS", allow_hyphen_values = true))]
     pub positions: Option<Ranges>,
-    /// Activations of the checkpoint as it is, or as in TransformerLens' compatibility mode (layer norms folded, weights centred, value biases folded)
+    /// Activations of the checkpoint as it is, or as in TransformerLens' compatibility mode (layer norms folded, weights centered, value biases folded)
     #[serde(rename = "as", deserialize_with = "choice")]
     #[cfg_attr(feature = "clap", arg(long = "as", value_name = "NUMBERS", default_value = "raw", value_parser = choices::<Numbers>()))]
     pub numbers: Numbers,

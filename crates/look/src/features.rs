@@ -3,23 +3,23 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use candle_gpt2::{Gpt2Config, Site, SiteKind};
-use candle_gpt2_engine::{Reporter, Unit};
+use candle_gpt2::SiteKind;
+use candle_gpt2_engine::{BUILT_IN, Reporter, Unit};
 use candle_gpt2_interpret::{
-    Dictionary, DictionaryConfig, FeatureExample, FeatureExamples, FeatureLogits, FeatureSummary, FileError,
-    Processing, feature_logits, named_sites, openai_site, record_rows,
+    Dictionary, FeatureExample, FeatureExamples, FeatureLogits, FeatureSummary, Processing, feature_logits,
+    record_rows,
 };
 use candle_gpt2_pictures::{
     Axis, FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, Report, Scale,
 };
-use candle_gpt2_weights::{TensorFile, create_folder, expect_free};
+use candle_gpt2_weights::{create_folder, expect_free};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
-use crate::files::{TextFile, read_config};
+use crate::files::TextFile;
 use crate::frontend::paired;
-use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text};
+use crate::{Found, Look, LookError, LookSubject, Ranges, Reader, Text, read_dictionary};
 
 /// Memory that the examples of features may take, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
@@ -58,8 +58,9 @@ pub struct Features {
     #[serde(default)]
     #[cfg_attr(feature = "clap", arg(skip))]
     pub text: Option<Text>,
-    /// The sparse autoencoder or transcoder: a folder with cfg.json and sae_weights.safetensors, or a .pt file
-    #[cfg_attr(feature = "clap", arg(long, value_name = "PATH"))]
+    /// The sparse autoencoder or transcoder: a folder with cfg.json and sae_weights.safetensors, a .pt file, or built-in: the built-in model's transcoder at --site, or else in its middle block
+    #[serde(default = "usual_sae")]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "PATH", default_value = BUILT_IN))]
     pub sae: PathBuf,
     /// Hook point that it was trained on, if its file does not say
     #[cfg_attr(feature = "clap", arg(long, value_name = "SITE"))]
@@ -86,11 +87,15 @@ pub struct Features {
     pub features_dir: Option<PathBuf>,
 }
 
+fn usual_sae() -> PathBuf {
+    BUILT_IN.into()
+}
+
 fn usual_top() -> usize {
     20
 }
 
-fn usual_examples() -> usize {
+pub(crate) fn usual_examples() -> usize {
     6
 }
 
@@ -115,73 +120,6 @@ impl Features {
     }
 }
 
-/// Reads a sparse autoencoder, a folder of SAELens or a file of OpenAI's, and checks that it is one for such a model. `site` is the
-/// hook point that it was trained on, if its files do not tell.
-///
-/// ```
-/// use candle_gpt2::Gpt2Config;
-/// use candle_gpt2_look::read_dictionary;
-///
-/// let error = read_dictionary("no/such/folder".as_ref(), None, &Gpt2Config::gpt2()).err().ok_or("it is there")?;
-/// assert!(error.to_string().contains("no/such/folder"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// When a file cannot be read, is no autoencoder, or is one for another model.
-pub fn read_dictionary(path: &Path, site: Option<&str>, model: &Gpt2Config) -> Result<Dictionary> {
-    let site = match site {
-        Some(name) => {
-            let sites =
-                named_sites(name, model.n_layer).map_err(|error| wrong(format!("`site`: {error}")))?;
-            let [site] = sites[..] else {
-                return Err(wrong(format!("`site` {name}: expected one place, such as 8.resid_post")));
-            };
-            Some(site)
-        }
-        None => None,
-    };
-    let dictionary = read_any_dictionary(path, site)?;
-    let other_model = |error| LookError::File { path: path.to_owned(), error };
-    dictionary.check_model(model).map_err(other_model)?;
-    Ok(dictionary)
-}
-
-/// Reads a sparse autoencoder as [`read_dictionary`], for whatever model.
-///
-/// ```
-/// use candle_gpt2_look::read_any_dictionary;
-///
-/// let error = read_any_dictionary("no/such/folder".as_ref(), None).err().ok_or("it is there")?;
-/// assert!(error.to_string().contains("no/such/folder"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// When a file cannot be read, or is no autoencoder.
-pub fn read_any_dictionary(path: &Path, site: Option<Site>) -> Result<Dictionary> {
-    let of_file = |error: FileError| LookError::File { path: path.to_owned(), error };
-    let (file, mut config) = if path.is_dir() {
-        let text = read_config(&path.join("cfg.json"))?;
-        let weights = path.join("sae_weights.safetensors");
-        (TensorFile::read(&weights)?, DictionaryConfig::from_json(&text).map_err(of_file)?)
-    } else {
-        let file = TensorFile::read(path)?;
-        let Some(site) = site.or_else(|| of_folder(path)) else {
-            return Err(wrong(format!(
-                "{}: the file does not say what it was trained on; `site` does",
-                path.display()
-            )));
-        };
-        let config = DictionaryConfig::openai(&file.entries, site).map_err(of_file)?;
-        (file, config)
-    };
-    if let Some(site) = site {
-        config.site = site;
-    }
-    Dictionary::from_tensors(&file.tensors, &config).map_err(of_file)
-}
-
 /// Writes each feature as circuit-tracer's frontend fetches it: `NUMBER.json`, the number being that of the features of a graph's
 /// nodes.
 fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard]) -> Result<()> {
@@ -192,12 +130,6 @@ fn write_features(folder: &Path, layer: Option<usize>, features: &[FeatureCard])
         }
         Ok(())
     })?)
-}
-
-/// The place that OpenAI's folder and file names tell: `resid_post_mlp_v5_32k/8.pt`.
-fn of_folder(path: &Path) -> Option<Site> {
-    let layer = path.file_stem()?.to_str()?.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()?;
-    openai_site(path.parent()?.file_name()?.to_str()?, layer)
 }
 
 /// What is looked at: a text or texts, and a dictionary.
@@ -238,7 +170,13 @@ impl Look for Features {
             (None, Some(_)) => self.top.min(latents),
             (None, None) => latents,
         };
-        let texts = self.prompts_file.as_ref().map(|path| self.texts(path, count)).transpose()?;
+        let texts = match &self.prompts_file {
+            Some(path) => {
+                check_examples(self.examples, count)?;
+                Some(TextFile::read(path)?)
+            }
+            None => None,
+        };
         Ok(CheckedFeatures { ids, dictionary, features, texts })
     }
 
@@ -347,23 +285,6 @@ impl Features {
         Ok((report, order, json!({ "site": site.to_string(), "explained": values })))
     }
 
-    /// Reads the file of texts, for examples of so many features.
-    fn texts(&self, path: &Path, features: usize) -> Result<TextFile> {
-        if self.examples == 0 {
-            return Err(wrong("`examples`: expected at least 1"));
-        }
-        let bytes = FeatureExamples::most_bytes(features, self.examples);
-        if bytes > MOST_BYTES {
-            return Err(wrong(format!(
-                "`examples` {} of each of {features} features may take {} MiB, more than {}; lower it, or choose some of the `features`",
-                self.examples,
-                bytes >> 20,
-                MOST_BYTES >> 20
-            )));
-        }
-        TextFile::read(path)
-    }
-
     /// Reads the texts, of which few are in memory as tokens at once.
     fn collected(
         &self,
@@ -415,14 +336,30 @@ impl Features {
     }
 }
 
+/// Checks that `examples` of each of some features fit into memory.
+pub(crate) fn check_examples(examples: usize, features: usize) -> Result<()> {
+    if examples == 0 {
+        return Err(wrong("`examples`: expected at least 1"));
+    }
+    let bytes = FeatureExamples::most_bytes(features, examples);
+    if bytes > MOST_BYTES {
+        return Err(wrong(format!(
+            "`examples` {examples} of each of {features} features may take {} MiB, more than {}; lower it, or choose some of the features",
+            bytes >> 20,
+            MOST_BYTES >> 20
+        )));
+    }
+    Ok(())
+}
+
 /// Features as they were seen in texts.
-struct Seen<'a> {
-    subject: &'a LookSubject<'a>,
-    summaries: Vec<FeatureSummary>,
+pub(crate) struct Seen<'a> {
+    pub(crate) subject: &'a LookSubject<'a>,
+    pub(crate) summaries: Vec<FeatureSummary>,
     /// Of each; `None` where they add nothing to the residual stream.
-    logits: Option<Vec<FeatureLogits>>,
+    pub(crate) logits: Option<Vec<FeatureLogits>>,
     /// How many there were in all texts.
-    tokens: u64,
+    pub(crate) tokens: u64,
 }
 
 impl Seen<'_> {
@@ -455,7 +392,7 @@ impl Seen<'_> {
         format!("{}[{}]{}", words(before), words(strongest), words(after))
     }
 
-    fn cards(&self) -> Vec<FeatureCard> {
+    pub(crate) fn cards(&self) -> Vec<FeatureCard> {
         let texts = |ids: &mut dyn Iterator<Item = u32>| ids.map(|id| self.subject.token_text(id)).collect();
         let card = |(place, summary): (usize, &FeatureSummary)| {
             let logits = self.logits.as_ref().map(|logits| &logits[place]);

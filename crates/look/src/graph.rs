@@ -1,23 +1,29 @@
 //! Which features of the MLPs carry a prediction, and how they act on each other: an attribution graph.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use candle_gpt2::LogitsFor;
+use candle_core::DType;
+use candle_gpt2::{LogitsFor, Observer};
 use candle_gpt2_engine::{Reporter, Silent, Unit};
 use candle_gpt2_interpret::{
-    AttributionGraph, Chain, FeatureChange, GraphNode, GraphOptions, PrunedGraph, ReplacementModel, Run,
-    TranscoderLayer, Transcoders,
+    AttributionGraph, Chain, Edit, FeatureChange, GraphNode, GraphOptions, PlacedFeature, PrunedGraph,
+    ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders,
 };
 use candle_gpt2_pictures::{
-    AttributionGraph as DrawnGraph, Axis, GraphLine, GraphPoint, Metric as Shown, PointKind, Report, Scale,
+    AttributionGraph as DrawnGraph, Axis, FeatureCard, GraphLine, GraphPoint, Metric as Shown, PointKind,
+    Report, Scale,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::error::{Result, wrong};
+use crate::features::{check_examples, usual_examples};
+use crate::files::TextFile;
 use crate::frontend::paired;
+use crate::graph_features::{Meanings, command};
 use crate::metric::logits_and_mean;
 use crate::{Found, Look, LookSubject, Reader, Text, read_transcoders};
 
@@ -64,12 +70,18 @@ pub struct Graph {
     /// Keep the most influential edges that together have this share of all influence
     #[cfg_attr(feature = "clap", arg(long, value_name = "SHARE", default_value_t = Graph::default().edge_threshold))]
     pub edge_threshold: f64,
-    /// Set a feature to a value, such as 3_1201_4=0 (layer, feature, position), and compare the predicted effect with the actual one (repeatable)
+    /// Set a feature, active or not, to a value, such as 3_1201_4=0 (layer, feature, position), and compare the predicted effect with the actual one (repeatable)
     #[cfg_attr(feature = "clap", arg(long, value_name = "FEATURE=VALUE"))]
     pub set: Vec<FeatureSetting>,
-    /// How many nodes the table lists
+    /// How many nodes the table lists; of the features among them the effect of zeroing each is computed
     #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().top))]
     pub top: usize,
+    /// Collect examples of the features from this file: one text per line, or in a .jsonl file JSON objects with `text` or `ids` [default: the text itself]
+    #[cfg_attr(feature = "clap", arg(long, value_name = "FILE"))]
+    pub prompts_file: Option<PathBuf>,
+    /// Number of top-activating texts per feature, and of texts from each quarter of those in which it is active
+    #[cfg_attr(feature = "clap", arg(long, value_name = "N", default_value_t = Graph::default().examples))]
+    pub examples: usize,
 }
 
 impl Default for Graph {
@@ -84,6 +96,8 @@ impl Default for Graph {
             edge_threshold: 0.98,
             set: Vec::new(),
             top: 20,
+            prompts_file: None,
+            examples: usual_examples(),
         }
     }
 }
@@ -161,6 +175,7 @@ pub struct CheckedGraph {
     ids: Vec<u32>,
     /// `None` for the neurons.
     transcoders: Option<Transcoders>,
+    texts: Option<TextFile>,
 }
 
 impl Look for Graph {
@@ -189,20 +204,33 @@ impl Look for Graph {
                 }
                 None => config.inner_width(),
             };
-            let sizes = [config.n_layer, features, ids.len()];
-            let found = [setting.layer, setting.feature, setting.position];
-            if found.iter().zip(sizes).any(|(found, size)| *found >= size) {
-                let [layers, features, tokens] = sizes;
-                return Err(wrong(format!(
-                    "`set` {setting}: there are {layers} layers, {features} features in this layer and {tokens} tokens, all counted from 0"
-                )));
-            }
+            let FeatureSetting { layer, feature, position, .. } = *setting;
+            let (layers, tokens) = (config.n_layer, ids.len());
+            let problem = if layer >= layers {
+                format!("there is no layer {layer}; the model has {layers}")
+            } else if feature >= features {
+                format!("there is no feature {feature} in layer {layer}, which has {features}")
+            } else if position >= tokens {
+                format!("there is no position {position}; the text has {tokens} tokens")
+            } else if position == 0 && reader.bos().is_some() {
+                "position 0 is the BOS token, whose features are left out; choose another position".into()
+            } else {
+                continue;
+            };
+            return Err(wrong(format!("`set` {setting}: {problem} (all counted from 0)")));
         }
-        Ok(CheckedGraph { ids, transcoders })
+        let texts = match &self.prompts_file {
+            Some(path) => {
+                check_examples(self.examples, self.max_feature_nodes)?;
+                Some(TextFile::read(path)?)
+            }
+            None => None,
+        };
+        Ok(CheckedGraph { ids, transcoders, texts })
     }
 
     fn look(&self, checked: CheckedGraph, subject: &LookSubject, reporter: &dyn Reporter) -> Result<Found> {
-        let CheckedGraph { ids, transcoders } = checked;
+        let CheckedGraph { ids, transcoders, texts } = checked;
         let run = subject.run(&ids)?;
         // Transcoders are trained without the token in front.
         let options = GraphOptions { skips_first: subject.has_bos(), ..self.options() };
@@ -211,7 +239,14 @@ impl Look for Graph {
         let replacement = ReplacementModel::new(&run, &transcoders, &options)?;
         let (graph, pruned) = self.traced(&replacement, reporter)?;
         let (model, reader) = (subject.name(), subject.reader());
-        let drawn = Drawn { graph: &graph, pruned: &pruned, model, reader, ids: &ids };
+        let mut drawn =
+            Drawn { graph: &graph, pruned: &pruned, model, reader, ids: &ids, known: Known::default() };
+        let texts = (&ids[..], texts.as_ref(), self.examples);
+        let placed = transcoders.cast(DType::F32, subject.model().device())?;
+        let meanings = Meanings::new(&drawn.features(), &placed, subject, texts, reporter)?;
+        drawn.known.zeroed = self.zeroed(&run, &replacement, &drawn)?;
+        drawn.known.meanings = Some(meanings);
+        drawn.known.transcoders = self.transcoders.as_ref().map(|folder| (folder, transcoders.input()));
         let mut report = self.report(&drawn);
         if self.transcoders.is_none() {
             report.notes.push(format!(
@@ -258,7 +293,7 @@ impl Graph {
         reader: &Reader,
     ) -> Result<(Report, DrawnGraph)> {
         let (graph, pruned) = self.traced(replacement, &Silent)?;
-        let drawn = Drawn { graph: &graph, pruned: &pruned, model, reader, ids };
+        let drawn = Drawn { graph: &graph, pruned: &pruned, model, reader, ids, known: Known::default() };
         Ok((self.report(&drawn), drawn.picture()))
     }
 
@@ -291,15 +326,43 @@ impl Graph {
 
     /// The nodes that are kept with the most influence, as values of the report.
     fn list_nodes(&self, report: &mut Report, drawn: &Drawn) {
+        let order = self.listed(drawn);
+        report.axes = vec![Axis::new("node", order.iter().map(|node| drawn.id(*node)))];
+        report.values = order.iter().map(|node| Some(rounded(drawn.graph.influence()[*node]))).collect();
+        report.texts = order.iter().map(|node| drawn.short_name(*node)).collect();
+        report.scale = Scale::Amount;
+    }
+
+    /// The nodes of the table, the most influential first.
+    fn listed(&self, drawn: &Drawn) -> Vec<usize> {
         let influence = drawn.graph.influence();
         let mut order: Vec<usize> = drawn.kept().collect();
         order.retain(|node| !matches!(drawn.graph.nodes[*node], GraphNode::Logit { .. }));
         order.sort_by(|a, b| influence[*b].total_cmp(&influence[*a]).then(a.cmp(b)));
         order.truncate(self.top.max(1));
-        report.axes = vec![Axis::new("node", order.iter().map(|node| drawn.id(*node)))];
-        report.values = order.iter().map(|node| Some(rounded(influence[*node]))).collect();
-        report.texts = order.iter().map(|node| drawn.short_name(*node)).collect();
-        report.scale = Scale::Amount;
+        order
+    }
+
+    /// The predicted and the actual change of the most probable logit, less the mean of all, if a listed feature is set to 0.
+    fn zeroed(
+        &self,
+        run: &Run,
+        replacement: &ReplacementModel,
+        drawn: &Drawn,
+    ) -> Result<BTreeMap<usize, [f64; 2]>> {
+        let Some((token, best)) = drawn.best() else { return Ok(BTreeMap::new()) };
+        let before = centred_logits(run, Chain(Vec::new()))?[token as usize];
+        let mut effects = BTreeMap::new();
+        for node in self.listed(drawn) {
+            if !matches!(drawn.graph.nodes[node], GraphNode::Feature { .. }) {
+                continue;
+            }
+            let changes = [FeatureChange { node: drawn.graph.origins[node], value: 0.0 }];
+            let predicted = drawn.graph.predicted(&changes, &[])[best];
+            let after = edited_logits(run, replacement.edits(&changes)?)?[token as usize];
+            effects.insert(node, [predicted, after - before]);
+        }
+        Ok(effects)
     }
 
     /// Sets features, and compares the logits that the graph predicts with those of the model.
@@ -311,20 +374,36 @@ impl Graph {
         report: &mut Report,
     ) -> Result<Value> {
         let graph = drawn.graph;
-        let mut changes = Vec::new();
-        let mut set = Vec::new();
+        let targets = graph.targets();
+        let (mut changes, mut edits, mut set) = (Vec::new(), Vec::new(), Vec::new());
+        let mut added = vec![0.0; targets.len()];
         for setting in &self.set {
-            let node = drawn.find(setting, replacement)?;
-            let GraphNode::Feature { activation, .. } = graph.nodes[node] else { continue };
-            changes.push(FeatureChange { node: graph.origins[node], value: setting.value });
-            set.push(json!({ "node_id": setting.to_string(), "from": activation, "to": setting.value }));
-            report.notes.push(format!("{setting} set from {activation:.4} to {}", setting.value));
+            let FeatureSetting { layer, feature, position, value } = *setting;
+            let is_it = |node: &GraphNode| {
+                matches!(node, GraphNode::Feature { layer: l, position: p, feature: f, .. }
+                    if (*l, *p, *f) == (layer, position, feature))
+            };
+            let from = match replacement.nodes().iter().find(|node| is_it(node)) {
+                Some(GraphNode::Feature { activation, .. }) => *activation,
+                _ => 0.0,
+            };
+            let placed = PlacedFeature { layer, position, feature };
+            match graph.nodes.iter().position(is_it) {
+                Some(node) => changes.push(FeatureChange { node: graph.origins[node], value }),
+                // Inactive, or not among the features with the most influence: the graph has no edges from it.
+                None => {
+                    let effects = replacement.unit_effects(placed, &targets)?;
+                    added.iter_mut().zip(effects).for_each(|(sum, effect)| *sum += (value - from) * effect);
+                }
+            }
+            edits.extend(replacement.addition(placed, value - from)?);
+            set.push(json!({ "node_id": setting.to_string(), "from": from, "to": value }));
+            let named = drawn.known.name((layer, feature), drawn.reader);
+            report.notes.push(format!("{setting}{named} set from {} to {value}", three(from)));
         }
-        let moved = graph.predicted(&changes);
-        let mut edits = replacement.edits(&changes)?;
-        let observers = edits.iter_mut().map(|edit| edit as &mut dyn candle_gpt2::Observer).collect();
+        let moved = graph.predicted(&changes, &added);
         let before = centred_logits(run, Chain(Vec::new()))?;
-        let after = centred_logits(run, Chain(observers))?;
+        let after = edited_logits(run, edits)?;
         let mut logits = Vec::new();
         for node in (0..graph.nodes.len()).rev() {
             let GraphNode::Logit { token, .. } = graph.nodes[node] else { break };
@@ -332,7 +411,7 @@ impl Graph {
             let (predicted, text) = (before + moved[node], drawn.reader.shown(token));
             report
                 .notes
-                .push(format!("logit of {text:?}: {before:.4}; predicted {predicted:.4}, actual {after:.4}"));
+                .push(format!("logit of {text:?}: {before:.3}; predicted {predicted:.3}, actual {after:.3}"));
             logits.push(json!({
                 "id": token, "text": text, "before": before, "predicted": predicted, "actual": after,
             }));
@@ -348,6 +427,11 @@ impl Graph {
     }
 }
 
+/// The logits of a run with edits, as [`centred_logits`].
+fn edited_logits(run: &Run, mut edits: Vec<Edit>) -> Result<Vec<f64>> {
+    centred_logits(run, Chain(edits.iter_mut().map(|edit| edit as &mut dyn Observer).collect()))
+}
+
 /// The logits after the last token, less their mean.
 fn centred_logits(run: &Run, observer: Chain) -> Result<Vec<f64>> {
     let (logits, mean) = logits_and_mean(run, LogitsFor::LastToken, observer)?;
@@ -359,6 +443,29 @@ fn rounded(value: f64) -> f32 {
     value as f32
 }
 
+/// A number in three digits.
+fn three(value: f64) -> String {
+    format!("{value:.3}").replace('-', "−")
+}
+
+/// Facts about the features besides the graph.
+#[derive(Default)]
+struct Known<'a> {
+    meanings: Option<Meanings>,
+    /// Effects of zeroing listed features, see [`Graph::zeroed`].
+    zeroed: BTreeMap<usize, [f64; 2]>,
+    /// The folder of trained transcoders, and what they read.
+    transcoders: Option<(&'a PathBuf, TranscoderInput)>,
+}
+
+impl Known<'_> {
+    /// `, says …` of a feature.
+    fn name(&self, feature: (usize, usize), reader: &Reader) -> String {
+        let name = self.meanings.as_ref().and_then(|meanings| meanings.name(feature, reader));
+        name.map_or(String::new(), |name| format!(", {name}"))
+    }
+}
+
 /// A graph with what is needed to name its nodes.
 struct Drawn<'a> {
     graph: &'a AttributionGraph,
@@ -367,9 +474,48 @@ struct Drawn<'a> {
     model: &'a str,
     reader: &'a Reader,
     ids: &'a [u32],
+    known: Known<'a>,
 }
 
 impl Drawn<'_> {
+    /// The features that are kept, by layer.
+    fn features(&self) -> BTreeMap<usize, Vec<usize>> {
+        let mut features: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for node in self.kept() {
+            if let GraphNode::Feature { layer, feature, .. } = self.graph.nodes[node] {
+                features.entry(layer).or_default().push(feature);
+            }
+        }
+        for numbers in features.values_mut() {
+            numbers.sort_unstable();
+            numbers.dedup();
+        }
+        features
+    }
+
+    /// The layer and number of a feature.
+    fn feature(&self, node: usize) -> Option<(usize, usize)> {
+        match self.graph.nodes[node] {
+            GraphNode::Feature { layer, feature, .. } => Some((layer, feature)),
+            _ => None,
+        }
+    }
+
+    fn card(&self, node: usize) -> Option<&FeatureCard> {
+        self.known.meanings.as_ref()?.cards.get(&self.feature(node)?)
+    }
+
+    /// The tokens that a feature makes most probable: `says ·ball ·cup ·sled`.
+    fn meaning(&self, node: usize) -> Option<String> {
+        self.known.meanings.as_ref()?.name(self.feature(node)?, self.reader)
+    }
+
+    /// The command that shows more of a feature.
+    fn command(&self, node: usize) -> Option<String> {
+        let ((folder, input), (layer, feature)) = self.known.transcoders.zip(self.feature(node))?;
+        command(folder.to_str()?, layer, feature, input.hook())
+    }
+
     fn kept(&self) -> impl Iterator<Item = usize> {
         self.pruned.nodes.iter().enumerate().filter(|(_, kept)| **kept).map(|(node, _)| node)
     }
@@ -402,8 +548,8 @@ impl Drawn<'_> {
     fn name(&self, node: usize) -> String {
         match self.graph.nodes[node] {
             GraphNode::Feature { layer, position, feature, activation } => {
-                let token = self.token(position);
-                format!("feature {feature} of layer {layer} at {token}, active {activation:.3}")
+                let (token, named) = (self.token(position), self.known.name((layer, feature), self.reader));
+                format!("feature {feature} of layer {layer} at {token}{named}, active {activation:.3}")
             }
             GraphNode::Error { layer, position } => {
                 format!("error of layer {layer} at {}", self.token(position))
@@ -419,7 +565,13 @@ impl Drawn<'_> {
     /// The same where the id is beside it.
     fn short_name(&self, node: usize) -> String {
         match self.graph.nodes[node] {
-            GraphNode::Feature { position, .. } => format!("feature at {}", self.token(position)),
+            GraphNode::Feature { layer, position, feature, .. } => {
+                let named = self.known.name((layer, feature), self.reader);
+                let effect = self.known.zeroed.get(&node).map_or(String::new(), |[predicted, actual]| {
+                    format!(", zeroed: predicted {}, actual {}", three(*predicted), three(*actual))
+                });
+                format!("feature at {}{effect}{named}", self.token(position))
+            }
             GraphNode::Error { position, .. } => format!("error at {}", self.token(position)),
             _ => self.name(node),
         }
@@ -467,6 +619,15 @@ impl Drawn<'_> {
             let before = self.parts(node).iter().map(|(_, value)| value).sum();
             report.metric = Some(Shown { name: self.logit_name(token), before, after: None });
         }
+        if !self.known.zeroed.is_empty() {
+            let name = self.best().map_or(String::new(), |(token, _)| self.logit_name(token));
+            report.notes.push(format!(
+                "says: the tokens that a feature makes most probable by itself; zeroed: the change of the {name} if the feature is set to 0, \
+                 as the edges predict it and as the model computes it"
+            ));
+        }
+        let first = self.known.zeroed.keys().find_map(|node| self.command(*node));
+        report.notes.extend(first.map(|command| format!("examples of a feature: {command}")));
         let common = self.common();
         if common > 0 {
             report.notes.push(format!(
@@ -506,37 +667,11 @@ impl Drawn<'_> {
             GraphNode::Feature { layer, feature, .. } => Some((*layer, *feature)),
             _ => None,
         };
-        let mut counts = std::collections::BTreeMap::new();
+        let mut counts = BTreeMap::new();
         let kept: Vec<_> = self.kept().filter_map(|node| place(&self.graph.nodes[node])).collect();
         kept.iter().for_each(|place| *counts.entry(place).or_insert(0usize) += 1);
         let most = COMMON * self.ids.len() as f64;
         counts.values().filter(|count| **count as f64 > most).sum()
-    }
-
-    /// The node of a setting.
-    fn find(&self, setting: &FeatureSetting, replacement: &ReplacementModel) -> Result<usize> {
-        let is_it = |node: &GraphNode| {
-            matches!(node, GraphNode::Feature { layer, position, feature, .. }
-                if (*layer, *feature, *position) == (setting.layer, setting.feature, setting.position))
-        };
-        if let Some(node) = self.graph.nodes.iter().position(is_it) {
-            return Ok(node);
-        }
-        if replacement.nodes().iter().any(is_it) {
-            return Err(wrong(format!(
-                "`set` {setting}: the feature is active, but it is not among the {} with the most influence; raise `max_feature_nodes`",
-                self.graph.nodes.iter().filter(|node| matches!(node, GraphNode::Feature { .. })).count()
-            )));
-        }
-        let is_feature = |node: &usize| matches!(self.graph.nodes[*node], GraphNode::Feature { .. });
-        let best = self
-            .kept()
-            .filter(is_feature)
-            .max_by(|a, b| self.graph.influence()[*a].total_cmp(&self.graph.influence()[*b]));
-        let best = best.map_or(String::new(), |node| format!(", such as {}", self.id(node)));
-        Err(wrong(format!(
-            "`set` {setting}: the feature is not active there, so that the graph has no edges of it; set one of its nodes{best}"
-        )))
     }
 
     /// The graph as circuit-tracer's frontend reads it.
@@ -581,8 +716,8 @@ impl Drawn<'_> {
         let mut value = match self.graph.nodes[node] {
             GraphNode::Feature { layer, position, feature, activation } => json!({
                 "feature": paired(layer, feature), "layer": layer.to_string(), "ctx_idx": position,
-                "feature_type": "cross layer transcoder", "jsNodeId": format!("{layer}_{feature}-0"), "clerp": "",
-                "activation": activation,
+                "feature_type": "cross layer transcoder", "jsNodeId": format!("{layer}_{feature}-0"),
+                "clerp": self.meaning(node).unwrap_or_default(), "activation": activation,
             }),
             GraphNode::Error { layer, position } => json!({
                 "feature": -1, "layer": layer.to_string(), "ctx_idx": position,
@@ -606,6 +741,21 @@ impl Drawn<'_> {
             }),
         };
         value["node_id"] = self.id(node).into();
+        if let Some(card) = self.card(node) {
+            for (key, part) in [
+                ("top_logits", json!(card.top_logits)),
+                ("bottom_logits", json!(card.bottom_logits)),
+                ("examples_quantiles", json!(card.examples_quantiles)),
+            ] {
+                value[key] = part;
+            }
+        }
+        if let Some([predicted, actual]) = self.known.zeroed.get(&node) {
+            value["zeroed"] = json!({ "predicted": predicted, "actual": actual });
+        }
+        if let Some(command) = self.command(node) {
+            value["command"] = command.into();
+        }
         if !matches!(self.graph.nodes[node], GraphNode::Logit { .. }) {
             value["influence"] = self.pruned.shares[node].into();
         }
@@ -632,8 +782,20 @@ impl Drawn<'_> {
             };
             places[node] = Some(points.len());
             let (influence, share) = (self.graph.influence()[node], self.pruned.shares[node]);
-            let (id, name) = (self.id(node), self.name(node));
-            points.push(GraphPoint { id, name, kind, row, column, influence, share, activation });
+            let (card, zeroed) = (self.card(node).cloned(), self.known.zeroed.get(&node).copied());
+            points.push(GraphPoint {
+                id: self.id(node),
+                name: self.name(node),
+                kind,
+                row,
+                column,
+                influence,
+                share,
+                activation,
+                zeroed,
+                card,
+                command: self.command(node),
+            });
         }
         let line = |edge: &candle_gpt2_interpret::AttributionEdge| {
             let (source, target) = places[edge.source].zip(places[edge.target])?;

@@ -103,7 +103,7 @@ impl Look for Lens {
         if !(1..=MOST_TOKENS).contains(&self.top) {
             return Err(wrong(format!("`top`: expected from 1 to {MOST_TOKENS}, found {}", self.top)));
         }
-        if self.watch.is_empty() && matches!(self.show, LensValue::Rank | LensValue::WatchedProbability) {
+        if self.watch.is_empty() && self.show.is_watched() {
             return Err(wrong("`show` rank and watched-probability need a token: give `watch` TEXT"));
         }
         let watch = self.watch.iter().map(|token| reader.token("watch", token)).collect::<Result<_>>()?;
@@ -121,8 +121,11 @@ impl Look for Lens {
             None => Ok(x),
         })?;
         let cells: Vec<&LensCell> = layers.iter().flat_map(|layer| &layer.cells).collect();
-        let what = if tuned.is_some() { "tuned lens" } else { "logit lens" };
-        let report = Self::report(what, self.show, &cells, &ids, subject.name(), subject.reader());
+        let mut what = if tuned.is_some() { "tuned lens" } else { "logit lens" }.to_owned();
+        if let Some(token) = options.watch.first().filter(|_| self.show.is_watched()) {
+            what += &format!(" of {:?}", subject.shown(*token));
+        }
+        let report = Self::report(&what, self.show, &cells, &ids, subject.name(), subject.reader());
         let vocabulary = Arc::clone(subject.vocabulary());
         let details = LensDetails { show: self.show, layers, watch: options.watch, vocabulary };
         Ok(Found { report, details: Details::Lens(details), graph: None, features: Vec::new() })
@@ -146,11 +149,16 @@ impl Lens {
         };
         let most_probable =
             |cell: &&LensCell| cell.top.first().map_or(String::new(), |(id, _)| reader.shown(*id));
+        // Values of the watched token do not belong to the most probable one.
+        let texts = match show.is_watched() {
+            true => Vec::new(),
+            false => cells.iter().map(most_probable).collect(),
+        };
         let n_layer = reader.config().n_layer;
         reader.report("lens", format!("{what}: {}", show.title()), model, ids).with_lens(
             (0..=n_layer).map(|layer| lens_label(layer, n_layer)).collect(),
             cells.iter().map(|cell| show.of(cell)).collect(),
-            cells.iter().map(most_probable).collect(),
+            texts,
             scale,
         )
     }

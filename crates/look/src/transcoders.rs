@@ -1,21 +1,19 @@
 //! Reads transcoders of all layers from a folder, whosever format it has, and those of the built-in model.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::fs;
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_engine::{BUILT_IN, built_in_transcoders, check_yaml, is_nearly_built_in};
-use candle_gpt2_interpret::{
-    Dictionary, DictionaryConfig, FileError, TranscoderLayer, Transcoders, TranscodersConfig,
-};
+use candle_gpt2_engine::{BUILT_IN, check_yaml, is_nearly_built_in};
+use candle_gpt2_interpret::{Dictionary, FileError, TranscoderLayer, Transcoders, TranscodersConfig};
 use candle_gpt2_weights::TensorFile;
 
+use crate::LookError;
+use crate::dictionaries::{built_in_dictionaries, read_dictionary};
 use crate::error::{Result, wrong};
 use crate::files::read_config;
-use crate::{LookError, read_dictionary};
 
 /// Reads the transcoders of every layer of such a model: a folder of circuit-tracer's (`config.yaml` or `config.json` with
 /// `layer_0.safetensors`, …, or with `W_enc_0.safetensors`, `W_dec_0.safetensors`, …), or one with a folder of SAELens' for each layer.
@@ -54,40 +52,6 @@ pub fn read_transcoders(folder: &Path, model: &Gpt2Config) -> Result<Transcoders
     };
     transcoders.check_model(model).map_err(of(folder))?;
     Ok(transcoders)
-}
-
-/// The transcoders of the model inside the program, one for each block.
-///
-/// ```
-/// let dictionaries = candle_gpt2_look::built_in_dictionaries()?;
-/// assert_eq!(dictionaries[2].config().site.to_string(), "blocks.2.hook_resid_mid");
-/// # Ok::<(), candle_gpt2_look::LookError>(())
-/// ```
-///
-/// # Errors
-/// In a program without the model.
-pub fn built_in_dictionaries() -> Result<Vec<Dictionary>> {
-    let files = built_in_transcoders();
-    if files.is_empty() {
-        return Err(wrong(format!("{BUILT_IN}: this program has neither that model nor transcoders of it")));
-    }
-    files.iter().map(|(config, weights)| given_dictionary(BUILT_IN, config, *weights)).collect()
-}
-
-/// A dictionary of SAELens by its `cfg.json` and the bytes of its `sae_weights.safetensors`; messages show `name`.
-/// [`built_in_dictionaries`] are made of such.
-///
-/// # Errors
-/// When one of them is damaged, or is not supported.
-pub fn given_dictionary(
-    name: &str,
-    config: &str,
-    weights: impl Into<Cow<'static, [u8]>>,
-) -> Result<Dictionary> {
-    let of_file = |error| LookError::File { path: name.into(), error };
-    let config = DictionaryConfig::from_json(config).map_err(of_file)?;
-    let tensors = TensorFile::of_bytes(name, weights)?.tensors;
-    Dictionary::from_tensors(&tensors, &config).map_err(of_file)
 }
 
 /// The text of a file in YAML, of which JSON is a part, as JSON.

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     report.axes = vec![Axis::numbers("position", 0..8), Axis::numbers("other position", 0..8)];
     report.values = values.collect(); // row after row
     report.values[7] = None; // a cell without a value is grey
-    report.scale = Scale::Signed; // white at 0, red above, blue below
+    report.scale = Scale::Signed; // white at 0, blue above, red below
     report.check()?;
 
     print!("{}", table(&report));

@@ -2,13 +2,13 @@
 //!
 //! The picture has the strongest edges; the page those of the node that is chosen, with the pinned ones as a graph of their own.
 
-use candle_gpt2_web::{GRAPH_CSS, GRAPH_HTML, GRAPH_JS, GRAPH_PAGE_JS, PARTS_JS};
+use candle_gpt2_web::{FEATURE_CSS, FEATURE_HTML, GRAPH_CSS, GRAPH_HTML, script};
 use serde::Serialize;
 
 use crate::page::filled;
 use crate::report::shortened;
 use crate::svg::{Align, Drawing, FONT, INK, MARGIN, document, hexadecimal, signed_colour};
-use crate::{PictureError, Report, Token, Width};
+use crate::{FeatureCard, PictureError, Report, Token, Width};
 
 /// More points are none to look at.
 const MAX_POINTS: usize = 3000;
@@ -29,7 +29,8 @@ const LONGEST_TOKEN: usize = 12;
 /// let tokens = vec![Token::new(0, 5, b"One"), Token::new(1, 6, b" day")];
 /// let report = Report::new("graph", "a graph".into(), "gpt2".into(), tokens, false);
 /// let point = |id: &str, kind, row, column| GraphPoint {
-///     id: id.into(), name: id.into(), kind, row, column, influence: 0.5, share: 0.5, activation: None,
+///     id: id.into(), name: id.into(), kind, row, column, influence: 0.5, share: 0.5, activation: None, zeroed: None, card: None,
+///     command: None,
 /// };
 /// let graph = AttributionGraph {
 ///     rows: vec!["embeddings".into(), "logits".into()],
@@ -69,6 +70,15 @@ pub struct GraphPoint {
     pub share: f64,
     /// How active a feature is.
     pub activation: Option<f64>,
+    /// The predicted and the actual change of the prediction if a feature is set to 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zeroed: Option<[f64; 2]>,
+    /// The tokens that a feature makes more probable, and texts in which it is active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub card: Option<FeatureCard>,
+    /// The command that shows more of a feature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
 }
 
 /// What kind of node a point of an [`AttributionGraph`] is.
@@ -115,12 +125,13 @@ struct Data<'a> {
 ///
 /// See [`AttributionGraph`] for an example.
 pub fn graph_page(report: &Report, graph: &AttributionGraph) -> String {
-    let script = [PARTS_JS, GRAPH_JS, GRAPH_PAGE_JS].concat();
-    filled(&report.title, GRAPH_HTML, GRAPH_CSS, &script, &graph_data(report, graph))
+    let elements = [GRAPH_HTML, FEATURE_HTML].concat();
+    let style = [GRAPH_CSS, FEATURE_CSS].concat();
+    filled(&report.title, &elements, &style, &script("parts/graph-page.js"), &graph_data(report, graph))
 }
 
-/// A graph as the JSON that `parts.graph` of a page draws: `title`, `model`, `tokens`, `bos`, `notes` of the report, and `rows`, `points`
-/// and `lines`.
+/// A graph as the JSON that `drawGraph` of the module `parts/graph.js` draws: `title`, `model`, `tokens`, `bos`, `notes` of the
+/// report, and `rows`, `points` and `lines`.
 ///
 /// See [`AttributionGraph`] for an example.
 pub fn graph_data(report: &Report, graph: &AttributionGraph) -> String {
@@ -164,12 +175,18 @@ pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Res
     }
     for (point, place) in graph.points.iter().zip(&layout.places) {
         let fill = match point.kind {
-            PointKind::Feature => "#4a7fc1",
+            PointKind::Feature => "#1f5fae",
             PointKind::Error => "#dcdee3",
             PointKind::Embedding | PointKind::Position => "#8c96a8",
-            PointKind::Logit => "#d9480f",
+            PointKind::Logit => "#b83a00",
         };
         drawing.circle(*place, RADIUS, fill);
+    }
+    for (point, [x, y]) in
+        labelled(graph).into_iter().map(|point| (&graph.points[point], layout.places[point]))
+    {
+        let isolated = [x - RADIUS - 1.0, y - RADIUS];
+        drawing.text(isolated, Align::End, FONT, INK, &label_of(point));
     }
     let foot = layout.bottom + 3.0;
     for token in &report.tokens {
@@ -184,7 +201,24 @@ pub fn graph_svg(report: &Report, graph: &AttributionGraph, width: Width) -> Res
         drawing.text([MARGIN, height + FONT / 2.0], Align::Start, FONT, INK, &text);
         height += FONT;
     }
-    Ok(document(report, width, height + MARGIN, &drawing))
+    Ok(document(report, [width.points(), height + MARGIN], &drawing))
+}
+
+/// The most probable logit and the features with the most influence.
+fn labelled(graph: &AttributionGraph) -> Vec<usize> {
+    const FEATURES: usize = 5;
+    let of_kind = |kind| (0..graph.points.len()).filter(move |point| graph.points[*point].kind == kind);
+    let mut features: Vec<usize> = of_kind(PointKind::Feature).collect();
+    features.sort_by(|a, b| graph.points[*b].influence.total_cmp(&graph.points[*a].influence));
+    of_kind(PointKind::Logit).take(1).chain(features.into_iter().take(FEATURES)).collect()
+}
+
+/// A point's label: the token of a logit, and of a feature its layer and number.
+fn label_of(point: &GraphPoint) -> String {
+    match point.name.strip_prefix("logit of ") {
+        Some(name) => name.rsplit_once(", probability").map_or(name, |(token, _)| token).to_owned(),
+        None => point.id.rsplit_once('_').map_or(&*point.id, |(feature, _)| feature).replace('_', "·"),
+    }
 }
 
 /// Where everything is.

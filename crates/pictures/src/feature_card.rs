@@ -1,6 +1,6 @@
 //! Features of a dictionary: what circuit-tracer's frontend fetches for each, and a page of them.
 
-use candle_gpt2_web::{FEATURE_CSS, FEATURE_HTML, FEATURE_JS, FEATURE_PAGE_JS, PARTS_JS};
+use candle_gpt2_web::{FEATURE_CSS, FEATURE_HTML, REPORT_HTML, script};
 use serde::Serialize;
 
 use crate::Report;
@@ -90,5 +90,6 @@ pub struct FeatureText {
 pub fn feature_page(report: &Report, features: &[FeatureCard]) -> String {
     let features = serde_json::to_string(features).unwrap_or_default();
     let data = format!(r#"{{"report":{},"features":{features}}}"#, data(report));
-    filled(&report.title, FEATURE_HTML, FEATURE_CSS, &[PARTS_JS, FEATURE_JS, FEATURE_PAGE_JS].concat(), &data)
+    let elements = [REPORT_HTML, FEATURE_HTML].concat();
+    filled(&report.title, &elements, FEATURE_CSS, &script("parts/feature-page.js"), &data)
 }

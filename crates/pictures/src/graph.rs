@@ -45,6 +45,6 @@ pub struct GraphLink {
     pub to: usize,
     /// Where on that node: `q` at its left, `k` in the middle, `v` at its right.
     pub port: Option<char>,
-    /// Its width and colour: red above 0, blue below.
+    /// Its width and colour: blue above 0, red below.
     pub weight: f32,
 }

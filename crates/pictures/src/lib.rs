@@ -13,7 +13,7 @@ mod table;
 pub use attribution_graph::{
     AttributionGraph, GraphLine, GraphPoint, PointKind, graph_data, graph_page, graph_svg,
 };
-pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, WRITING_CSS, WRITING_JS};
+pub use candle_gpt2_web::{HEAD_HTML, PARTS_CSS, REPORT_HTML, WRITING_CSS, script};
 pub use error::PictureError;
 pub use feature_card::{FeatureCard, FeatureHistogram, FeatureQuantile, FeatureText, feature_page};
 pub use graph::{Graph, GraphLink, GraphNode};

@@ -63,9 +63,9 @@ pub(crate) fn pack(report: &Report) -> Option<Pattern> {
         Form::Strongest
     };
     let about = match form {
-        Form::U16 => "values to 1/65535".into(),
-        Form::U8 => "values to 1/255".into(),
-        Form::Strongest => format!("the {STRONGEST} strongest sources of each token, values to 1/255"),
+        Form::U16 => "rounded to 0.002 %".into(),
+        Form::U8 => "rounded to 0.4 %".into(),
+        Form::Strongest => format!("the {STRONGEST} strongest sources of each token, rounded to 0.4 %"),
     };
     let heads =
         heads.into_iter().map(|head| head.map(|head| STANDARD.encode(bytes(head, len, form)))).collect();

@@ -4,8 +4,7 @@
 //! on the page as text. What it is drawn with is in `candle-gpt2-web`.
 
 use candle_gpt2_web::{
-    LEARNED_CSS, LEARNED_HTML, LEARNED_JS, LEARNED_PAGE_JS, PARTS_CSS, PARTS_JS, REPORT_HTML,
-    REPORT_PAGE_CSS, REPORT_PAGE_HTML, REPORT_PAGE_JS,
+    LEARNED_CSS, LEARNED_HTML, PARTS_CSS, REPORT_HTML, REPORT_PAGE_CSS, REPORT_PAGE_HTML, script,
 };
 use serde::Serialize;
 
@@ -38,7 +37,7 @@ struct Data<'a> {
 /// heatmap, more with lists to choose from, one axis as bars or, where it is the text, as coloured tokens. A graph is below.
 ///
 /// The fragment of the address holds the selection: `#layer=3&head=1&row=5&column=2`. Patterns of attention are rounded, to
-/// 1/65535 in texts of at most 128 tokens, and the page says how; other values are exact. A report that fails
+/// 1/65535 in texts of at most 128 tokens, and the page says so. Numbers have three digits. A report that fails
 /// [`Report::check`] gives a page that says so.
 ///
 /// ```
@@ -58,7 +57,7 @@ pub fn page(report: &Report) -> String {
         &report.title,
         &[REPORT_HTML, &picture].concat(),
         "",
-        &[PARTS_JS, REPORT_PAGE_JS].concat(),
+        &script("parts/report-page.js"),
         &data(report),
     )
 }
@@ -73,7 +72,7 @@ pub fn page(report: &Report) -> String {
 /// assert!(html.contains("<title>How it learned") && !html.contains("https://"));
 /// ```
 pub fn learned_page(title: &str, history: &str) -> String {
-    filled(title, LEARNED_HTML, LEARNED_CSS, &[PARTS_JS, LEARNED_JS, LEARNED_PAGE_JS].concat(), history)
+    filled(title, LEARNED_HTML, LEARNED_CSS, &script("parts/learned-page.js"), history)
 }
 
 /// The page of one thing, with these elements, style, script and data.
@@ -93,18 +92,19 @@ pub(crate) fn filled(title: &str, elements: &str, style: &str, script: &str, dat
         .collect()
 }
 
-/// A report as the JSON that `parts.report` of [`PARTS_JS`] draws; patterns of attention are packed.
+/// A report as the JSON that `drawReport` of the module `parts/report.js` draws; patterns of attention are packed.
 ///
 /// ```
-/// use candle_gpt2_pictures::{HEAD_HTML, PARTS_CSS, PARTS_JS, REPORT_HTML, Report, WRITING_CSS, WRITING_JS, data};
+/// use candle_gpt2_pictures::{PARTS_CSS, REPORT_HTML, Report, data, script};
 ///
 /// let report = Report::new("example", "a title".into(), "gpt2".into(), Vec::new(), false);
 /// let data = data(&report).replace('<', r"\u003c"); // so that no text in it can end the script
 /// assert!(data.contains(r#""title":"a title""#));
-/// // A page of one's own; without `WRITING_CSS`, `WRITING_JS` and `HEAD_HTML` where it neither writes nor shows one head.
+/// // A page of one's own.
 /// let page = format!(
-///     "<style>{PARTS_CSS}{WRITING_CSS}</style>{REPORT_HTML}{HEAD_HTML}\
-///      <script>{PARTS_JS}{WRITING_JS}parts.report({data});</script>"
+///     "<style>{PARTS_CSS}</style>{REPORT_HTML}\
+///      <script>{}modules[\"parts/report.js\"].drawReport({data}, \"\", () => {{}});</script>",
+///     script("parts/report.js")
 /// );
 /// assert!(page.ends_with("</script>"));
 /// ```

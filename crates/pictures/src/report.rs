@@ -122,7 +122,7 @@ pub struct Metric {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// White at 0, red above, blue below, equally far on both sides.
+    /// White at 0, blue above, red below, equally far on both sides.
     Signed,
     /// From 0 to 1.
     Share,
@@ -154,6 +154,23 @@ impl Report {
         }
     }
 
+    /// A text with a value for each token, which pages and pictures show as coloured text.
+    ///
+    /// ```
+    /// use candle_gpt2_pictures::{Report, Scale};
+    ///
+    /// let report = Report::of_tokens("surprise".into(), &["One", " day"], &[0.5, 2.0], Scale::Amount);
+    /// assert!(report.check().is_ok());
+    /// assert_eq!(report.axes[0].labels, ["One 0", "·day 1"]);
+    /// ```
+    pub fn of_tokens(title: String, tokens: &[impl AsRef<str>], values: &[f32], scale: Scale) -> Self {
+        let token = |(index, text): (usize, &_)| Token::new(index, 0, AsRef::<str>::as_ref(text).as_bytes());
+        let tokens: Vec<Token> = tokens.iter().enumerate().map(token).collect();
+        let axes = vec![Axis::tokens("token", &tokens)];
+        let values = values.iter().map(|value| value.is_finite().then_some(*value)).collect();
+        Self { axes, values, scale, ..Self::new("tokens", title, String::new(), tokens, false) }
+    }
+
     /// The same with attention patterns: values by layer, head, query and key.
     pub fn with_patterns(self, layers: Vec<usize>, heads: Vec<usize>, values: Vec<Option<f32>>) -> Self {
         let axes = vec![
@@ -165,7 +182,7 @@ impl Report {
         Self { axes, values, scale: Scale::Share, ..self }
     }
 
-    /// The same with a value and the most probable token for each layer, by its label, and token of the text.
+    /// The same with a value for each layer, by its label, and token of the text; `texts` are the most probable tokens, or none.
     pub fn with_lens(
         mut self,
         layers: Vec<String>,
@@ -173,7 +190,9 @@ impl Report {
         texts: Vec<String>,
         scale: Scale,
     ) -> Self {
-        self.notes.push("the text of a cell is the most probable token there".into());
+        if !texts.is_empty() {
+            self.notes.push("the text of a cell is the most probable token there".into());
+        }
         let axes = vec![Axis::new("layer", layers), Axis::tokens("token", &self.tokens)];
         Self { axes, values, texts, scale, ..self }
     }
@@ -208,10 +227,20 @@ impl Report {
         names == ["layer", "head", "query", "key"] && self.axes[2].labels.len() == self.axes[3].labels.len()
     }
 
-    /// Whether the rows of a heatmap are drawn from the bottom upwards: layers whose cells hold texts.
+    /// Whether the rows of a heatmap are drawn from the bottom upwards: layers over the tokens of the text.
     pub(crate) fn is_bottom_up(&self) -> bool {
-        let row_axis = self.axes.len().checked_sub(2).and_then(|row| self.axes.get(row));
-        !self.texts.is_empty() && row_axis.is_some_and(|axis| axis.name == "layer")
+        match &self.axes[..] {
+            [.., rows, columns] => {
+                rows.name == "layer" && (columns.name == "token" || !self.texts.is_empty())
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether an axis is the text of the report, token by token.
+    pub(crate) fn is_text(&self, axis: &Axis) -> bool {
+        let labels = self.tokens.iter().map(Token::label);
+        !self.tokens.is_empty() && labels.eq(axis.labels.iter().cloned())
     }
 
     /// The value whose colour is the strongest: 1 for shares, else the largest magnitude.
@@ -311,23 +340,22 @@ fn push_bytes(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// A value in few digits: four that count, or a power of ten where it is very large or small.
+/// A value in three digits, an integer in full, or a power of ten where it is very large or small.
 pub(crate) fn short(value: f32) -> String {
     let magnitude = value.abs();
-    if value == 0.0 {
-        "0".into()
-    } else if !(1e-3..1e5).contains(&magnitude) {
-        format!("{value:.2e}")
-    } else {
-        let decimals = match magnitude {
-            1e3.. => 0,
-            1e2.. => 1,
-            1e1.. => 2,
-            1e0.. => 3,
-            _ => 4,
-        };
-        format!("{value:.decimals$}")
+    if magnitude < 1e5 && value.fract() == 0.0 {
+        return format!("{:.0}", value + 0.0); // Not -0.
     }
+    let decimals = match magnitude {
+        1e2..1e5 => 0,
+        1e1..1e2 => 1,
+        1e0..1e1 => 2,
+        1e-1..1e0 => 3,
+        1e-2..1e-1 => 4,
+        1e-3..1e-2 => 5,
+        _ => return format!("{value:.2e}"),
+    };
+    format!("{value:.decimals$}")
 }
 
 /// A label of at most `length` characters: what is too long loses the end of its text, never its index.

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{escaped, short, shortened};
+use crate::report::{escaped, printable, short, shortened};
 use crate::{Axis, Graph, PictureError, Report, Scale};
 
 /// How wide the picture is.
@@ -43,6 +43,8 @@ const MAX_CELLS: usize = 20_000;
 const MAX_LINKS: usize = 4_000;
 /// More values along one axis than this are a line instead of bars.
 const MAX_BARS: usize = 60;
+/// More values than this have a running mean over them.
+const MAX_PLAIN_CURVE: usize = 400;
 /// Up to so many panels have labels along both axes.
 const MAX_LABELLED_PANELS: usize = 4;
 const MAX_LABEL: usize = 18;
@@ -56,13 +58,18 @@ const WIDE_LETTER: f64 = 0.9;
 pub(crate) const MARGIN: f64 = 4.0;
 /// Between a label and what it belongs to, on both sides together.
 const LABEL_GAP: f64 = 5.0;
+/// Room on the left for the turned name of the rows.
+const NAME_ROOM: f64 = FONT + 3.0;
 /// Room on the right for the colour bar and its numbers.
 const BAR_ROOM: f64 = 40.0;
 const MAX_HEIGHT: f64 = 620.0;
 const BARS_HEIGHT: f64 = 110.0;
+/// The width from which cells have their values printed in them.
+const PRINTED_CELL: f64 = 16.0;
 
 const NONE: &str = "#dcdee3";
 pub(crate) const INK: &str = "#1a1d23";
+const QUIET: &str = "#565d6b";
 const ZERO: [f64; 3] = [255.0, 255.0, 255.0];
 const BLUE: [[f64; 3]; 2] = [[98.0, 163.0, 214.0], [12.0, 48.0, 110.0]];
 const RED: [[f64; 3]; 2] = [[232.0, 132.0, 108.0], [146.0, 18.0, 38.0]];
@@ -74,16 +81,16 @@ const RED: [[f64; 3]; 2] = [[232.0, 132.0, 108.0], [146.0, 18.0, 38.0]];
 pub fn svg(report: &Report, width: Width) -> Result<String, PictureError> {
     report.check()?;
     let mut drawing = Drawing::default();
-    let height = match &report.graph {
-        Some(graph) => draw_graph(&mut drawing, report, graph, width.points())?,
+    let size = match &report.graph {
+        Some(graph) => [width.points(), draw_graph(&mut drawing, report, graph, width.points())?],
         None => draw_values(&mut drawing, report, width.points())?,
     };
-    Ok(document(report, width, height, &drawing))
+    Ok(document(report, size, &drawing))
 }
 
 /// The whole picture of what was drawn.
-pub(crate) fn document(report: &Report, width: Width, height: f64, drawing: &Drawing) -> String {
-    let [inches, high_inches] = [width.points(), height].map(|points| number(points / POINTS_PER_INCH));
+pub(crate) fn document(report: &Report, [width, height]: [f64; 2], drawing: &Drawing) -> String {
+    let [inches, high_inches] = [width, height].map(|points| number(points / POINTS_PER_INCH));
     let front = report.bos_in_words();
     // What is of no model is of no text either.
     let of = if report.model.is_empty() { String::new() } else { format!(", {}, {front}", report.model) };
@@ -92,14 +99,14 @@ pub(crate) fn document(report: &Report, width: Width, height: f64, drawing: &Dra
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{inches}in\" height=\"{high_inches}in\" viewBox=\"0 0 {wide} {high}\" \
          font-family=\"Helvetica, Arial, sans-serif\" fill=\"{INK}\">\n<title>{title}</title>\n\
          <rect width=\"{wide}\" height=\"{high}\" fill=\"#fff\"/>\n{body}</svg>\n",
-        wide = number(width.points()),
+        wide = number(width),
         high = number(height),
         body = drawing.body
     )
 }
 
-/// Draws the values and gives the height of the picture.
-fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64, PictureError> {
+/// Draws the values and returns the size of the picture, which is at most this wide.
+fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f64; 2], PictureError> {
     let cells = (0..report.values.len()).filter(|place| report.at(*place).is_some()).count();
     if cells == 0 {
         return Err(PictureError::Nothing);
@@ -109,7 +116,7 @@ fn draw_values(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
         return Err(PictureError::TooManyCells { cells, limit: MAX_CELLS, axes });
     }
     match report.axes.as_slice() {
-        [axis] => Ok(draw_bars(drawing, report, axis, width)),
+        [axis] => Ok([width, draw_bars(drawing, report, axis, width)]),
         _ => draw_panels(drawing, report, width),
     }
 }
@@ -155,12 +162,16 @@ fn draw_graph(
         let above = above + side * widths[link.to];
         let (y, end) = (y - NODE / 2.0, end + NODE / 2.0);
         let middle = (y + end) / 2.0;
+        let others = (0..widths.len()).filter(|node| ![link.from, link.to].contains(node));
+        let boxes: Vec<_> = others.map(|node| (place(node), widths[node] / 2.0)).collect();
+        let bow = bow_around(&boxes, [x, y], [above, end], NODE / 2.0);
         let share = f64::from(link.weight.abs() / strongest);
-        let stroke = hexadecimal(if link.weight > 0.0 { RED } else { BLUE }[usize::from(share > 0.4)]);
+        let stroke = hexadecimal(if link.weight < 0.0 { RED } else { BLUE }[usize::from(share > 0.4)]);
+        let [begin_x, end_x] = [x + bow, above + bow].map(number);
         let [x, y, above, end, middle] = [x, y, above, end, middle].map(number);
         let [thick, solid] = [0.4 + 2.0 * share, 0.4 + 0.6 * share].map(number);
         drawing.push(format_args!(
-            "<path d=\"M{x} {y}C{x} {middle} {above} {middle} {above} {end}\" stroke=\"{stroke}\" \
+            "<path d=\"M{x} {y}C{begin_x} {middle} {end_x} {middle} {above} {end}\" stroke=\"{stroke}\" \
              stroke-width=\"{thick}\" stroke-opacity=\"{solid}\"/>"
         ));
     }
@@ -175,14 +186,40 @@ fn draw_graph(
     Ok(first + top_row as f64 * ROW + NODE / 2.0 + MARGIN)
 }
 
+/// How far a curve's middle moves to the side so that it runs past the boxes between its ends, as far as it can.
+fn bow_around(boxes: &[([f64; 2], f64)], [x, y]: [f64; 2], [end_x, end]: [f64; 2], half_height: f64) -> f64 {
+    const STEP: f64 = 12.0;
+    const POINTS: i32 = 24;
+    const GAP: f64 = 2.0;
+    let middle = (y + end) / 2.0;
+    let crossed = |bow: f64| {
+        let inside = |point: i32| {
+            let t = f64::from(point) / f64::from(POINTS);
+            let at = |[a, b, c, d]: [f64; 4]| {
+                let s = 1.0 - t;
+                s * s * s * a + 3.0 * s * s * t * b + 3.0 * s * t * t * c + t * t * t * d
+            };
+            let [px, py] = [at([x, x + bow, end_x + bow, end_x]), at([y, middle, middle, end])];
+            boxes.iter().any(|([left, top], half)| {
+                (px - left).abs() < half + GAP && (py - top).abs() < half_height + GAP
+            })
+        };
+        (0..=POINTS).filter(|point| inside(*point)).count()
+    };
+    let bows = (0..12).flat_map(|step| [f64::from(step) * STEP, -f64::from(step) * STEP]);
+    bows.min_by_key(|bow| crossed(*bow)).unwrap_or(0.0)
+}
+
 /// Where a text stands: its anchor, and whether it is turned to read upwards.
 #[derive(Clone, Copy)]
 pub(crate) enum Align {
     Start,
     Middle,
     End,
-    /// Turned, with its end at the place.
+    /// Turned to read upwards, with its end at the place.
     Upwards,
+    /// Turned to read upwards, with its middle at the place.
+    Turned,
 }
 
 /// The elements drawn so far.
@@ -229,6 +266,7 @@ impl Drawing {
             Align::Middle => ("middle", false),
             Align::End => ("end", false),
             Align::Upwards => ("end", true),
+            Align::Turned => ("middle", true),
         };
         // A third of the font's size from the middle of a letter to its foot.
         let (x, y) = if turn { (x + font * 0.35, y) } else { (x, y + font * 0.35) };
@@ -262,8 +300,8 @@ struct Panel<'a> {
     cell: [f64; 2],
 }
 
-/// Draws heatmaps of the last two axes and gives the height of the picture.
-fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64, PictureError> {
+/// Draws heatmaps of the last two axes and returns the size of the picture.
+fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<[f64; 2], PictureError> {
     let (leading, last) = report.axes.split_at(report.axes.len() - 2);
     let [rows, columns] = [&last[0], &last[1]];
     let panel_len = rows.labels.len() * columns.labels.len();
@@ -287,8 +325,7 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
 
     let gap = if is_labelled { 8.0 } else { 3.0 };
     let outer = (width - 2.0 * MARGIN - BAR_ROOM + gap) / across as f64 - gap;
-    let row_room = room_for(rows, FONT).max(text_width(&rows.name, FONT) + LABEL_GAP);
-    let side = if is_labelled { row_room.min(outer * 0.4) } else { 0.0 };
+    let side = if is_labelled { NAME_ROOM + room_for(rows, FONT).min(outer * 0.4) } else { 0.0 };
     let room = outer - side;
     let cell = cell_size(report, rows, columns, room);
     let is_turned = columns.labels.iter().any(|label| text_width(label, FONT) > cell[0] * 0.95);
@@ -299,14 +336,15 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
     };
     let caption = if is_captioned { FONT + 1.0 } else { 0.0 };
     let body = [cell[0] * columns.labels.len() as f64, cell[1] * rows.labels.len() as f64];
-    let step = [side + body[0].max(room.min(body[0] + 1.0)) + gap, caption + body[1] + foot + gap];
-    let name = if is_labelled { FONT + 2.0 } else { 0.0 };
-    let begin = [MARGIN, MARGIN + name];
+    // Few rows have no room for a name beside them: it has a line of its own above them.
+    let name = if is_labelled && text_width(&rows.name, FONT) > body[1] { FONT + 2.0 } else { 0.0 };
+    let step = [side + body[0].max(room.min(body[0] + 1.0)) + gap, caption + name + body[1] + foot + gap];
+    let begin = [MARGIN, MARGIN];
 
     for (place, panel) in there.iter().enumerate() {
         let [x, y] =
             [begin[0] + (place % across) as f64 * step[0], begin[1] + (place / across) as f64 * step[1]];
-        let corner = [x + side, y + caption];
+        let corner = [x + side, y + caption + name];
         if is_captioned {
             let font = if is_labelled { FONT } else { FONT.min(body[0] / 2.6).max(SMALLEST_FONT) };
             let text = caption_of(leading, *panel, is_labelled);
@@ -325,18 +363,51 @@ fn draw_panels(drawing: &mut Drawing, report: &Report, width: f64) -> Result<f64
     let bar_end = draw_colour_bar(
         drawing,
         report,
-        [right, begin[1] + caption],
+        [right, begin[1] + caption + name],
         (height - 30.0).clamp(30.0, 90.0),
         has_none,
     );
     height = height.max(bar_end + MARGIN);
+    // No wider than what is drawn.
+    let mut used = right + BAR_ROOM;
     if !is_labelled {
         let names = leading.iter().map(|axis| axis.name.as_str()).collect::<Vec<_>>().join(".");
         let legend = format!("panels: {names}; downwards: {}; across: {}", rows.name, columns.name);
         drawing.text([begin[0], height + FONT / 2.0 - 1.0], Align::Start, FONT, INK, &legend);
         height += FONT + MARGIN;
+        used = used.max(begin[0] + text_width(&legend, FONT) + MARGIN);
+        if columns.labels == rows.labels {
+            let names = format!("{}, {}", rows.name, columns.name);
+            height = draw_legend(drawing, &names, rows, width, height);
+        } else {
+            height = draw_legend(drawing, &rows.name, rows, width, height);
+            height = draw_legend(drawing, &columns.name, columns, width, height);
+        }
     }
-    Ok(height)
+    Ok([used.min(width), height])
+}
+
+/// Lists the labels of an axis below panels that are too small for them, and gives where that ends. Numbers from 0 need no list.
+fn draw_legend(drawing: &mut Drawing, name: &str, axis: &Axis, width: f64, mut height: f64) -> f64 {
+    if axis.labels.iter().enumerate().all(|(place, label)| *label == place.to_string()) {
+        return height;
+    }
+    let mut lines = vec![format!("{name}:")];
+    for label in &axis.labels {
+        let label = shortened(label, MAX_LABEL);
+        match lines.last_mut() {
+            Some(line) if text_width(line, FONT) + text_width(&label, FONT) < width - 4.0 * MARGIN => {
+                // An em space: SVG joins ordinary ones.
+                *line += &format!("\u{2003}{label}");
+            }
+            _ => lines.push(label),
+        }
+    }
+    for line in lines {
+        drawing.text([MARGIN, height + FONT / 2.0 - 1.0], Align::Start, FONT, INK, &line);
+        height += FONT + 2.0;
+    }
+    height + MARGIN
 }
 
 /// How many panels stand side by side where the axes do not say.
@@ -387,13 +458,17 @@ fn draw_heatmap(drawing: &mut Drawing, panel: &Panel<'_>, rows: &Axis, columns: 
         }
     }
     drawing.push(format_args!("</g>"));
-    if report.texts.is_empty() {
+    if report.texts.is_empty() && (cell[0] < PRINTED_CELL || cell[1] < FONT) {
         return;
     }
     for row in 0..count[1] {
         for column in 0..count[0] {
             let place = start + row * count[0] + column;
-            let text = &report.texts[place];
+            let Some(value) = report.texts.get(place).cloned().or_else(|| report.at(place).map(three_digits))
+            else {
+                continue;
+            };
+            let text = &value;
             let longest = text.chars().count().clamp(1, MAX_LABEL) as f64;
             let font = (cell[0] * 0.94 / (longest * LETTER)).min(cell[1] * 0.75).clamp(SMALLEST_FONT, FONT);
             let text = fitted(text, cell[0] * 0.96, font);
@@ -423,7 +498,7 @@ fn draw_labels(
     let [wide, high] = panel.cell;
     let row_font = high.clamp(SMALLEST_FONT, FONT);
     for row in (0..rows.labels.len()).step_by(stride(row_font, high)) {
-        let label = fitted(&rows.labels[row], side - 3.0, row_font);
+        let label = fitted(&rows.labels[row], side - NAME_ROOM - 3.0, row_font);
         let middle = row_top(panel, row, rows.labels.len()) + high / 2.0;
         drawing.text([x - 2.5, middle], Align::End, row_font, INK, &label);
     }
@@ -439,12 +514,17 @@ fn draw_labels(
             drawing.text([middle, y + body[1] + FONT / 2.0 + 2.0], Align::Middle, FONT, INK, &label);
         }
     }
-    drawing.text([x - 2.5, y - FONT / 2.0 - 1.0], Align::End, FONT, INK, &rows.name);
+    if text_width(&rows.name, FONT) > body[1] {
+        drawing.text([x - 2.5, y - FONT / 2.0 - 1.0], Align::End, FONT, QUIET, &rows.name);
+    } else {
+        let middle = [x - side + NAME_ROOM / 2.0, y + body[1] / 2.0];
+        drawing.text(middle, Align::Turned, FONT, QUIET, &rows.name);
+    }
     drawing.text(
         [x + body[0] / 2.0, y + body[1] + foot - FONT / 2.0],
         Align::Middle,
         FONT,
-        INK,
+        QUIET,
         &columns.name,
     );
 }
@@ -480,7 +560,10 @@ fn draw_colour_bar(
         return y + length + FONT / 2.0;
     }
     drawing.rect([x, y + length + 8.0], [7.0, 7.0], NONE);
-    drawing.text([x + 9.5, y + length + 11.5], Align::Start, FONT, INK, "none");
+    let is_attention =
+        matches!(report.axes.as_slice(), [.., query, key] if query.name == "query" && key.name == "key");
+    let name = if is_attention { "masked" } else { "no value" };
+    drawing.text([x + 9.5, y + length + 11.5], Align::Start, FONT, INK, name);
     y + length + 16.0
 }
 
@@ -491,7 +574,9 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
     let high = if low == high { low + 1.0 } else { high };
     let ticks: Vec<f32> = if low < 0.0 && high > 0.0 { vec![high, 0.0, low] } else { vec![high, low] };
     let tick_room = ticks.iter().map(|tick| text_width(&tick_text(*tick), FONT)).fold(0.0, f64::max) + 4.0;
-    let [x, y] = [MARGIN + tick_room, MARGIN + FONT + 4.0];
+    let line = MARGIN + FONT + 4.0;
+    let text_end = if report.is_text(axis) { draw_tokens(drawing, report, width, line) } else { line };
+    let [x, y] = [MARGIN + tick_room, text_end];
     let room = width - x - MARGIN;
     let step = room / axis.labels.len() as f64;
     let level = |value: f32| y + BARS_HEIGHT * f64::from((high - value) / (high - low));
@@ -509,11 +594,19 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
     }
     let middle = |place: usize| x + (place as f64 + 0.5) * step;
     if axis.labels.len() > MAX_BARS {
-        let points: Vec<Option<[f64; 2]>> =
-            values().enumerate().map(|(place, value)| Some([middle(place), level(value?)])).collect();
-        for run in points.split(Option::is_none) {
-            let run: Vec<[f64; 2]> = run.iter().flatten().copied().collect();
-            drawing.line(&run, &hexadecimal(BLUE[1]));
+        let all: Vec<Option<f32>> = values().collect();
+        let mut curve = |values: &dyn Fn(usize) -> Option<f32>, stroke: &str| {
+            let points: Vec<Option<[f64; 2]>> =
+                (0..all.len()).map(|place| Some([middle(place), level(values(place)?)])).collect();
+            for run in points.split(Option::is_none) {
+                drawing.line(&run.iter().flatten().copied().collect::<Vec<_>>(), stroke);
+            }
+        };
+        if all.len() > MAX_PLAIN_CURVE {
+            curve(&|place| all[place], "#b9d3ea");
+            curve(&|place| running_mean(&all, place), &hexadecimal(BLUE[1]));
+        } else {
+            curve(&|place| all[place], &hexadecimal(BLUE[1]));
         }
     } else {
         for (place, value) in values().enumerate() {
@@ -524,8 +617,7 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
             };
             let ends = [level(value), level(0.0)];
             let from = ends[0].min(ends[1]);
-            let fill =
-                hexadecimal(if report.scale == Scale::Signed && value > 0.0 { RED[0] } else { BLUE[0] });
+            let fill = hexadecimal(if value < 0.0 { RED[0] } else { BLUE[0] });
             drawing.rect([left, from], [step * 0.8, (ends[0] - ends[1]).abs()], &fill);
         }
     }
@@ -545,6 +637,33 @@ fn draw_bars(drawing: &mut Drawing, report: &Report, axis: &Axis, width: f64) ->
     let name = below + foot + FONT / 2.0;
     drawing.text([x + room / 2.0, name], Align::Middle, FONT, INK, &axis.name);
     name + FONT / 2.0 + MARGIN
+}
+
+/// Draws the text, each token on the colour of its value, and gives where that ends.
+fn draw_tokens(drawing: &mut Drawing, report: &Report, width: f64, mut y: f64) -> f64 {
+    const LINE: f64 = FONT + 5.0;
+    let mut x = MARGIN;
+    for (place, token) in report.tokens.iter().enumerate() {
+        let wide = text_width(&printable(&token.text), FONT) + 2.0;
+        if x + wide > width - MARGIN && x > MARGIN {
+            (x, y) = (MARGIN, y + LINE);
+        }
+        let fill = report.at(place).map(|value| colour(value, report.scale, report.top()));
+        drawing.rect([x, y], [wide, LINE - 1.0], &fill.map_or_else(|| NONE.to_owned(), hexadecimal));
+        let ink = fill.map_or(INK, ink_on);
+        drawing.text([x + wide / 2.0, y + LINE / 2.0], Align::Middle, FONT, ink, &token.text);
+        x += wide;
+    }
+    y + LINE + 6.0
+}
+
+/// The mean of the values around a place, over a fiftieth of all; nothing where there is no value.
+fn running_mean(values: &[Option<f32>], place: usize) -> Option<f32> {
+    values[place]?;
+    let reach = values.len() / 100;
+    let near = &values[place.saturating_sub(reach)..(place + reach + 1).min(values.len())];
+    let known: Vec<f32> = near.iter().flatten().copied().collect();
+    Some(known.iter().sum::<f32>() / known.len() as f32)
 }
 
 /// Room for the longest label of an axis.
@@ -590,13 +709,13 @@ fn text_width(text: &str, font: f64) -> f64 {
     text.chars().map(|character| font * width(character)).sum()
 }
 
-/// Red above 0, blue below, the stronger the nearer to `top`.
+/// Blue above 0, red below, the stronger the nearer to `top`.
 pub(crate) fn signed_colour(value: f32, top: f32) -> [f64; 3] {
     colour(value, Scale::Signed, top)
 }
 
 fn colour(value: f32, scale: Scale, top: f32) -> [f64; 3] {
-    let ends = if scale == Scale::Signed && value > 0.0 { RED } else { BLUE };
+    let ends = if scale == Scale::Signed && value < 0.0 { RED } else { BLUE };
     let magnitude = if scale == Scale::Signed { value.abs() } else { value };
     let way = f64::from(magnitude / top).clamp(0.0, 1.0) * 2.0;
     let (from, to, part) = if way < 1.0 { (ZERO, ends[0], way) } else { (ends[0], ends[1], way - 1.0) };
@@ -615,6 +734,13 @@ fn byte(channel: f64) -> u8 {
 /// Black or white, whichever can be read on a colour.
 fn ink_on([red, green, blue]: [f64; 3]) -> &'static str {
     if 0.3 * red + 0.59 * green + 0.11 * blue > 118.0 { INK } else { "#fff" }
+}
+
+/// A value that fits into a cell.
+fn three_digits(value: f32) -> String {
+    let text = if value.abs() >= 99.95 { format!("{value:.0}") } else { format!("{value:.2}") };
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    if text == "-0" { "0".into() } else { text.replace('-', "−") }
 }
 
 fn tick_text(value: f32) -> String {

@@ -26,7 +26,7 @@ const TOKENS: usize = 200;
 /// report.axes = vec![Axis::new("part", ["attention", "MLP"])];
 /// report.values = vec![Some(0.25), Some(0.75)];
 /// let text = table(&report);
-/// assert_eq!(text.lines().last(), Some("      MLP     0.7500"));
+/// assert_eq!(text.lines().last(), Some("      MLP      0.750"));
 /// ```
 pub fn table(report: &Report) -> String {
     let mut lines = vec![printable(&report.title)];
@@ -52,7 +52,7 @@ pub fn table(report: &Report) -> String {
         lines.extend(match report.axes.len() {
             _ if report.is_attention() && report.scale == Scale::Share => heads(report),
             1 => values(report),
-            2 if !report.texts.is_empty() => rows_of_texts(report),
+            2 if !report.texts.is_empty() || report.is_bottom_up() => grid(report),
             2 => matrix(report).unwrap_or_else(|| strongest(report)),
             _ => strongest(report),
         });
@@ -79,12 +79,11 @@ fn values(report: &Report) -> Vec<String> {
     }
     lines.extend(places.into_iter().map(|place| {
         let label = &labels[place];
-        format!(
-            "{}{label}  {:>9}  {}",
-            padding(label, width),
-            shown_value(report, place),
-            text_at(report, place)
-        )
+        let text = report
+            .texts
+            .get(place)
+            .map_or(String::new(), |text| shortened(text, WIDTH.saturating_sub(width + 13).max(LABEL)));
+        format!("{}{label}  {:>9}  {text}", padding(label, width), shown_value(report, place))
     }));
     lines
 }
@@ -111,26 +110,53 @@ fn matrix(report: &Report) -> Option<Vec<String>> {
     Some(lines)
 }
 
-/// Two axes whose cells hold texts: for each row its texts, with their values; layers from the top down.
-fn rows_of_texts(report: &Report) -> Vec<String> {
-    let columns = &report.axes[1];
-    let name = printable(&report.axes[0].name);
-    let mut rows: Vec<usize> = (0..report.axes[0].labels.len()).collect();
+/// A grid of values, with their texts if there are any, layers from the top down. A grid that is too wide continues below.
+fn grid(report: &Report) -> Vec<String> {
+    let [rows, columns] = report.axes.as_slice() else { return Vec::new() };
+    let mut order: Vec<usize> = (0..rows.labels.len()).collect();
     if report.is_bottom_up() {
-        rows.reverse();
+        order.reverse();
     }
-    let cells_of = |row: usize| {
-        (0..columns.labels.len()).map(move |column| {
-            let place = row * columns.labels.len() + column;
-            format!("{} {}", text_at(report, place), shown_value(report, place))
-        })
+    let names: Vec<String> = rows.labels.iter().map(|label| shortened(label, LABEL)).collect();
+    let cell = |row: usize, column: usize| {
+        let place = row * columns.labels.len() + column;
+        let value = shown_value(report, place);
+        match report.texts.get(place) {
+            Some(text) => format!("{} {value}", shortened(text, COLUMN_LABEL)),
+            None => value,
+        }
     };
-    let heading = format!("for each {name}, along {}: text and value", printable(&columns.name));
-    let lines = rows.into_iter().flat_map(|row| {
-        let label = format!("{name} {}", printable(&report.axes[0].labels[row]));
-        std::iter::once(label).chain(wrapped("    ", cells_of(row)))
-    });
-    std::iter::once(heading).chain(lines).collect()
+    let first = widest(&names);
+    let (rows, columns) = (printable(&rows.name), columns.labels.len());
+    let mut lines = vec![format!("rows: {rows}, columns: {}", printable(&report.axes[1].name))];
+    let (mut begin, mut blocks) = (0, 0);
+    while begin < columns {
+        // Columns of this block, each with its heading.
+        let mut block: Vec<Vec<String>> = Vec::new();
+        let mut width = first;
+        for column in begin..columns {
+            let heading = shortened(&report.axes[1].labels[column], COLUMN_LABEL);
+            let cells: Vec<String> =
+                std::iter::once(heading).chain(order.iter().map(|row| cell(*row, column))).collect();
+            width += 2 + widest(&cells);
+            if width > WIDTH && !block.is_empty() {
+                break;
+            }
+            block.push(cells);
+        }
+        if blocks > 0 {
+            lines.push(String::new());
+        }
+        let labels = std::iter::once("").chain(order.iter().map(|row| names[*row].as_str()));
+        lines.extend(labels.enumerate().map(|(line, label)| {
+            let cells = block
+                .iter()
+                .map(|cells| format!("  {}{}", cells[line], padding(&cells[line], widest(cells))));
+            format!("{}{label}{}", padding(label, first), cells.collect::<String>())
+        }));
+        (begin, blocks) = (begin + block.len(), blocks + 1);
+    }
+    lines
 }
 
 /// The strongest cells with their labels.
@@ -161,13 +187,13 @@ fn heads(report: &Report) -> Vec<String> {
         let share = |query: usize, key: usize| head[query * len + key].unwrap_or(0.0);
         let mean = |key: fn(usize) -> usize| {
             let sum: f32 = (1..len).map(|query| share(query, key(query))).sum();
-            if len > 1 { format!("{:.4}", sum / (len - 1) as f32) } else { "-".into() }
+            if len > 1 { format!("{:.3}", sum / (len - 1) as f32) } else { "-".into() }
         };
         let pairs = (1..len).flat_map(|query| (1..=query).map(move |key| (query, key)));
         let strongest =
             pairs.max_by(|a, b| share(a.0, a.1).total_cmp(&share(b.0, b.1))).map(|(query, key)| {
                 let [query_label, key_label] = [query, key].map(|token| shortened(&queries[token], LABEL));
-                format!("{query_label} -> {key_label}  {:.4}", share(query, key))
+                format!("{query_label} -> {key_label}  {:.3}", share(query, key))
             });
         let heads = report.axes[1].labels.len();
         let name =

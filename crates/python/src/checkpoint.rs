@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use candle_core::Device;
 use candle_gpt2::{Parameter, expected_parameters};
 use candle_gpt2_engine::{
-    BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification, VerifyOptions, Watched,
+    ADAPTER_BASE, BUILT_IN, ConvertOptions, InspectOptions, ModelOptions, Reporter, Verification,
+    VerifyOptions, Watched,
 };
 use candle_gpt2_weights::UnknownWrittenDType;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, Result, wrong_value};
-use crate::model::{Model, hub, short_name};
+use crate::model::{Adapters, Model, hub, short_name};
 use crate::process::start;
 use crate::reporting::reporting;
 use crate::values::{Values, dict_of, number};
@@ -66,23 +67,28 @@ pub(crate) fn verify(
 }
 
 /// Writes a checkpoint in another format, as `gpt2 convert` does: a GGUF file for llama.cpp if the name of the output ends in
-/// .gguf, otherwise a folder that transformers loads. The result appears whole or not at all, and nothing that exists is overwritten.
-/// A dict: output, format, dtype, bytes.
+/// .gguf, the weights alone if it ends in .safetensors, otherwise a folder that transformers loads. The result appears whole or not at all, and nothing that exists is overwritten.
+/// A dict: output, format, dtype, bytes, notes (settings of the checkpoint that the output does not hold).
 ///
-/// input: as model for inspect. dtype: f32, f16 or bf16, for GGUF also q8_0 and q4_0. tokenizer: a tokenizer.json, or a folder with
+/// input: as model for inspect; None for the base model that the adapter names. adapter: LoRA adapters to merge, as for
+/// Model.from_pretrained. dtype: f32, f16 or bf16, for GGUF also q8_0, q6_k, q5_k, q5_0, q4_k and q4_0. tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with
 /// one; by default the input's.
 #[pyfunction]
-#[pyo3(signature = (input, output, *, dtype = "f32", tokenizer = None, n_head = None, offline = false))]
+#[pyo3(signature = (input, output, *, dtype = "f32", tokenizer = None, n_head = None, offline = false, adapter = None))]
+#[expect(clippy::too_many_arguments, reason = "keywords of Python")]
 pub(crate) fn convert<'py>(
     py: Python<'py>,
-    input: PathBuf,
+    input: Option<PathBuf>,
     output: PathBuf,
     dtype: &str,
     tokenizer: Option<PathBuf>,
     #[pyo3(from_py_with = number)] n_head: Option<usize>,
     offline: bool,
+    adapter: Option<Adapters>,
 ) -> Result<Bound<'py, PyAny>> {
-    let model = ModelOptions { tokenizer, ..checkpoint(input, n_head, offline) };
+    let input = input.unwrap_or_else(|| ADAPTER_BASE.into());
+    let adapter = Adapters::into_list(adapter)?;
+    let model = ModelOptions { tokenizer, adapter, ..checkpoint(input, n_head, offline) };
     converted(py, &model, output, dtype)
 }
 

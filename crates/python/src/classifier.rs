@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
 use crate::generate::{all_of, check_batch_size};
-use crate::model::{HubAccess, HubToken, Opened};
+use crate::model::{Adapters, HubAccess, HubToken, Opened};
 use crate::process::{computing_on, start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, Texts, dict_of, number, python_of};
@@ -100,11 +100,12 @@ fn questions(
 #[pymethods]
 impl Classifier {
     /// Opens a classifier: a checkpoint folder or weights file of a GPT2ForSequenceClassification, a GPT2ForTokenClassification or a
-    /// GPT2DoubleHeadsModel, or such a model on the Hugging Face Hub. The options are those of Model.from_pretrained.
+    /// GPT2DoubleHeadsModel, or such a model on the Hugging Face Hub. The options are those of Model.from_pretrained. name_or_path may
+    /// be None if an adapter names its base model.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path, dtype = None, device = None, tokenizer = None, revision = None, offline = false,
-        cache_dir = None, token = None, local_files_only = false
+        cache_dir = None, token = None, local_files_only = false, adapter = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_pretrained(
@@ -118,10 +119,12 @@ impl Classifier {
         cache_dir: Option<PathBuf>,
         token: Option<HubToken>,
         local_files_only: bool,
+        adapter: Option<Adapters>,
     ) -> Result<Self> {
         start()?;
         let hub = HubAccess::new(offline || local_files_only, cache_dir, token)?;
-        let opened = Opened::classifier(name_or_path, dtype, device, tokenizer, (revision, hub))?;
+        let opened = Opened::classifier(name_or_path, dtype, device, tokenizer, (revision, hub), adapter)?;
+        let opened = reporting(cls.py(), |listener| opened.with_base_model(listener))?;
         let options = opened.options()?;
         let loaded =
             reporting(cls.py(), |listener| options.open_classifier(listener)?.load_classifier(listener))?;

@@ -50,7 +50,7 @@ impl Which {
 ///
 /// model: a Model on the CPU, or the name or path of one; by default the one inside the package. dtype and kv_dtype: precisions of a
 /// model that is opened here, as for Model.from_pretrained. context: tokens per window, by default the model's context.
-/// tokenizer: a tokenizer.json, or a folder with one. offline: use only the Hub's cache.
+/// tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one. offline: use only the Hub's cache.
 #[pyfunction]
 #[pyo3(signature = (
     data, model = None, *, dtype = "q8", kv_dtype = None, context = None, tokenizer = None, n_head = None, offline = false

@@ -179,11 +179,11 @@ const OTHERS: [&str; 4] = ["batch_size", "details", "return_exceptions", "hooks"
 
 #[pymethods]
 impl Model {
-    /// Continues a prompt, or each of a list: a text (str) or token ids. Options are transformers' (max_new_tokens, do_sample,
-    /// temperature, top_k, num_beams, …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide,
-    /// json_schema, json_object, regex, grammar and logits_processor; see help(candle_gpt2). The prompt is not repeated.
+    /// Continues a prompt and returns the continuation without it; no BOS token by default, unlike a HookedTransformer.
     ///
-    /// batch_size: sequences that are generated at once. details: dicts with ids, text, stop_reason and score in place of texts.
+    /// prompt: a text, token ids, or a list of these. Options are transformers' (max_new_tokens, do_sample, temperature, top_k, num_beams,
+    /// …) with seed, stop, bad_words, logit_bias, keep_last, keep_head, slide, json_schema, json_object, regex, grammar and
+    /// logits_processor; see help(candle_gpt2). prepend_bos: put a BOS token in front of texts. batch_size: sequences that are generated at once. details: dicts with ids, text, stop_reason and score in place of texts.
     /// return_exceptions: return the exception of a prompt in its place. hooks: see run_with_cache.
     #[pyo3(signature = (prompt, *, batch_size = 8, details = false, return_exceptions = false, hooks = None, **options))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -231,7 +231,9 @@ impl Model {
     /// The tokens of a prompt as the model gets them.
     pub(crate) fn prompt(&self, prompt: values::Text, asked: &Asked) -> Result<Vec<u32>> {
         let vocabulary = self.loaded.vocabulary();
-        Ok(vocabulary.prompt(prompt.encoded(vocabulary)?, &asked.config)?)
+        let bos = asked.bos.filter(|_| matches!(prompt, values::Text::Words(_)));
+        let ids = bos.into_iter().chain(prompt.encoded(vocabulary)?).collect();
+        Ok(vocabulary.prompt(ids, &asked.config)?)
     }
 
     /// Those of many prompts, made without the interpreter's lock.

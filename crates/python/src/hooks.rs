@@ -15,7 +15,7 @@ use crate::errors::{Result, wrong_type, wrong_value};
 use crate::model::Model;
 use crate::raised::Raised;
 use crate::steering::Steering;
-use crate::values::{Values, float_array, type_name};
+use crate::values::{Values, float_array, tensor, type_name};
 
 enum Hook {
     /// A function of Python's.
@@ -24,6 +24,8 @@ enum Hook {
     Steering(candle_gpt2_interpret::Steering),
     /// Directions that are added at every position.
     ControlVector(candle_gpt2_interpret::ControlVector),
+    /// An array that replaces a value.
+    Array { site: Site, array: Tensor },
 }
 
 impl Hook {
@@ -32,6 +34,7 @@ impl Hook {
             Self::Function { sites, .. } => sites.contains(&site),
             Self::Steering(steering) => steering.wants(site),
             Self::ControlVector(vector) => vector.wants(site),
+            Self::Array { site: replaced, .. } => *replaced == site,
         }
     }
 }
@@ -43,7 +46,8 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Reads a list of pairs of a name, or pattern, and a function; of steerings; of control vectors. One of the latter may be alone.
+    /// Reads a list of pairs of a name, or pattern, and a function or an array that replaces the value; of steerings; of control vectors.
+    /// One of the latter may be alone.
     pub(crate) fn read(value: Option<&Bound<'_, PyAny>>, n_layer: usize, raised: &Raised) -> Result<Self> {
         let mut hooks = Vec::new();
         let items: Vec<Bound<'_, PyAny>> = match value {
@@ -66,10 +70,17 @@ impl Hooks {
             let (name, function): (String, Bound<'_, PyAny>) = item.extract().map_err(|_| {
                 wrong_type("hooks: expected a list of pairs of a name and a function, such as [(\"blocks.0.hook_resid_post\", f)]")
             })?;
-            if !function.is_callable() {
-                return Err(wrong_type(format!("hooks: what goes with {name:?} cannot be called")));
-            }
             let sites = named_sites(&name, n_layer)?;
+            if !function.is_callable() {
+                let Some(array) = tensor(&function).ok().filter(|_| function.len().is_ok()) else {
+                    let found = type_name(&function);
+                    return Err(wrong_type(format!(
+                        "hooks: the {found} with {name:?} cannot be called, and is not an array"
+                    )));
+                };
+                hooks.extend(sites.into_iter().map(|site| Hook::Array { site, array: array.clone() }));
+                continue;
+            }
             hooks.push(Hook::Function { sites, function: function.unbind() });
         }
         Ok(Self { hooks, raised: raised.clone() })
@@ -77,6 +88,20 @@ impl Hooks {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.hooks.is_empty()
+    }
+
+    /// Rejects functions, through which there is no gradient.
+    pub(crate) fn check_differentiable(&self) -> Result<()> {
+        match self.hooks.iter().find_map(|hook| match hook {
+            Hook::Function { sites, .. } => sites.first(),
+            _ => None,
+        }) {
+            Some(site) => Err(wrong_value(format!(
+                "hooks: the function at {site} cannot be differentiated; pass an array, a Steering or a ControlVector, or use \
+                 HookedTransformer with torch"
+            ))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -99,6 +124,7 @@ impl Observer for Hooks {
             let function = match hook {
                 Hook::Steering(steering) => return steering.observe(site, value),
                 Hook::ControlVector(vector) => return vector.observe(site, value),
+                Hook::Array { array, .. } => return replacing(site, array, &value),
                 Hook::Function { function, .. } => function,
             };
             let values = Values::of(&value)?;
@@ -114,6 +140,19 @@ impl Observer for Hooks {
                 None => Ok(value),
             }
         })
+    }
+}
+
+/// The array in the type and shape of the value that it replaces.
+fn replacing(site: Site, array: &Tensor, value: &Tensor) -> candle_core::Result<Tensor> {
+    let array = array.to_dtype(value.dtype())?.to_device(value.device())?;
+    match array.broadcast_as(value.shape()) {
+        Ok(array) => array.contiguous(),
+        Err(_) => candle_core::bail!(
+            "hooks: the array at {site} has shape {:?}; expected {:?}, or one that broadcasts to it",
+            array.dims(),
+            value.dims()
+        ),
     }
 }
 

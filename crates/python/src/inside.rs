@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::errors::Result;
 use crate::hooks::Hooks;
-use crate::keywords::read;
+use crate::keywords::{PREPEND_BOS, read};
 use crate::look::fields;
 use crate::model::Model;
 use crate::process::{computing, start};
@@ -17,7 +17,7 @@ use crate::raised::Raised;
 use crate::values::Values;
 
 /// Names of places as a text with commas or a list; all of them if there are none.
-fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> {
+pub(crate) fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> {
     let list = match names.map(|names| names.extract::<String>().map_err(|_| names)) {
         None => "*".to_owned(),
         Some(Ok(list)) => list,
@@ -31,32 +31,32 @@ fn sites(names: Option<&Bound<'_, PyAny>>, n_layer: usize) -> Result<Vec<Site>> 
 
 #[pymethods]
 impl Model {
-    /// Reads a text and keeps the activations at these hook points: the logits of every token, an array (1, tokens, vocabulary), and
-    /// a dict of arrays. Names are TransformerLens', as for `gpt2 cache` (`blocks.0.attn.hook_pattern`, `blocks.*.hook_resid_post`,
-    /// `resid_post`); all of them if none are given.
+    /// Returns the logits (1, tokens, vocabulary) of a text and a dict of its activations; no BOS token by default.
     ///
-    /// hooks: pairs of a name and a function of an array and its name. The array that it returns replaces the value; None changes
-    /// nothing. Results of `steering` may be among them. bos: put the BOS token in front. layers, positions: only these layers, only
+    /// names: hook points by TransformerLens' names, as for `gpt2 cache` (`blocks.0.attn.hook_pattern`, `blocks.*.hook_resid_post`,
+    /// `resid_post`); all of them by default. hooks: pairs of a name and a function of an array and its name. The array that it returns
+    /// replaces the value; None changes nothing. Results of `steering` may be among them. prepend_bos: put a BOS token in front. layers, positions: only these layers, only
     /// these tokens. as_: "raw" values, or those that "transformer-lens" shows.
-    #[pyo3(signature = (text, names = None, hooks = None, bos = false, **options), text_signature = "($self, text, names=None, hooks=None, bos=False, *, layers=None, positions=None, as_='raw')")]
+    #[pyo3(signature = (text, names = None, hooks = None, prepend_bos = false, **options), text_signature = "($self, text, names=None, hooks=None, prepend_bos=False, *, layers=None, positions=None, as_='raw')")]
     fn run_with_cache<'py>(
         &self,
         py: Python<'py>,
         text: &Bound<'py, PyAny>,
         names: Option<&Bound<'py, PyAny>>,
         hooks: Option<&Bound<'py, PyAny>>,
-        bos: bool,
+        prepend_bos: bool,
         options: Option<&Bound<'py, PyDict>>,
     ) -> Result<(Bound<'py, PyArrayDyn<f32>>, Bound<'py, PyDict>)> {
         start()?;
         let n_layer = self.loaded.config().n_layer;
-        let activations: Activations = read(fields(&[("text", text)])?, options, &["names", "hooks", "bos"])?;
+        let activations: Activations =
+            read(fields(&[("text", text)])?, options, &["names", "hooks", PREPEND_BOS])?;
         let activations = Activations { sites: sites(names, n_layer)?, ..activations };
         let raised = Raised::default();
         let mut hooks = Hooks::read(hooks, n_layer, &raised)?;
         let (name, mut seen) = (self.opened.name(), Vec::new());
         let logits = computing(py, &self.loaded, || {
-            let reader = Reader::new(self.loaded.vocabulary(), bos)?;
+            let reader = Reader::new(self.loaded.vocabulary(), prepend_bos)?;
             let checked = activations.check(&reader)?;
             let subject = LookSubject::new(&self.loaded, name, &reader);
             let mut see = |site: Site, value| {

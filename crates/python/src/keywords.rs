@@ -11,12 +11,23 @@ use crate::values::json_of;
 /// Arguments that are texts, or token ids.
 pub(crate) const TEXTS: [&str; 3] = ["text", "clean", "corrupt"];
 
+/// The keyword for a BOS token in front of texts, as of a HookedTransformer.
+pub(crate) const PREPEND_BOS: &str = "prepend_bos";
+
 /// What serde says of a key that no option has.
 const UNKNOWN: &str = "unknown field ";
 /// What types of ours say of a value of another type, see `expecting` there.
 const OTHER_TYPE: &str = "invalid type: expected ";
 /// What serde says of an integer that the option's type does not hold.
 const OUT_OF_RANGE: &str = "invalid value: integer `";
+
+/// Takes out whether a BOS token goes in front of texts: `prepend_bos` is a keyword of methods, and of no options of the libraries.
+pub(crate) fn take_bos(options: Option<&Bound<'_, PyDict>>) -> Result<bool> {
+    let Some(options) = options else { return Ok(false) };
+    let Some(bos) = options.get_item(PREPEND_BOS)? else { return Ok(false) };
+    options.del_item(PREPEND_BOS)?;
+    Ok(bos.extract()?)
+}
 
 /// Reads keywords, each by itself, so that an error names it; those that are None keep the default. `fields` are arguments that the
 /// method names, and `others` keywords that it reads itself.
@@ -76,7 +87,12 @@ fn unknown(keyword: &str, told: &str, others: &[&str]) -> Failure {
 
 /// A keyword that there is not, with the one that is most like it.
 pub(crate) fn unknown_keyword<'a>(keyword: &str, known: impl Iterator<Item = &'a str>) -> Failure {
-    let nearest = known.max_by(|a, b| strsim::jaro(keyword, a).total_cmp(&strsim::jaro(keyword, b)));
+    /// Similarity from which a name may be meant.
+    const NEAR: f64 = 0.7;
+    let near = known
+        .map(|known| (strsim::jaro(keyword, known), known))
+        .filter(|(similarity, _)| *similarity >= NEAR);
+    let nearest = near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known);
     let nearest = nearest.map_or(String::new(), |nearest| format!("; the nearest name is `{nearest}`"));
     wrong_type(format!("there is no option `{keyword}`{nearest}"))
 }

@@ -14,6 +14,7 @@ mod dictionary;
 mod errors;
 mod evaluate;
 mod generate;
+mod gradients;
 mod hooks;
 mod inside;
 mod keywords;

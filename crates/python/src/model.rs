@@ -8,8 +8,8 @@ use candle_core::Tensor;
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_api::ServedModel;
 use candle_gpt2_engine::{
-    BUILT_IN, DeviceChoice, EncoderStates, EngineError, HubOptions, LoadedModel, ModelOptions, Network,
-    device_name,
+    ADAPTER_BASE, AdapterChoice, BUILT_IN, DeviceChoice, EncoderStates, EngineError, HubOptions, LoadedModel,
+    ModelOptions, Network, Reporter, device_name,
 };
 use candle_gpt2_grammar::Compiler;
 use pyo3::prelude::*;
@@ -21,8 +21,10 @@ use crate::process::{computing, start, thread_count};
 use crate::reporting::reporting;
 use crate::values::{Text, Values, dict_of, python_of, tensor};
 
-/// A GPT-2 in memory, with its tokenizer and its defaults. Threads may share it; a pickle holds its name, by which another process
-/// opens it again.
+/// A GPT-2 in memory: adds no BOS token to texts by default, and `generate` returns the continuation without the prompt.
+///
+/// A HookedTransformer, whose `native` is a Model, does the opposite; `prepend_bos` is a keyword of both. Threads may share a Model; a
+/// pickle holds its name, by which another process opens it again.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Model {
     pub(crate) loaded: Arc<LoadedModel>,
@@ -47,6 +49,44 @@ pub(crate) struct Opened {
     hub: HubAccess,
     assistant_model: Option<PathBuf>,
     encoder_states: Option<States>,
+    adapters: Vec<AdapterChoice>,
+}
+
+/// LoRA adapters: a path or `DIR=WEIGHT`, a pair of a path and a weight, or a list of them.
+#[derive(FromPyObject)]
+pub(crate) enum Adapters {
+    #[pyo3(annotation = "str")]
+    Text(String),
+    #[pyo3(annotation = "PathLike")]
+    Path(PathBuf),
+    #[pyo3(annotation = "(path, weight)")]
+    Weighted((PathBuf, f64)),
+    #[pyo3(annotation = "list")]
+    Several(Vec<Self>),
+}
+
+impl Adapters {
+    fn append_to(self, adapters: &mut Vec<AdapterChoice>) -> Result<()> {
+        let adapter = match self {
+            Self::Text(text) => match text.parse() {
+                Ok(adapter) => adapter,
+                Err(never) => match never {},
+            },
+            Self::Path(path) => AdapterChoice::new(path),
+            Self::Weighted((path, weight)) => AdapterChoice { path, weight },
+            Self::Several(several) => {
+                return several.into_iter().try_for_each(|adapter| adapter.append_to(adapters));
+            }
+        };
+        adapters.push(AdapterChoice { path: lasting(adapter.path)?, ..adapter });
+        Ok(())
+    }
+
+    pub(crate) fn into_list(this: Option<Self>) -> Result<Vec<AdapterChoice>> {
+        let mut adapters = Vec::new();
+        this.map_or(Ok(()), |this| this.append_to(&mut adapters))?;
+        Ok(adapters)
+    }
 }
 
 /// How models on the Hub are reached.
@@ -128,6 +168,7 @@ impl Opened {
         device: Option<String>,
         tokenizer: Option<PathBuf>,
         (revision, hub): (Option<String>, HubAccess),
+        adapter: Option<Adapters>,
     ) -> Result<Self> {
         Ok(Self {
             name: name_or_path.clone(),
@@ -140,18 +181,39 @@ impl Opened {
             hub,
             assistant_model: None,
             encoder_states: None,
+            adapters: Adapters::into_list(adapter)?,
         })
+    }
+
+    /// The same with the base model that an adapter names, if no model is named.
+    pub(crate) fn with_base_model(self, listener: &dyn Reporter) -> Result<Self> {
+        let options = self.options()?.with_base_model(listener)?;
+        if self.name_or_path.is_some() || self.adapters.is_empty() {
+            return Ok(self);
+        }
+        Ok(Self { name: Some(options.model.clone()), name_or_path: Some(lasting(options.model)?), ..self })
+    }
+
+    /// The adapters with their weights: for a pickle.
+    fn adapter_pairs(&self) -> Vec<(PathBuf, f64)> {
+        self.adapters.iter().map(|adapter| (adapter.path.clone(), adapter.weight)).collect()
     }
 
     /// The arguments that open the same classifier again.
     pub(crate) fn classifier_arguments<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let adapters = self.adapter_pairs();
         let Self { name_or_path, dtype, device, tokenizer, revision, hub, .. } = self.clone();
-        (name_or_path, dtype, device, tokenizer, revision, hub.offline, hub.cache_dir).into_pyobject(py)
+        let HubAccess { offline, cache_dir, .. } = hub;
+        let of_hub = (offline, cache_dir, py.None(), false);
+        let (offline, cache_dir, token, local) = of_hub;
+        (name_or_path, dtype, device, tokenizer, revision, offline, cache_dir, token, local, adapters)
+            .into_pyobject(py)
     }
 
     /// The same for the library.
     pub(crate) fn options(&self) -> Result<ModelOptions> {
-        let mut model = self.name_or_path.clone().unwrap_or_else(|| BUILT_IN.into());
+        let unnamed = if self.adapters.is_empty() { BUILT_IN } else { ADAPTER_BASE };
+        let mut model = self.name_or_path.clone().unwrap_or_else(|| unnamed.into());
         if let Some(revision) = &self.revision {
             if self.name_or_path.is_none() || model.exists() {
                 return Err(wrong_value("revision is of models on the Hub; a local model has none"));
@@ -163,6 +225,7 @@ impl Opened {
         let kv_dtype = self.kv_dtype.as_deref().map(short_name).map(str::parse).transpose();
         Ok(ModelOptions {
             model,
+            adapter: self.adapters.clone(),
             assistant_model: self.assistant_model.clone(),
             tokenizer: self.tokenizer.clone(),
             device: device.map_err(|error| wrong_value(format!("device: {error}")))?.unwrap_or_default(),
@@ -181,10 +244,11 @@ impl Opened {
 
     pub(crate) fn name(&self) -> String {
         let name = self.name.as_ref().map_or(BUILT_IN.to_owned(), |name| name.display().to_string());
-        match &self.revision {
+        let name = match &self.revision {
             Some(revision) => format!("{name}@{revision}"),
             None => name,
-        }
+        };
+        self.adapters.iter().fold(name, |name, adapter| format!("{name} + {adapter}"))
     }
 }
 
@@ -245,14 +309,17 @@ impl Model {
     /// dtype: precision of the weights in memory, f32, f16, q8, q6, q5, q4, on GPUs bf16, or a type of torch's or numpy's; by default (or
     /// "auto") as they are stored.
     /// kv_dtype: precision of cached keys and values, f32, f16 or q8. device: auto, cpu, cuda, cuda:N or metal.
-    /// tokenizer: a tokenizer.json, or a folder with one. offline, or local_files_only: use only the Hub's cache. cache_dir: its folder.
+    /// tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one. offline, or local_files_only: use only the Hub's cache. cache_dir: its folder.
     /// token: for models on the Hub that are not public; False leaves out the environment's. A pickle does not hold it.
     /// assistant_model: a smaller model with the same vocabulary that drafts tokens; the texts stay the same.
     /// encoder_states: what a model with cross-attention attends to, see with_encoder_states.
+    /// adapter: a LoRA adapter in PEFT's format, its folder or its name on the Hub, as it was trained; (folder, weight) scales it, and a
+    /// list applies several. Without a name, the model is the base model that the first adapter names.
     #[classmethod]
     #[pyo3(signature = (
         name_or_path = None, dtype = None, kv_dtype = None, device = None, tokenizer = None, revision = None,
-        offline = false, assistant_model = None, encoder_states = None, cache_dir = None, token = None, local_files_only = false
+        offline = false, assistant_model = None, encoder_states = None, cache_dir = None, token = None, local_files_only = false,
+        adapter = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords of Python")]
     fn from_pretrained(
@@ -269,6 +336,7 @@ impl Model {
         cache_dir: Option<PathBuf>,
         token: Option<HubToken>,
         local_files_only: bool,
+        adapter: Option<Adapters>,
     ) -> Result<Self> {
         let py = cls.py();
         start()?;
@@ -283,7 +351,9 @@ impl Model {
             hub: HubAccess::new(offline || local_files_only, cache_dir, token)?,
             assistant_model: assistant_model.map(lasting).transpose()?,
             encoder_states: encoder_states.map(States::read).transpose()?,
+            adapters: Adapters::into_list(adapter)?,
         };
+        let opened = reporting(py, |listener| opened.with_base_model(listener))?;
         let options = opened.options()?;
         let loaded = reporting(py, |listener| {
             let checked = options.open(listener)?;
@@ -326,7 +396,8 @@ impl Model {
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> Result<(Bound<'py, PyAny>, Bound<'py, PyTuple>)> {
-        let opened = slf.get().opened.clone();
+        let (py, opened) = (slf.py(), slf.get().opened.clone());
+        let adapters = opened.adapter_pairs();
         let Opened {
             name_or_path,
             dtype,
@@ -340,19 +411,13 @@ impl Model {
             ..
         } = opened;
         let states = encoder_states.map(|states| states.into_python(slf.py())).transpose()?;
-        let arguments = (
-            name_or_path,
-            dtype,
-            kv_dtype,
-            device,
-            tokenizer,
-            revision,
-            offline,
-            assistant_model,
-            states,
-            cache_dir,
-        );
-        Ok((slf.get_type().getattr("from_pretrained")?, arguments.into_pyobject(slf.py())?))
+        let arguments =
+            (name_or_path, dtype, kv_dtype, device, tokenizer, revision, offline, assistant_model, states);
+        // No pickle holds the token; `local_files_only` is in `offline`.
+        let others = (cache_dir, py.None(), false, adapters);
+        let (arguments, others) = (arguments.into_pyobject(py)?, others.into_pyobject(py)?);
+        let arguments = PyTuple::new(py, arguments.iter().chain(others.iter()).collect::<Vec<_>>())?;
+        Ok((slf.get_type().getattr("from_pretrained")?, arguments))
     }
 
     /// The name that it was opened by.

@@ -10,6 +10,7 @@ use candle_gpt2_generation::{
     GenerationConfig, GenerationError, GenerationOptions, LogitsFunction, LogitsProcessor, OPTIONS,
 };
 use candle_gpt2_grammar::{Compiler, Grammar};
+use candle_gpt2_look::Reader;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -17,6 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::errors::{Result, warn, wrong_type, wrong_value};
 use crate::hooks::called;
+use crate::keywords::take_bos;
 pub(crate) use crate::keywords::unknown_keyword;
 use crate::raised::Raised;
 use crate::values::{Values, id_or_ids, is_mapping, json_of};
@@ -42,6 +44,8 @@ pub(crate) struct Asked {
     pub(crate) processors: Vec<LogitsProcessor>,
     /// One for each prompt, if they are not all the configuration's.
     pub(crate) seeds: Option<Vec<u64>>,
+    /// BOS token in front of prompts that are texts.
+    pub(crate) bos: Option<u32>,
 }
 
 impl Asked {
@@ -56,6 +60,10 @@ impl Asked {
         raised: &Raised,
     ) -> Result<Self> {
         let defaults = loaded.defaults()?;
+        let bos = match take_bos(options)? {
+            true => Reader::new(loaded.vocabulary(), true)?.bos(),
+            false => None,
+        };
         let mut given = Given::read(options, others)?;
         let seeds = given.seeds()?;
         let grammar = given.grammar()?;
@@ -70,7 +78,7 @@ impl Asked {
         }
         // Each that is added goes before those that were, and the grammar has the last word.
         processors.extend(functions.into_iter().rev().map(|function| of_function(function, raised.clone())));
-        Ok(Self { config: Arc::new(config), processors, seeds })
+        Ok(Self { config: Arc::new(config), processors, seeds, bos })
     }
 
     /// The configuration of a prompt.
@@ -100,6 +108,7 @@ pub(crate) fn samples(
     others: &[&str],
 ) -> Result<bool> {
     let own = options.map(PyDictMethods::copy).transpose()?;
+    take_bos(own.as_ref())?;
     for other in others {
         own.iter()
             .filter(|own| own.contains(other).unwrap_or(false))

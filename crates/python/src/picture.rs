@@ -1,12 +1,13 @@
 //! The result of an analysis, as numbers and as a picture that a notebook displays.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use candle_gpt2_interpret::LensCell;
 use candle_gpt2_look::{Details, Found, LensDetails};
 use candle_gpt2_pictures::{Axis, Report, Scale, Token, Width, table};
 use numpy::{IntoPyArray, PyArray1, PyArrayDyn, PyArrayMethods, PyUntypedArrayMethods};
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use serde_json::Value;
@@ -14,17 +15,41 @@ use serde_json::Value;
 use crate::errors::{Result, failed, wrong_type, wrong_value};
 use crate::values::{Values, float_array, number, python_of};
 
-/// Height of a picture in a notebook, in pixels.
+/// Height of a picture's frame in a notebook until its page is drawn, in pixels.
 const FRAME_HEIGHT: usize = 560;
+/// Pixels of a PNG for each of the 96 an inch of the picture has: 384 an inch.
+const PIXEL_SCALE: f64 = 4.0;
 
-/// The result of an analysis: values over named axes. A notebook shows it as a picture that loads nothing from elsewhere.
-#[pyclass(frozen, module = "candle_gpt2")]
+/// A picture of values over named axes: the result of an analysis, or of your own values. Notebooks display it.
+///
+///     >>> Picture("scores", np.zeros((2, 3)), {"layer": [0, 1], "head": range(3)})
+///     >>> Picture.colored_tokens(["One", " day"], [0.5, 2.0])
+///
+/// title: one line above the picture.
+///
+/// values: an array with a dimension for each axis; nan is drawn gray. One axis becomes bars, two a heatmap, and of more axes the last
+/// two are the heatmap's rows and columns.
+///
+/// axes: a dict of the name of each axis, in the order of the dimensions, and its labels, one for each value along it.
+///
+/// texts: a text for each value, in the order of the values, which is shown in its cell.
+///
+/// scale: how values become colors. "signed": red above 0, blue below. "share": from 0 to 1. "amount": from 0 to the largest value.
+///
+/// A picture has title, tokens, axes, values, texts and details (further results of the analysis); str() is a table; save() writes .html,
+/// .svg, .png or .pdf.
+#[pyclass(frozen, generic, module = "candle_gpt2")]
 pub(crate) struct Picture {
     found: Found,
     details: Py<PyDict>,
 }
 
 impl Picture {
+    fn of_report(py: Python<'_>, report: Report) -> Result<Self> {
+        let details = Details::Json(Value::Null);
+        Self::new(py, Found { report, details, graph: None, features: Vec::new() })
+    }
+
     pub(crate) fn new(py: Python<'_>, found: Found) -> Result<Self> {
         let details = PyDict::new(py);
         match &found.details {
@@ -45,6 +70,28 @@ impl Picture {
             details.set_item("features", python_of(py, &features)?)?;
         }
         Ok(Self { found, details: details.unbind() })
+    }
+}
+
+impl Picture {
+    /// Writes the SVG as an image by CairoSVG.
+    fn convert(&self, py: Python<'_>, path: &Path, kind: &str) -> Result<()> {
+        let missing = |error: PyErr| match error.is_instance_of::<PyImportError>(py) {
+            true => PyImportError::new_err(format!(
+                "{}: .{kind} needs CairoSVG; run `pip install cairosvg`, or save an .svg",
+                path.display()
+            )),
+            false => error,
+        };
+        let library = py.import("cairosvg").map_err(missing)?;
+        let options = PyDict::new(py);
+        options.set_item("bytestring", self.svg(2)?.as_bytes())?;
+        options.set_item("write_to", path.to_string_lossy())?;
+        if kind == "png" {
+            options.set_item("scale", PIXEL_SCALE)?;
+        }
+        library.getattr(format!("svg2{kind}"))?.call((), Some(&options))?;
+        Ok(())
     }
 }
 
@@ -82,6 +129,15 @@ fn cells(py: Python<'_>, lens: &LensDetails, details: &Bound<'_, PyDict>) -> PyR
     Ok(())
 }
 
+fn scale_of(name: &str) -> Result<Scale> {
+    match name {
+        "signed" => Ok(Scale::Signed),
+        "share" => Ok(Scale::Share),
+        "amount" => Ok(Scale::Amount),
+        _ => Err(wrong_value(format!("scale: expected \"signed\", \"share\" or \"amount\", found {name:?}"))),
+    }
+}
+
 /// The labels of each axis, as text: one for each value along it.
 fn axes_of(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
     let axis = |(name, labels): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
@@ -102,7 +158,29 @@ fn axes_of(given: &Bound<'_, PyDict>, shape: &[usize]) -> Result<Vec<Axis>> {
 
 #[pymethods]
 impl Picture {
-    /// A picture of your own values over named axes.
+    /// A text whose tokens are colored by a value each, as CircuitsVis shows it.
+    ///
+    /// tokens: the texts of the tokens, such as those of `to_str_tokens`. values: a number for each. scale: as of a Picture.
+    #[staticmethod]
+    #[pyo3(signature = (tokens, values, title = "", *, scale = "signed"))]
+    fn colored_tokens(
+        py: Python<'_>,
+        tokens: Vec<String>,
+        values: &Bound<'_, PyAny>,
+        title: &str,
+        scale: &str,
+    ) -> Result<Self> {
+        let values = float_array(values)?;
+        if values.shape() != [tokens.len()] {
+            let (expected, found) = (tokens.len(), values.shape());
+            return Err(wrong_value(format!(
+                "values: expected one for each of the {expected} tokens, found shape {found:?}"
+            )));
+        }
+        let values = values.to_vec().map_err(PyErr::from)?;
+        Self::of_report(py, Report::of_tokens(title.into(), &tokens, &values, scale_of(scale)?))
+    }
+
     #[new]
     #[pyo3(signature = (title, values, axes, *, texts = None, scale = "signed"))]
     fn of_values(
@@ -120,20 +198,9 @@ impl Picture {
         let drawn = |value: f32| value.is_finite().then_some(value);
         report.values = values.to_vec().map_err(PyErr::from)?.into_iter().map(drawn).collect();
         report.texts = texts.unwrap_or_default();
-        report.scale = match scale {
-            "signed" => Scale::Signed,
-            "share" => Scale::Share,
-            "amount" => Scale::Amount,
-            _ => {
-                let found = format!("scale: expected \"signed\", \"share\" or \"amount\", found {scale:?}");
-                return Err(wrong_value(found));
-            }
-        };
+        report.scale = scale_of(scale)?;
         report.check()?;
-        Self::new(
-            py,
-            Found { report, details: Details::Json(Value::Null), graph: None, features: Vec::new() },
-        )
+        Self::of_report(py, report)
     }
 
     fn __repr__(&self) -> String {
@@ -157,7 +224,7 @@ impl Picture {
         &self.found.report.title
     }
 
-    /// The tokens of the text as they are shown.
+    /// The tokens of the text, with a space as · and a newline as ↵.
     #[getter]
     fn tokens(&self) -> Vec<&str> {
         self.found.report.tokens.iter().map(|token: &Token| token.text.as_str()).collect()
@@ -185,7 +252,7 @@ impl Picture {
         PyList::new(py, &self.found.report.texts)
     }
 
-    /// Further results.
+    /// Further results of the analysis: a dict.
     #[getter]
     fn details<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
         self.details.bind(py).clone()
@@ -214,15 +281,18 @@ impl Picture {
         Ok(self.found.svg(width)?)
     }
 
-    /// Writes a file: a page (.html) or a picture for a paper (.svg).
+    /// Writes a file: a page (.html), a picture for a paper (.svg, .pdf) or an image (.png).
+    ///
+    /// .png and .pdf need CairoSVG: `pip install cairosvg`.
     #[allow(clippy::needless_pass_by_value, reason = "a path comes by value from Python")]
-    fn save(&self, path: PathBuf) -> Result<()> {
+    fn save(&self, py: Python<'_>, path: PathBuf) -> Result<()> {
         let text = match path.extension().and_then(|extension| extension.to_str()) {
             Some("html" | "htm") => self.html(),
             Some("svg") => self.svg(2)?,
+            Some(kind @ ("png" | "pdf")) => return self.convert(py, &path, kind),
             _ => {
                 return Err(wrong_value(format!(
-                    "{}: expected a name that ends in .html or .svg",
+                    "{}: expected a name that ends in .html, .svg, .png or .pdf",
                     path.display()
                 )));
             }
@@ -230,11 +300,11 @@ impl Picture {
         Ok(fs::write(&path, text).map_err(PyErr::from)?)
     }
 
-    /// The page in a frame, whose style and script touch nothing else of the notebook.
+    /// The page in a frame as high as its content, whose style and script touch nothing else of the notebook.
     fn _repr_html_(&self) -> String {
         let page = self.found.page().replace('&', "&amp;").replace('"', "&quot;");
         format!(
-            "<iframe srcdoc=\"{page}\" style=\"width: 100%; height: {FRAME_HEIGHT}px; border: 0\" loading=\"lazy\"></iframe>"
+            "<iframe data-fit srcdoc=\"{page}\" style=\"width: 100%; height: {FRAME_HEIGHT}px; border: 0\" loading=\"lazy\"></iframe>"
         )
     }
 

@@ -1,6 +1,7 @@
 //! A direction that is added to the residual stream of every text, as one of the hooks.
 
 use candle_gpt2_look::{Reader, Steer, Towards};
+use numpy::PyArrayDyn;
 use pyo3::prelude::*;
 
 use crate::errors::{Result, wrong_type};
@@ -8,9 +9,10 @@ use crate::look::text;
 use crate::model::Model;
 use crate::process::{computing, start};
 use crate::reporting::Listener;
-use crate::values::{number, tensor};
+use crate::values::{Values, number, tensor};
 
-/// A direction that is added to the residual stream: an entry of the `hooks` of generate, stream, logits and run_with_cache.
+/// A direction that is added to the residual stream: an entry of `hooks` in generate, stream, logits and run_with_cache, and of
+/// `fwd_hooks` in a HookedTransformer.
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct Steering {
     steering: candle_gpt2_interpret::Steering,
@@ -28,6 +30,24 @@ impl Steering {
 
 #[pymethods]
 impl Steering {
+    /// The block before which it is added.
+    #[getter]
+    fn layer(&self) -> usize {
+        self.layer
+    }
+
+    /// Whether it is added at every position.
+    #[getter]
+    fn everywhere(&self) -> bool {
+        self.everywhere
+    }
+
+    /// Scaled vectors (n, width), one for each of the first positions; (1, width) if it is added everywhere.
+    #[getter]
+    fn vectors<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyArrayDyn<f32>>> {
+        Ok(Values::of(self.steering.vectors())?.into_array(py)?)
+    }
+
     fn __repr__(&self) -> String {
         let Self { layer, scale, everywhere, .. } = self;
         let everywhere = if *everywhere { "True" } else { "False" };

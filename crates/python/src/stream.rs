@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::result;
 
 use candle_gpt2_engine::{EngineError, Happened, LoadedModel, Texts};
 use candle_gpt2_generation::{Event, GenerationError, Request, SearchMode, StopReason};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
 use crate::errors::{Failure, Result, wrong_type, wrong_value};
 use crate::generate::{all_of, check_batch_size, clock};
@@ -16,6 +17,9 @@ use crate::process::{computing, computing_partly, start};
 use crate::raised::{Lent, Raised};
 use crate::signals::is_raised;
 use crate::values::{self, number};
+
+/// A piece of a text, or the error that ended the text.
+type Piece = result::Result<String, Failure>;
 
 /// Texts in the making.
 struct Streamed {
@@ -31,8 +35,12 @@ struct State {
     happened: VecDeque<Happened>,
     /// Why the device failed in it.
     failure: Option<GenerationError>,
-    /// Pieces that were made when an exception came.
-    pieces: VecDeque<(usize, String)>,
+    /// Errors of prompts, and pieces that were made when an exception came.
+    pieces: VecDeque<(usize, Piece)>,
+    /// The prompt of each request.
+    places: Vec<usize>,
+    /// Whether the error of a prompt is returned in its place.
+    returns_exceptions: bool,
     ids: Vec<Vec<u32>>,
     stop_reasons: Vec<Option<StopReason>>,
 }
@@ -42,8 +50,9 @@ impl Streamed {
         py: Python<'_>,
         loaded: LoadedModel,
         asked: &Asked,
-        prompts: Vec<Vec<u32>>,
+        prompts: Vec<Result<Vec<u32>>>,
         batch_size: usize,
+        returns_exceptions: bool,
         raised: Raised,
     ) -> Result<Self> {
         if asked.config.num_return_sequences != 1 {
@@ -57,16 +66,27 @@ impl Streamed {
             ));
         }
         let count = prompts.len();
-        let requests = prompts.into_iter().enumerate().map(|(place, prompt)| Request {
-            processors: asked.processors.clone(),
-            ..Request::new(prompt, asked.config_of(place))
-        });
-        let requests: Vec<Request> = requests.collect();
+        let (mut requests, mut places, mut pieces) = (Vec::new(), Vec::new(), VecDeque::new());
+        for (place, prompt) in prompts.into_iter().enumerate() {
+            match prompt {
+                Ok(prompt) => {
+                    let processors = asked.processors.clone();
+                    requests.push(Request { processors, ..Request::new(prompt, asked.config_of(place)) });
+                    places.push(place);
+                }
+                Err(error) => pieces.push_back((place, Err(error))),
+            }
+        }
         let texts = computing(py, &loaded, || {
             let mut texts = Texts::new(loaded.scheduler_for(&requests, batch_size, Some(clock()))?);
             texts.begin(requests, ());
-            while let Some((_, _, taken)) = texts.feed(usize::MAX) {
-                taken?;
+            while let Some((_, request, taken)) = texts.feed(usize::MAX) {
+                match taken {
+                    Err(error) if returns_exceptions => {
+                        pieces.push_back((places[request], Err(error.into())));
+                    }
+                    taken => taken?,
+                }
             }
             Ok::<_, EngineError>(texts)
         })?;
@@ -74,7 +94,9 @@ impl Streamed {
             texts: Some(texts),
             happened: VecDeque::new(),
             failure: None,
-            pieces: VecDeque::new(),
+            pieces,
+            places,
+            returns_exceptions,
             ids: vec![Vec::new(); count],
             stop_reasons: vec![None; count],
         };
@@ -82,7 +104,7 @@ impl Streamed {
     }
 
     /// The next piece of a text, and of which; `None` after the last.
-    fn next(&self, py: Python<'_>) -> Result<Option<(usize, String)>> {
+    fn next(&self, py: Python<'_>) -> Result<Option<(usize, Piece)>> {
         start()?;
         let (next, signal) = computing_partly(py, self.loaded.device(), || {
             self.raised.computing(|| {
@@ -106,7 +128,7 @@ impl Streamed {
 }
 
 impl State {
-    fn next(&mut self) -> Result<Option<(usize, String)>> {
+    fn next(&mut self) -> Result<Option<(usize, Piece)>> {
         if let Some(piece) = self.pieces.pop_front() {
             return Ok(Some(piece));
         }
@@ -130,12 +152,13 @@ impl State {
     }
 
     /// The piece that an event brings, if any.
-    fn take(&mut self, Happened { prompt, event, .. }: Happened) -> Result<Option<(usize, String)>> {
+    fn take(&mut self, Happened { prompt, event, .. }: Happened) -> Result<Option<(usize, Piece)>> {
+        let prompt = self.places[prompt];
         match event {
             Event::Token { id, text, stop_reason, .. } => {
                 self.ids[prompt].push(id);
                 self.stop_reasons[prompt] = stop_reason;
-                Ok(Some((prompt, text)).filter(|(_, text)| !text.is_empty()))
+                Ok((!text.is_empty()).then_some((prompt, Ok(text))))
             }
             Event::Empty { .. } => {
                 self.stop_reasons[prompt] = Some(StopReason::MaxNewTokens);
@@ -143,10 +166,13 @@ impl State {
             }
             Event::Failed { error, .. } => {
                 let error = Failure::from(error);
-                Err(match self.ids.len() > 1 {
-                    true => Python::attach(|py| error.with_note(py, &format!("prompt {prompt}"))),
-                    false => error,
-                })
+                match self.returns_exceptions {
+                    true => Ok(Some((prompt, Err(error)))),
+                    false if self.ids.len() > 1 => {
+                        Err(Python::attach(|py| error.with_note(py, &format!("prompt {prompt}"))))
+                    }
+                    false => Err(error),
+                }
             }
             _ => Ok(None),
         }
@@ -173,18 +199,6 @@ const NO_PICKLE: &str = "a text in the making cannot be pickled; pickle the mode
 #[pyclass(frozen, module = "candle_gpt2")]
 pub(crate) struct TextStream(Streamed);
 
-impl TextStream {
-    pub(crate) fn new(
-        py: Python<'_>,
-        loaded: LoadedModel,
-        asked: &Asked,
-        prompt: Vec<u32>,
-        raised: Raised,
-    ) -> Result<Self> {
-        Streamed::new(py, loaded, asked, vec![prompt], 1, raised).map(Self)
-    }
-}
-
 #[pymethods]
 impl TextStream {
     fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -192,7 +206,7 @@ impl TextStream {
     }
 
     fn __next__(&self, py: Python<'_>) -> Result<Option<String>> {
-        Ok(self.0.next(py)?.map(|(_, piece)| piece))
+        self.0.next(py)?.map(|(_, piece)| piece).transpose()
     }
 
     /// The tokens so far.
@@ -212,22 +226,9 @@ impl TextStream {
     }
 }
 
-/// The pieces of many texts, an iterator of pairs: which prompt, and the piece.
-#[pyclass(frozen, module = "candle_gpt2")]
+/// The pieces of many texts, an iterator of pairs: which prompt, and the piece, or with return_exceptions what is wrong with the prompt.
+#[pyclass(frozen, generic, module = "candle_gpt2")]
 pub(crate) struct BatchStream(Streamed);
-
-impl BatchStream {
-    pub(crate) fn new(
-        py: Python<'_>,
-        loaded: LoadedModel,
-        asked: &Asked,
-        prompts: Vec<Vec<u32>>,
-        batch_size: usize,
-        raised: Raised,
-    ) -> Result<Self> {
-        Streamed::new(py, loaded, asked, prompts, batch_size, raised).map(Self)
-    }
-}
 
 #[pymethods]
 impl BatchStream {
@@ -235,8 +236,11 @@ impl BatchStream {
         slf
     }
 
-    fn __next__(&self, py: Python<'_>) -> Result<Option<(usize, String)>> {
-        self.0.next(py)
+    fn __next__<'py>(&self, py: Python<'py>) -> Result<Option<(usize, Bound<'py, PyAny>)>> {
+        let Some((prompt, piece)) = self.0.next(py)? else { return Ok(None) };
+        let piece =
+            piece.map_or_else(|error| error.in_place(py), |text| Ok(PyString::new(py, &text).into_any()));
+        Ok(Some((prompt, piece?)))
     }
 
     /// The tokens of each text so far.
@@ -245,7 +249,7 @@ impl BatchStream {
         self.0.state.with(py, |state| state.ids.clone())
     }
 
-    /// Why each text ended, in a word; None while it continues.
+    /// Why each text ended, in a word; None while it continues, and if its prompt failed.
     #[getter]
     fn stop_reasons(&self, py: Python<'_>) -> Result<Vec<Option<&'static str>>> {
         let name = |reason: &Option<StopReason>| reason.map(StopReason::name);
@@ -275,29 +279,35 @@ impl Model {
         self.loaded.vocabulary().required_tokenizer()?;
         let prompt = values::Text::read(prompt)?;
         let prompt = py.detach(|| self.prompt(prompt, &asked))?;
-        TextStream::new(py, self.hooked(hooks, &raised)?, &asked, prompt, raised)
+        Streamed::new(py, self.hooked(hooks, &raised)?, &asked, vec![Ok(prompt)], 1, false, raised)
+            .map(TextStream)
     }
 
     /// Continues every prompt of a list: an iterator of pairs, which prompt, from 0, and a piece of its text. Options are those of
-    /// generate.
-    #[pyo3(signature = (prompts, *, batch_size = 8, hooks = None, **options))]
+    /// generate; with return_exceptions, a prompt that fails gives its exception as a last piece, and the others continue.
+    #[pyo3(signature = (prompts, *, batch_size = 8, return_exceptions = false, hooks = None, **options))]
     fn stream_batch(
         &self,
         py: Python<'_>,
         prompts: &Bound<'_, PyAny>,
         #[pyo3(from_py_with = number)] batch_size: usize,
+        return_exceptions: bool,
         hooks: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> Result<BatchStream> {
         start()?;
         check_batch_size(batch_size)?;
         let raised = Raised::default();
-        let asked =
-            Asked::read(py, &self.loaded, || self.compiler(), options, &["batch_size", "hooks"], &raised)?;
+        let others = ["batch_size", "return_exceptions", "hooks"];
+        let asked = Asked::read(py, &self.loaded, || self.compiler(), options, &others, &raised)?;
         self.loaded.vocabulary().required_tokenizer()?;
         let (_, prompts) = values::Texts::read(prompts)?.into_list();
         asked.check_seeds(prompts.len())?;
-        let prompts = all_of(py, self.prompts(py, prompts, &asked)?, "prompt")?;
-        BatchStream::new(py, self.hooked(hooks, &raised)?, &asked, prompts, batch_size, raised)
+        let mut prompts = self.prompts(py, prompts, &asked)?;
+        if !return_exceptions {
+            prompts = all_of(py, prompts, "prompt")?.into_iter().map(Ok).collect();
+        }
+        let hooked = self.hooked(hooks, &raised)?;
+        Streamed::new(py, hooked, &asked, prompts, batch_size, return_exceptions, raised).map(BatchStream)
     }
 }

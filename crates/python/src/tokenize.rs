@@ -21,7 +21,7 @@ use crate::values::{dict_of, number};
 /// documents, shards, bytes, encoded_bytes, elapsed_s.
 ///
 /// data: a file or a list of them, UTF-8 text, or .jsonl with a `text` in each line. model: the checkpoint whose tokenizer is used;
-/// tokenizer: a tokenizer.json or a folder with one, by default the model's. format: "nanogpt" or "llm.c". dtype: "u16" or "u32", by
+/// tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one, by default the model's. format: "nanogpt" or "llm.c". dtype: "u16" or "u32", by
 /// default as narrow as the vocabulary allows. shard_tokens: tokens in a file, by default all, or 100 million for llm.c. held_out: the
 /// share at the end of each file that is not trained on. resume: continue what an interrupted call has made.
 #[pyfunction]

@@ -37,7 +37,7 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// data: a file or a list of them: UTF-8 text, or .jsonl with a `text` in each line, or one folder of token files (`gpt2 tokenize`,
 /// nanoGPT, llm.c); for classify .jsonl with `text` and `label`, or
 /// .tsv with label, tab and text (or a first line that names the columns); for answer .jsonl or .tsv with `prompt` and `completion`.
-/// tokenizer: a tokenizer.json or a folder with one; by default the checkpoint's, and with config one that is trained from the data.
+/// tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one; by default the checkpoint's, and with config one that is trained from the data.
 /// on_step: a function that is called with a dict for every step (step, loss, learning_rate, gradient_norm, tokens_per_s, elapsed_s),
 /// every evaluation (step, held_out_loss, held_out_loss_per_character or accuracy and macro_f1, elapsed_s) and every sample
 /// (step, sample); an exception in it ends the training as Ctrl-C does: the state of the last step is saved. offline: use only the
@@ -46,9 +46,9 @@ use crate::values::{dict_of, json_of, paths, python_of};
 /// Options, None for the default: task ("text"), steps (1000), batch_size (8), accumulate (1), context (the model's), context_ramp and batch_ramp
 /// ("0:64,4000:128": values from steps on), random_positions, document_starts (0), initialization ("gpt2", or "mimetic"), recompute,
 /// train_blocks (the last ones, so many, with the final norm and the head), class_weights ("balanced", or a dict of labels),
-/// site, output_site (the MLP's output), kind ("top-k"; "batch-top-k", "jump-relu", "gated", "transcoder", "skip-transcoder",
+/// site, output_site (the MLP's output), kind ("top-k"; "batch-top-k", "matryoshka", "standard", "jump-relu", "gated", "transcoder", "skip-transcoder",
 /// "cross-layer-transcoder"), latents (8 times the width), k (32; 16 per layer of a cross-layer transcoder), sparsity (1 for jump-relu, 0.1 for gated), dead_after (a twentieth of all tokens),
-/// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, lr (0.001 with config, 0.00005 with init,
+/// lora_rank, lora_alpha (twice the rank), lora_targets (["c_attn"]), ignore_memory, optimizer ("adamw", or "muon"), lr (0.001 with config, 0.00005 with init,
 /// 0.0003 for adapters, 0.0002 / sqrt(latents / 16384) for dictionaries), schedule ("cosine", "linear" or "constant"), final_share (0.1), warmup_steps (a twentieth of the steps, at most 500),
 /// weight_decay (0.1), beta_2_half_life, grad_clip (1; 0 does not clip), dropout (the configuration's), held_out (0.1), eval_every (100),
 /// save_every (100), keep_steps ([0, 1, 2, 4]), sample, patience, seed (0), dtype ("f32", "f16" or "bf16"), device ("auto"), compute_dtype ("f32" or "bf16"), n_head.

@@ -56,8 +56,7 @@ impl Text {
     /// The text of its tokens; to be called without the interpreter's lock.
     pub(crate) fn decoded(self, vocabulary: &Vocabulary, skip_special_tokens: bool) -> Result<String> {
         let ids = self.encoded(vocabulary)?;
-        let decoded = vocabulary.required_tokenizer()?.decode(&ids, skip_special_tokens);
-        decoded.map_err(|error| failed(error.to_string()))
+        Ok(vocabulary.decode(&ids, skip_special_tokens)?)
     }
 }
 

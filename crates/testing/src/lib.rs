@@ -15,6 +15,8 @@ pub use made_up::MadeUpWeights;
 
 /// Names the folder with the third-party checkpoints for the real-checkpoint tests.
 pub const CHECKPOINTS_VARIABLE: &str = "GPT2_CHECKPOINTS";
+/// Names the folder with the JSON Schema test suite.
+pub const JSON_SCHEMA_VARIABLE: &str = "GPT2_JSON_SCHEMA_TESTS";
 
 /// Names the device of the tests that run on any: `cpu`, `cuda`, `cuda:N` or `metal`; the CPU without it.
 pub const DEVICE_VARIABLE: &str = "GPT2_TEST_DEVICE";
@@ -187,18 +189,29 @@ pub fn json_fixture(name: &str) -> serde_json::Value {
     serde_json::from_slice(&read(&fixture_path(&format!("{name}.json")))).expect("a JSON file")
 }
 
-/// The folder with third-party checkpoints, where `GPT2_CHECKPOINTS` names one; else says that the test is
-/// skipped.
+/// Folder with third-party checkpoints that `GPT2_CHECKPOINTS` names. Without it, reports that the test is skipped.
 ///
 /// # Panics
 /// When the variable names something that is not a folder: a run that asks for these tests must not skip them.
 pub fn checkpoints() -> Option<PathBuf> {
-    let Some(folder) = std::env::var_os(CHECKPOINTS_VARIABLE) else {
-        skipped(&format!("{CHECKPOINTS_VARIABLE} does not name a folder with third-party checkpoints"));
+    folder_of(CHECKPOINTS_VARIABLE, "third-party checkpoints")
+}
+
+/// Folder with the JSON Schema test suite that `GPT2_JSON_SCHEMA_TESTS` names. Without it, reports that the test is skipped.
+///
+/// # Panics
+/// As [`checkpoints`].
+pub fn json_schema_tests() -> Option<PathBuf> {
+    folder_of(JSON_SCHEMA_VARIABLE, "the JSON Schema test suite")
+}
+
+fn folder_of(variable: &str, content: &str) -> Option<PathBuf> {
+    let Some(folder) = std::env::var_os(variable) else {
+        skipped(&format!("{variable} does not name a folder with {content}"));
         return None;
     };
     let folder = PathBuf::from(folder);
-    assert!(folder.is_dir(), "{CHECKPOINTS_VARIABLE}={} is not a folder", folder.display());
+    assert!(folder.is_dir(), "{variable}={} is not a folder", folder.display());
     Some(folder)
 }
 
@@ -308,6 +321,24 @@ impl CheckpointFolder {
         self
     }
 
+    /// The same with a tokenizer in which `token` was added, and is not special, in place of the tiny checkpoint's last token.
+    ///
+    /// # Panics
+    /// When the tokenizer cannot be read.
+    pub fn with_added_token(self, token: &str) -> Self {
+        let json = std::fs::read(self.file("tokenizer.json")).expect("the tokenizer to read");
+        let mut json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+        let id = json["model"]["vocab"]
+            .as_object_mut()
+            .and_then(|vocab| vocab.remove("fi"))
+            .expect("the last token");
+        json["model"]["merges"].as_array_mut().expect("merges").pop();
+        let added = serde_json::json!({ "id": id, "content": token, "special": false, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false });
+        json["added_tokens"].as_array_mut().expect("added tokens").push(added);
+        self.with("tokenizer.json", json.to_string())
+    }
+
     /// Sets keys of `config.json`; a null removes one.
     ///
     /// # Panics
@@ -336,6 +367,33 @@ impl CheckpointFolder {
         candle_core::safetensors::save(&tensors, &path).expect("weights to write");
         self
     }
+}
+
+/// A `tokenizer.json` of these tokens with this decoder. The first token is special, those in `added` are not.
+///
+/// ```
+/// use serde_json::json;
+///
+/// let json = candle_gpt2_testing::tokenizer_json(&json!({ "type": "Fuse" }), &["</s>", "a"], &["ab"]);
+/// assert!(json.contains("\"id\":2"));
+/// ```
+pub fn tokenizer_json(decoder: &serde_json::Value, tokens: &[impl AsRef<str>], added: &[&str]) -> String {
+    let vocab: serde_json::Map<String, serde_json::Value> =
+        tokens.iter().zip(0..).map(|(token, id)| (token.as_ref().to_owned(), id.into())).collect();
+    let added = added.iter().enumerate().map(|(index, content)| (tokens.len() + index, *content, false));
+    let special = tokens.iter().take(1).map(|token| (0, token.as_ref(), true));
+    let token = |(id, content, special)| {
+        serde_json::json!({ "id": id, "content": content, "special": special, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false })
+    };
+    let added_tokens: Vec<serde_json::Value> = special.chain(added).map(token).collect();
+    serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens, "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": decoder,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": [] },
+    })
+    .to_string()
 }
 
 /// A tensor in `[-scale/2, scale/2)` from a multiplicative hash of the index; the exporting script's `pattern`

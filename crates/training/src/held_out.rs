@@ -143,7 +143,10 @@ fn of_text(tokens: &dyn Tokens, characters: usize, trainer: &Trainer) -> Result<
         tokens.read(start + 1, rows * context, &mut batch.targets);
         Ok(trainer.evaluate(&batch)? * (rows * context) as f64)
     };
-    let predicted = tokens.len() - 1;
+    let predicted = tokens.len().saturating_sub(1);
+    if predicted == 0 {
+        return Err(TrainingError::TooFewTokens { part: "held-out", found: tokens.len(), needed: SHORTEST });
+    }
     let whole = predicted / context;
     let mut total = 0.0;
     for first in (0..whole).step_by(batch_size) {

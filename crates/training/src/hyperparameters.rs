@@ -4,7 +4,7 @@ use candle_gpt2::Gpt2Config;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{ComputeDType, DictionaryNumbers, Ramp, Schedule, Task, TrainingError};
+use crate::{ComputeDType, DictionaryNumbers, OptimizerKind, Ramp, Schedule, Task, TrainingError};
 
 /// The numbers of a training. Two trainings with the same numbers, data and start have the same result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -17,6 +17,9 @@ pub struct Hyperparameters {
     pub accumulate: usize,
     /// Tokens in a window, or of the longest row.
     pub context: usize,
+    /// The optimizer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub optimizer: OptimizerKind,
     /// Highest learning rate.
     pub learning_rate: f64,
     /// How it decays.
@@ -76,6 +79,7 @@ impl Default for Hyperparameters {
             batch_size: 8,
             accumulate: 1,
             context: 256,
+            optimizer: OptimizerKind::AdamW,
             learning_rate: 6e-4,
             schedule: Schedule::Cosine,
             final_share: 0.1,
@@ -139,6 +143,13 @@ impl Hyperparameters {
             && !is_positive(clip)
         {
             return refuse("grad_clip", "a number greater than 0", &clip);
+        }
+        if !is_positive(self.epsilon) {
+            return refuse("epsilon", "a number greater than 0", &self.epsilon);
+        }
+        let weights = self.class_weights.iter().flatten();
+        if let Some(weight) = weights.into_iter().find(|weight| !is_positive(**weight)) {
+            return refuse("class_weights", "numbers greater than 0", weight);
         }
         let shares = [("beta_1", self.beta_1), ("beta_2", self.beta_2)];
         if let Some((option, found)) = shares.into_iter().find(|(_, beta)| !(0.0..1.0).contains(beta)) {
@@ -278,6 +289,25 @@ mod tests {
         assert!((numbers.beta_2_at(20).powi(4) - 0.5).abs() < 1e-12);
         let plain = Hyperparameters::default();
         assert_eq!((plain.beta_2_at(5), plain.examples_before(5)), (0.95, 40));
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_named() {
+        let refused = |numbers: Hyperparameters| numbers.check(&Gpt2Config::gpt2()).unwrap_err().to_string();
+        let default = Hyperparameters::default;
+        for wrong in [f64::NAN, f64::INFINITY, -1.0, 0.0] {
+            assert!(refused(Hyperparameters { epsilon: wrong, ..default() }).starts_with("`epsilon`: "));
+            assert!(refused(Hyperparameters { learning_rate: wrong, ..default() }).starts_with("`lr`: "));
+            let class_weights = Some(vec![1.0, wrong]);
+            assert!(refused(Hyperparameters { class_weights, ..default() }).starts_with("`class_weights`: "));
+        }
+        assert!(
+            refused(Hyperparameters { weight_decay: f64::NAN, ..default() }).starts_with("`weight_decay`")
+        );
+        for beta in [f64::NAN, 1.0, -0.1] {
+            assert!(refused(Hyperparameters { beta_1: beta, ..default() }).starts_with("`beta_1`: "));
+            assert!(refused(Hyperparameters { beta_2: beta, ..default() }).starts_with("`beta_2`: "));
+        }
     }
 
     #[test]

@@ -174,18 +174,24 @@ impl Lora {
         Ok(Matrix::Adapted(adapted.into()))
     }
 
-    /// Writes the adapters as PEFT has them into `folder`, which is made if it is missing.
+    /// Writes the adapters as PEFT has them into `folder`, which is made if it is missing. `base_model` is the path or the name of the
+    /// model that they were trained on.
     ///
     /// # Errors
     /// When a file cannot be written.
-    pub fn save(&self, adapters: &Parameters, folder: &Path) -> std::result::Result<(), TrainingError> {
+    pub fn save(
+        &self,
+        adapters: &Parameters,
+        folder: &Path,
+        base_model: Option<&str>,
+    ) -> std::result::Result<(), TrainingError> {
         fs::create_dir_all(folder).map_err(|error| TrainingError::File { path: folder.to_owned(), error })?;
         let has_head = adapters.iter().any(|(name, _)| HeadKind::of_parameter(name).is_some());
         // PEFT's `fan_in_fan_out` says that the layers of GPT-2 store their weights as (in, out).
         let mut config = json!({
             "peft_type": "LORA", "task_type": if has_head { "SEQ_CLS" } else { "CAUSAL_LM" }, "r": self.config.rank,
             "lora_alpha": self.config.alpha, "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": true,
-            "target_modules": self.config.targets, "base_model_name_or_path": null, "inference_mode": true,
+            "target_modules": self.config.targets, "base_model_name_or_path": base_model, "inference_mode": true,
         });
         if has_head {
             config["modules_to_save"] = json!(["score"]);

@@ -44,23 +44,28 @@ pub fn estimated_bytes(
         && let (Ok(count), Ok(sites)) = (dictionary.parameter_count(config), dictionary.sites(config))
     {
         // Of each token all latents before the few are chosen, and its values: as the model has them, scaled, centred; output, error.
-        let of_token = sites
-            .iter()
-            .map(|[(_, inputs), (_, outputs)]| (2 * dictionary.latents + 3 * inputs + 4 * outputs) as u64);
-        let of_token: u64 = of_token.sum();
+        let of_token = sites.iter().map(|[(_, inputs), (_, outputs)]| {
+            let of_inputs = inputs.saturating_mul(3).saturating_add(outputs.saturating_mul(4));
+            dictionary.latents.saturating_mul(2).saturating_add(of_inputs) as u64
+        });
+        let of_token = of_token.fold(0u64, u64::saturating_add);
         // The model's weights are there in any case; a copy of the trained ones is read besides.
-        let values = ((COPIES + 1) * count as u64).saturating_add(tokens.saturating_mul(of_token));
+        let values =
+            (COPIES + 1).saturating_mul(count as u64).saturating_add(tokens.saturating_mul(of_token));
         return values.saturating_mul(F32_BYTES);
     }
     let (width, inner, blocks) = (config.n_embd as u64, config.inner_width() as u64, config.n_layer as u64);
-    let block = KEPT_WIDTHS * width + KEPT_INNER * inner;
+    let block = KEPT_WIDTHS.saturating_mul(width).saturating_add(KEPT_INNER.saturating_mul(inner));
     // The backward pass holds one block's gradients besides, or a block that is computed again.
-    let kept = if recomputes { blocks * width + 2 * block } else { (blocks + 1) * block };
+    let kept = match recomputes {
+        true => blocks.saturating_mul(width).saturating_add(block.saturating_mul(2)),
+        false => blocks.saturating_add(1).saturating_mul(block),
+    };
     let parameters = ParameterCounts::new(config).unique as u64;
     // From the second batch of a step on, the head's gradient is made beside the sum.
-    let table = (config.vocab_size * config.n_embd) as u64;
+    let table = config.vocab_size.saturating_mul(config.n_embd) as u64;
     let head = if numbers.accumulate > 1 { table } else { 0 };
-    let of_text = (config.n_head * numbers.context).saturating_mul(numbers.context) as u64;
+    let of_text = config.n_head.saturating_mul(numbers.context).saturating_mul(numbers.context) as u64;
     let chunk = (LOSS_ROWS as u64).saturating_mul(config.vocab_size as u64);
     let logits = match (device, numbers.compute_dtype) {
         (Device::Cpu, ComputeDType::F32) => LOGITS_AT_ONCE as u64,
@@ -68,7 +73,7 @@ pub fn estimated_bytes(
         (Device::Cuda(_), _) => {
             let scores =
                 of_text.saturating_mul(numbers.batch_size as u64).min(of_text.max(MOST_SCORES_ON_GPU as u64));
-            scores.saturating_add(chunk).saturating_mul(ON_GPU).saturating_add(2 * table)
+            scores.saturating_add(chunk).saturating_mul(ON_GPU).saturating_add(table.saturating_mul(2))
         }
         _ => {
             let scores = of_text.saturating_mul(numbers.batch_size as u64);
@@ -76,13 +81,32 @@ pub fn estimated_bytes(
         }
     };
     let kept_bytes = numbers.compute_dtype.dtype().size_in_bytes() as u64;
-    let values = (COPIES * parameters + head).saturating_add(logits);
+    let values = COPIES.saturating_mul(parameters).saturating_add(head).saturating_add(logits);
     values.saturating_mul(F32_BYTES).saturating_add(tokens.saturating_mul(kept).saturating_mul(kept_bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A configuration that was not checked is estimated, not an overflow.
+    #[test]
+    fn estimates_saturate() {
+        const MOST: usize = usize::MAX;
+        let small = Gpt2Config { n_embd: 4, n_head: 1, n_layer: 1, ..Gpt2Config::gpt2() };
+        let numbers =
+            Hyperparameters { context: MOST, batch_size: MOST, accumulate: 2, ..Hyperparameters::default() };
+        for config in [
+            Gpt2Config { n_layer: MOST, ..small.clone() },
+            Gpt2Config { n_embd: MOST, ..small.clone() },
+            Gpt2Config { vocab_size: MOST, ..small.clone() },
+            Gpt2Config { n_positions: MOST, n_inner: Some(MOST), ..small },
+        ] {
+            for recomputes in [false, true] {
+                assert!(estimated_bytes(&config, &numbers, recomputes, &Device::Cpu) > 1 << 60, "{config:?}");
+            }
+        }
+    }
 
     /// GPT-2 in its smallest published size, 8 windows of 1,024 tokens.
     #[test]

@@ -1,17 +1,63 @@
-//! AdamW over named parameters: decay for matrices, none for biases and norms, and running means that can be saved.
+//! The optimizers: AdamW, and Muon for the matrices of the blocks. Their running means can be saved.
+//!
+//! [Muon](https://kellerjordan.github.io/posts/muon/) moves a matrix by its momentum with all singular values brought near 1, which five
+//! steps of a Newton-Schulz iteration do. Steps are scaled to the root mean square of AdamW's, so that both share one learning rate
+//! ("Muon is Scalable for LLM Training", arXiv:2502.16982); `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` is the same.
+
+use std::str::FromStr;
 
 use candle_core::{Result, Tensor, Var};
 use candle_gpt2_kernels::{AdamWStep, adamw_step, gradient_norm};
+use candle_gpt2_weights::UnknownName;
+use serde::{Deserialize, Serialize};
 
 use crate::{Parameters, TrainingError};
 
 /// Added to the norm that the gradient is divided by when it is clipped, as PyTorch's `clip_grad_norm_` does.
 const CLIP_EPSILON: f64 = 1e-6;
+/// Decay rate of Muon's momentum.
+const MOMENTUM: f64 = 0.95;
 
-/// The optimizer's state: two running means for each parameter, in the parameters' order.
+/// The optimizer of a training.
+///
+/// ```
+/// use candle_gpt2_training::OptimizerKind;
+///
+/// assert_eq!("muon".parse(), Ok(OptimizerKind::Muon));
+/// ```
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// AdamW for every parameter.
+    #[default]
+    AdamW,
+    /// Muon for the matrices of the blocks, AdamW for embeddings, biases and norms.
+    Muon,
+}
+
+impl OptimizerKind {
+    /// Every optimizer by its name.
+    pub const NAMES: [(&'static str, Self); 2] = [("adamw", Self::AdamW), ("muon", Self::Muon)];
+
+    /// Whether Muon moves this parameter.
+    fn orthogonalizes(self, name: &str, shape: &[usize]) -> bool {
+        self == Self::Muon && shape.len() == 2 && name.starts_with("h.")
+    }
+}
+
+impl FromStr for OptimizerKind {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownName> {
+        UnknownName::find(&Self::NAMES, name)
+    }
+}
+
+/// The optimizer's state: two running means for each parameter, in the parameters' order. Muon uses only the first.
 /// The [`Trainer`](crate::Trainer) takes its steps with it.
 #[derive(Debug)]
-pub struct AdamW {
+pub struct Optimizer {
+    kind: OptimizerKind,
     means: Vec<(Var, Var)>,
     steps_done: u64,
 }
@@ -28,15 +74,15 @@ pub fn decays(shape: &[usize]) -> bool {
     shape.len() >= 2
 }
 
-impl AdamW {
+impl Optimizer {
     /// A fresh state.
     ///
     /// # Errors
     /// When the device has no room.
-    pub fn new(parameters: &Parameters) -> Result<Self> {
+    pub fn new(kind: OptimizerKind, parameters: &Parameters) -> Result<Self> {
         let zeros = |variable: &Var| Var::from_tensor(&variable.zeros_like()?);
         let means = parameters.iter().map(|(_, variable)| Ok((zeros(variable)?, zeros(variable)?)));
-        Ok(Self { means: means.collect::<Result<_>>()?, steps_done: 0 })
+        Ok(Self { kind, means: means.collect::<Result<_>>()?, steps_done: 0 })
     }
 
     /// Says how many steps the running means are from.
@@ -73,13 +119,53 @@ impl AdamW {
             return Err(TrainingError::NotFinite { step, what: "gradient", last_checkpoint: None });
         }
         let gradient_factor = clip.map_or(1.0, |clip| (clip / (norm + CLIP_EPSILON)).min(1.0));
-        for (((_, parameter), gradient), (mean, square)) in parameters.iter().zip(gradients).zip(&self.means)
+        for (((name, parameter), gradient), (mean, square)) in
+            parameters.iter().zip(gradients).zip(&self.means)
         {
             let weight_decay = if decays(parameter.dims()) { numbers.weight_decay } else { 0.0 };
             let numbers = AdamWStep { step, gradient_factor, weight_decay, ..numbers };
-            adamw_step(parameter, gradient, mean, square, &numbers)?;
+            if self.kind.orthogonalizes(name, parameter.dims()) {
+                muon_step(parameter, gradient, mean, &numbers)?;
+            } else {
+                adamw_step(parameter, gradient, mean, square, &numbers)?;
+            }
         }
         self.steps_done = step;
         Ok(norm)
     }
+}
+
+/// Takes one step of Muon with Nesterov momentum for the matrix `parameter`.
+fn muon_step(parameter: &Var, gradient: &Tensor, momentum: &Var, numbers: &AdamWStep) -> Result<()> {
+    /// The root mean square of AdamW's steps.
+    const ADAMW_RMS: f64 = 0.2;
+    let between =
+        |from: &Tensor, to: &Tensor, share: f64| from.affine(1.0 - share, 0.0)? + to.affine(share, 0.0)?;
+    let gradient = gradient.affine(numbers.gradient_factor, 0.0)?;
+    momentum.set(&between(momentum, &gradient, 1.0 - MOMENTUM)?)?;
+    let update = orthogonalized(&between(&gradient, momentum, MOMENTUM)?)?;
+    let (rows, columns) = parameter.dims2()?;
+    let size = numbers.learning_rate * ADAMW_RMS * (rows.max(columns) as f64).sqrt();
+    let decayed = parameter.affine(1.0 - numbers.learning_rate * numbers.weight_decay, 0.0)?;
+    parameter.set(&(decayed - update.affine(size, 0.0)?)?)
+}
+
+/// A matrix whose singular vectors are those of `matrix` and whose singular values are near 1: five steps of the Newton-Schulz iteration
+/// with Muon's coefficients.
+fn orthogonalized(matrix: &Tensor) -> Result<Tensor> {
+    const STEPS: usize = 5;
+    const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
+    const SMALLEST_NORM: f64 = 1e-7;
+    let (rows, columns) = matrix.dims2()?;
+    // The smaller side first, so that the square matrices are small.
+    let turned = |matrix: &Tensor| if rows > columns { matrix.t()?.contiguous() } else { Ok(matrix.clone()) };
+    let norm = gradient_norm(&[matrix.contiguous()?])?.max(SMALLEST_NORM);
+    let mut x = turned(matrix)?.affine(1.0 / norm, 0.0)?;
+    let [a, b, c] = COEFFICIENTS;
+    for _ in 0..STEPS {
+        let square = x.matmul(&x.t()?)?;
+        let polynomial = (square.affine(b, 0.0)? + square.matmul(&square)?.affine(c, 0.0)?)?;
+        x = (x.affine(a, 0.0)? + polynomial.matmul(&x)?)?;
+    }
+    turned(&x)
 }

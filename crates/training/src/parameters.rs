@@ -29,10 +29,14 @@ pub enum Initialization {
     /// Random weights, as GPT-2's.
     #[default]
     Gpt2,
-    /// GPT-2's, but with sinusoids for positions, and heads that copy what they look at: the output weights of attention are the
-    /// value weights transposed, and only a small part of that in the first block, whose heads would else drown the token itself
-    /// ("Mimetic Initialization of Self-Attention Layers", arXiv:2305.09828, has both ideas). A small model finds the token
-    /// before, and with it induction, in a fraction of the steps.
+    /// GPT-2's weights with these changes:
+    ///
+    /// - Sinusoids for positions, and heads that copy what they attend to: the output weights of attention are the value weights
+    ///   transposed, scaled down in the first block so that the token itself stays readable ("Mimetic Initialization of
+    ///   Self-Attention Layers", arXiv:2305.09828).
+    /// - MLPs that write nothing at first. In narrow models, whose weights are large, their noise would drown the residual stream.
+    /// - A previous-token head (0.0) and an induction head (1.0) that reads it, where there are two blocks. A small model that has to
+    ///   discover the pair on its own may never do so.
     Mimetic,
 }
 
@@ -102,8 +106,56 @@ impl Parameters {
             let values = c_attn.narrow(0, 2 * config.n_embd, config.n_embd)?;
             let part = if block == 0 { FIRST_BLOCK } else { 1.0 };
             c_proj.set(&(values.t()? * part)?.contiguous()?)?;
+            if let Some(mlp) = self.get(&format!("h.{block}.mlp.c_proj.weight")) {
+                mlp.set(&mlp.zeros_like()?)?;
+            }
+        }
+        if config.n_layer > 1 {
+            self.begin_induction(config, FIRST_BLOCK)?;
         }
         Ok(())
+    }
+
+    /// Makes head 0.0 attend to the previous token and head 1.0 to what followed an earlier occurrence of the token. `written` scales
+    /// the output of head 0.0.
+    fn begin_induction(&self, config: &Gpt2Config, written: f64) -> Result<()> {
+        /// Weight of a sine or cosine in the queries and keys of head 0.0: the score of the previous token is then near 16.
+        const SHARPNESS: f64 = 2.0;
+        /// Factor of the value weights in the queries that look for them.
+        const MATCHING: f64 = 3.0;
+        let weight =
+            |name| self.get(name).ok_or_else(|| candle_core::Error::Msg(format!("`{name}` is missing")));
+        let (width, size) = (config.n_embd, config.n_embd / config.n_head);
+        let (half, pairs) = (width.div_ceil(2), size / 2);
+        let device = self.device();
+        // Keys read the sines and cosines of the fastest frequencies, queries read the same ones turned back by one position.
+        let (mut queries, mut keys) = (vec![0f32; size * width], vec![0f32; size * width]);
+        for pair in 0..pairs.min(width / 2) {
+            let (sine, cosine) = (pair, half + pair);
+            let (sine_row, cosine_row) = (pair * width, (pairs + pair) * width);
+            let angle = frequency(pair, half);
+            #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+            let [one, along, across] =
+                [1.0, libm::cos(angle), libm::sin(angle)].map(|part| (SHARPNESS * part) as f32);
+            (keys[sine_row + sine], keys[cosine_row + cosine]) = (one, one);
+            (queries[sine_row + sine], queries[sine_row + cosine]) = (along, -across);
+            (queries[cosine_row + cosine], queries[cosine_row + sine]) = (along, across);
+        }
+        let matrix = |values| Tensor::from_vec(values, (size, width), &device);
+        let [first, second] = [weight("h.0.attn.c_attn.weight")?, weight("h.1.attn.c_attn.weight")?];
+        let values = first.narrow(0, 2 * width, size)?;
+        for (block, row, rows) in [
+            (first, 0, matrix(queries)?),
+            (first, width, matrix(keys)?),
+            // The induction head looks for the token whose values the previous-token head moved.
+            (second, 0, (values * MATCHING)?),
+        ] {
+            block.set(&block.slice_assign(&[row..row + size, 0..width], &rows)?)?;
+        }
+        // The previous-token head writes where the keys of the induction head read.
+        let read = (second.narrow(0, width, size)?.t()? * written)?;
+        let c_proj = weight("h.0.attn.c_proj.weight")?;
+        c_proj.set(&c_proj.slice_assign(&[0..width, 0..size], &read)?)
     }
 
     /// The parameters of another configuration: those that are here under the same names, and fresh ones.
@@ -247,20 +299,24 @@ fn fresh(
 /// Positions, `[n_positions, n_embd]`: sines, then cosines, of frequencies from 3 radians a position down to 0.003, each as large as
 /// other weights are at the beginning. The fastest one tells neighbours apart, the slowest one the ends of a thousand tokens.
 fn sinusoids(config: &Gpt2Config, device: &Device) -> Result<Tensor> {
-    const FASTEST: f64 = 3.0;
-    const RANGE: f64 = 1000.0;
     let half = config.n_embd.div_ceil(2);
     let amplitude = config.initializer_range * std::f64::consts::SQRT_2;
     #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
     let value = |position: usize, place: usize| {
-        let frequency = FASTEST * libm::pow(RANGE, -((place % half) as f64) / half as f64);
-        let angle = position as f64 * frequency;
+        let angle = position as f64 * frequency(place % half, half);
         (amplitude * if place < half { libm::sin(angle) } else { libm::cos(angle) }) as f32
     };
     let values = (0..config.n_positions)
         .flat_map(|position| (0..config.n_embd).map(move |place| value(position, place)))
         .collect();
     Tensor::from_vec(values, (config.n_positions, config.n_embd), device)
+}
+
+/// The frequency of a sinusoid of `count`, in radians per position; the first is the fastest.
+fn frequency(index: usize, count: usize) -> f64 {
+    const FASTEST: f64 = 3.0;
+    const RANGE: f64 = 1000.0;
+    FASTEST * libm::pow(RANGE, -(index as f64) / count as f64)
 }
 
 /// Where what is computed with parameters leads.

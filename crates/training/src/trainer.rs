@@ -1,4 +1,4 @@
-//! One step of training: gradients of a few batches, clipping, AdamW under the schedule.
+//! One step of training: gradients of a few batches, clipping, and the optimizer under the schedule.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::dictionary::Learner;
 use crate::parameters::Lead;
 use crate::streams::Stream;
 use crate::{
-    AdamW, Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Parameters, Share, TrainingError,
+    Data, DictionaryMetrics, Examples, Hyperparameters, Lora, Optimizer, OptimizerKind, Parameters, Share,
+    TrainingError,
 };
 
 /// The report of a step. [`Trainer::step`] returns it.
@@ -32,13 +33,13 @@ pub struct StepReport {
 }
 
 /// A model in training.
-#[doc(alias("AdamW", "train"))]
+#[doc(alias("AdamW", "Muon", "train"))]
 pub struct Trainer {
     config: Gpt2Config,
     numbers: Hyperparameters,
     parameters: Parameters,
     weights: Weights,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     /// Those of the last step, whose memory the next one's take.
     gradients: Vec<Tensor>,
     recomputes: bool,
@@ -126,7 +127,12 @@ impl Trainer {
     ) -> Result<Self, TrainingError> {
         config.check()?;
         numbers.check(config)?;
-        let (optimizer, device) = (AdamW::new(&parameters)?, parameters.device());
+        if numbers.optimizer == OptimizerKind::Muon && !matches!(weights, Weights::Trained { .. }) {
+            let what =
+                "`optimizer` muon trains the matrices of the model; adapters and dictionaries need adamw";
+            return Err(TrainingError::Call { what: what.into() });
+        }
+        let (optimizer, device) = (Optimizer::new(numbers.optimizer, &parameters)?, parameters.device());
         Ok(Self {
             config: config.clone(),
             numbers,
@@ -536,7 +542,7 @@ impl Trainer {
     }
 
     /// The optimizer, as it is now.
-    pub fn optimizer(&self) -> &AdamW {
+    pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use candle_gpt2::{Gpt2Config, HeadKind};
 use tokenizers::Tokenizer;
 
+use crate::adapter::Changes;
 use crate::config_file::FoundConfig;
 use crate::files::Files;
 use crate::naming::{Naming, Orientation, Origin};
@@ -15,7 +16,7 @@ use crate::{
     tokenizer,
 };
 
-/// What [`Checkpoint::verify`] found wrong. What [`Checkpoint::verify`] lists.
+/// A fault that [`Checkpoint::verify`] lists.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Problem {
@@ -69,7 +70,13 @@ pub struct Checkpoint {
     /// Who has the files beside the weights.
     pub(crate) beside: Files,
     pub(crate) naming: Naming,
+    /// The name of the configuration's file, or of its place in the weights.
+    configuration: &'static str,
+    /// The `config.json`.
+    pub(crate) config_text: Option<String>,
     rules: Vec<String>,
+    /// The changes that adapters make to parameters.
+    pub(crate) changes: Changes,
     has_guessed_heads: bool,
 }
 
@@ -137,11 +144,17 @@ impl Checkpoint {
         let found = match source.config.take() {
             Some(config) => FoundConfig {
                 config,
+                name: match source.format {
+                    Format::PyTorchZip | Format::PyTorchLegacy => "its model_args",
+                    _ => "its header",
+                },
                 rule: "the configuration is the one inside the file".to_owned(),
                 has_guessed_heads: false,
+                text: None,
             },
             None => {
-                config_file::read(&files, files.folder_of(&source.path), &source.tensors, options.n_head)?
+                let shown = (source.format, source.tensors.as_slice());
+                config_file::read(&files, files.folder_of(&source.path), shown, options.n_head)?
             }
         };
         if let Some(named) = options.n_head.filter(|named| *named != found.config.n_head) {
@@ -157,13 +170,23 @@ impl Checkpoint {
         found: FoundConfig,
         progress: &dyn ReadProgress,
     ) -> Result<Self, WeightsError> {
-        let FoundConfig { config, rule, has_guessed_heads } = found;
+        let FoundConfig { config, name, rule, has_guessed_heads, text } = found;
         let mut naming = Naming::new(&config, &source);
         naming.mismatches.extend(tied_head::contradiction(&source, &naming, progress)?);
         let mut rules = std::mem::take(&mut source.rules);
         rules.push(rule);
         rules.extend(rules_of(&config, &source, &naming));
-        Ok(Self { config, source, beside, naming, rules, has_guessed_heads })
+        Ok(Self {
+            config,
+            source,
+            beside,
+            naming,
+            configuration: name,
+            config_text: text,
+            rules,
+            changes: Changes::new(),
+            has_guessed_heads,
+        })
     }
 
     /// The configuration.
@@ -265,6 +288,11 @@ impl Checkpoint {
         &self.rules
     }
 
+    /// Adds a decision to [`Checkpoint::rules`].
+    pub(crate) fn add_rule(&mut self, rule: String) {
+        self.rules.push(rule);
+    }
+
     /// The note for users if the number of heads is not recorded and was guessed: another number is another model,
     /// which no check can see. [`OpenOptions::n_head`] says it.
     pub fn guessed_heads_note(&self) -> Option<String> {
@@ -282,6 +310,11 @@ impl Checkpoint {
     /// Tensors of the file that are no parameters: causal masks of old checkpoints.
     pub fn buffers(&self) -> impl Iterator<Item = &StoredTensor> {
         self.naming.buffers.iter().map(|index| &self.source.tensors[*index])
+    }
+
+    /// Tensors of integers, booleans and other types that hold no weights, which the model does not need.
+    pub fn skipped(&self) -> impl Iterator<Item = &StoredTensor> {
+        self.naming.skipped.iter().map(|index| &self.source.tensors[*index])
     }
 
     /// A copy of the token embedding under the head's name, in a file whose configuration ties the two.
@@ -338,7 +371,34 @@ impl Checkpoint {
             return Ok(());
         }
         let (path, mismatches) = (self.source.path.clone(), self.naming.mismatches.clone());
-        Err(WeightsError::Mismatches { path, mismatches })
+        let (configuration, hint) = (self.configuration.to_owned(), self.hint());
+        Err(WeightsError::Mismatches { path, configuration, hint, mismatches })
+    }
+
+    /// Sizes that the configuration and the tensors disagree on, and what to do.
+    fn hint(&self) -> String {
+        let name = self.source.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if formats::is_shard(name) {
+            return "; it is one of several shards: name their index or their folder".into();
+        }
+        let sizes = self.naming.other_sizes(&self.config, &self.source.tensors);
+        if sizes.is_empty() {
+            return String::new();
+        }
+        let told = |(key, configured, shown): &(&str, usize, usize)| {
+            format!("`{key}` is {configured} there, and the tensors show {shown}")
+        };
+        let told: Vec<String> = sizes.iter().map(told).collect();
+        let what_to_do = match self.configuration {
+            "config.json" | "hparams.json" => "correct it, or take both files from one source",
+            _ => "save the model again",
+        };
+        format!(" ({}; {what_to_do})", told.join(", "))
+    }
+
+    /// Notes for users: files beside the weights that are not read.
+    pub fn notes(&self) -> &[String] {
+        &self.source.notes
     }
 
     /// Bytes of the parameters in the files.
@@ -378,13 +438,27 @@ fn head_rule(config: &Gpt2Config) -> Option<String> {
     }
 }
 
+fn is_contradiction(mismatch: &Mismatch) -> bool {
+    matches!(mismatch, Mismatch::TieContradiction { .. })
+}
+
 /// What was decided about the tensors, in words.
 fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String> {
     let mut rules = Vec::new();
     if config.head.has_language_model() {
         rules.push(match (config.tie_word_embeddings, naming.tied_head) {
+            (true, None) if naming.is_embedding_head => {
+                "the output head is tied: the file has no token embedding, so lm_head.weight serves as both"
+                    .to_owned()
+            }
             (true, None) => {
                 "the output head is tied: the file has no lm_head.weight, so the embedding is used".to_owned()
+            }
+            (true, Some(index)) if naming.mismatches.iter().any(is_contradiction) => {
+                format!(
+                    "the output head is tied by the configuration, and `{}` differs from the embedding",
+                    source.tensors[index].name
+                )
             }
             (true, Some(index)) => {
                 format!(
@@ -400,6 +474,18 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
         rules.push(format!(
             "{} causal masks of an old checkpoint are not parameters and are ignored",
             naming.buffers.len()
+        ));
+    }
+    if !naming.skipped.is_empty() {
+        /// Most names in one rule.
+        const SHOWN: usize = 3;
+        let names = naming.skipped.iter().take(SHOWN).map(|index| source.tensors[*index].name.as_str());
+        let names: Vec<&str> = names.collect();
+        let more = if naming.skipped.len() > SHOWN { ", …" } else { "" };
+        rules.push(format!(
+            "{} tensors of types that hold no weights are not parameters and are ignored: {}{more}",
+            naming.skipped.len(),
+            names.join(", ")
         ));
     }
     if naming.zero_count() > 0 {

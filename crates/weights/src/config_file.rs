@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use candle_gpt2::{ConfigError, Gpt2Config};
 use serde_json::{Value, json};
 
-use crate::WeightsError;
 use crate::files::Files;
 use crate::naming::head_shown_by;
+use crate::source::Format;
 use crate::stored::StoredTensor;
+use crate::{WeightsError, mistaken_file};
 
+/// Defaults for generating.
+pub(crate) const GENERATION_CONFIG: &str = "generation_config.json";
 /// Largest configuration that is read: real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Width of a head in every published GPT-2: what is assumed if nothing tells the number of heads.
@@ -18,10 +21,14 @@ const USUAL_HEAD_DIM: usize = 64;
 /// A configuration, and where it comes from.
 pub(crate) struct FoundConfig {
     pub(crate) config: Gpt2Config,
+    /// The name of its file, or of its place in the weights.
+    pub(crate) name: &'static str,
     /// Where it comes from, in words.
     pub(crate) rule: String,
     /// Whether nothing tells the number of heads, and the usual one is taken.
     pub(crate) has_guessed_heads: bool,
+    /// The text of a `config.json`.
+    pub(crate) text: Option<String>,
 }
 
 /// Reads the configuration of a folder. Where there is none, the tensors of the book's models give all sizes but the number of
@@ -29,24 +36,33 @@ pub(crate) struct FoundConfig {
 pub(crate) fn read(
     files: &Files,
     folder: &Path,
-    tensors: &[StoredTensor],
+    (format, tensors): (Format, &[StoredTensor]),
     n_head: Option<usize>,
 ) -> Result<FoundConfig, WeightsError> {
-    let found = |config, rule: &str| FoundConfig { config, rule: rule.to_owned(), has_guessed_heads: false };
+    let found = |config, text, (name, rule): (&'static str, &str)| FoundConfig {
+        config,
+        name,
+        rule: rule.to_owned(),
+        has_guessed_heads: false,
+        text,
+    };
     let path = folder.join("config.json");
     if files.exists(&path) {
         let of_tensors = |text: &str| match Gpt2Config::named_head(text)? {
             Some(_) => Gpt2Config::from_json(text),
             None => Gpt2Config::from_json_with_head(text, head_shown_by(tensors)),
         };
-        return Ok(found(parse(files, &path, of_tensors)?, "the configuration is config.json"));
+        let (config, text) = parse(files, &path, of_tensors)?;
+        return Ok(found(config, Some(text), ("config.json", "the configuration is config.json")));
     }
     let path = folder.join("hparams.json");
     if files.exists(&path) {
-        return Ok(found(parse(files, &path, from_hparams)?, "the configuration is OpenAI's hparams.json"));
+        let (config, _) = parse(files, &path, from_hparams)?;
+        return Ok(found(config, None, ("hparams.json", "the configuration is OpenAI's hparams.json")));
     }
     let Some(sizes) = SizesOfTheBook::of(tensors) else {
-        return Err(WeightsError::NoConfig { folder: files.told(folder) });
+        let name = if format == Format::TensorFlow { "hparams.json" } else { "config.json" };
+        return Err(WeightsError::NoConfig { folder: files.told(folder), name });
     };
     let config = sizes.config(folder, n_head)?;
     let sizes = "there is no configuration: sizes are those of the tensors";
@@ -54,7 +70,7 @@ pub(crate) fn read(
         Some(n_head) => format!("{sizes}, and the {n_head} heads were named"),
         None => format!("{sizes}, heads are assumed {USUAL_HEAD_DIM} wide"),
     };
-    Ok(FoundConfig { config, rule, has_guessed_heads: n_head.is_none() })
+    Ok(FoundConfig { config, name: "their shapes", rule, has_guessed_heads: n_head.is_none(), text: None })
 }
 
 /// The text of `generation_config.json`, if there is such a file, and its path.
@@ -62,22 +78,34 @@ pub(crate) fn generation_config(
     files: &Files,
     folder: &Path,
 ) -> Result<Option<(PathBuf, String)>, WeightsError> {
-    let path = folder.join("generation_config.json");
+    let path = folder.join(GENERATION_CONFIG);
     if !files.exists(&path) {
         return Ok(None);
     }
-    let bytes = files.read_small(&path, MAX_CONFIG_BYTES)?;
-    Ok(Some((path, String::from_utf8_lossy(&bytes).into_owned())))
+    let text = settings_text(files, &path)?;
+    Ok(Some((path, text)))
 }
 
+/// A configuration, and its text.
 fn parse(
     files: &Files,
     path: &Path,
     read: impl Fn(&str) -> Result<Gpt2Config, ConfigError>,
-) -> Result<Gpt2Config, WeightsError> {
+) -> Result<(Gpt2Config, String), WeightsError> {
+    let text = settings_text(files, path)?;
+    match read(&text) {
+        Ok(config) => Ok((config, text)),
+        Err(error) => Err(WeightsError::Config { path: path.to_owned(), error }),
+    }
+}
+
+/// The text of a JSON file of settings, unless it is something else.
+fn settings_text(files: &Files, path: &Path) -> Result<String, WeightsError> {
     let bytes = files.read_small(path, MAX_CONFIG_BYTES)?;
-    read(&String::from_utf8_lossy(&bytes))
-        .map_err(|error| WeightsError::Config { path: path.to_owned(), error })
+    if let Some(what) = mistaken_file::something_else(&bytes, "configuration") {
+        return Err(WeightsError::NotWeights { path: path.to_owned(), what });
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// OpenAI's `hparams.json` has `n_vocab`, `n_ctx`, `n_embd`, `n_head` and `n_layer`.

@@ -10,16 +10,19 @@ use safetensors::tensor::Dtype;
 
 use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
 use crate::progress::{PIECE, check_interrupted};
-use crate::replace::create_folder;
+use crate::replace::{create_file, create_folder};
 use crate::rounding::{append, check_range, safetensors_dtype};
 use crate::write_tensors::{LazyTensor, serialize};
-use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, replace_file};
+use crate::{Checkpoint, Companions, ReadProgress, WeightsError, WrittenDType, replace_file};
 
-/// Writes a Hugging Face folder: `model.safetensors`, `config.json` and, if there is a tokenizer, `tokenizer.json`.
-/// transformers loads it. `progress` receives the bytes of the checkpoint read since the last call, and may end it.
+/// Writes a Hugging Face folder: `model.safetensors`, `config.json` and the [`Companions`]. transformers loads it. Returns notes
+/// on settings that the folder does not hold. `progress` receives the bytes of the checkpoint read since the last call, and may
+/// end it.
 ///
 /// ```
-/// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_hugging_face};
+/// use candle_gpt2_weights::{
+///     Checkpoint, Companions, GivenFiles, OpenOptions, WrittenDType, write_hugging_face,
+/// };
 ///
 /// let files = GivenFiles::new("stories")
 ///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
@@ -28,7 +31,7 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, rep
 ///
 /// let folder = tempfile::tempdir()?;
 /// let wide = folder.path().join("wide");
-/// write_hugging_face(&checkpoint, None, &wide, WrittenDType::F32, &|_| ())?;
+/// write_hugging_face(&checkpoint, &Companions::default(), &wide, WrittenDType::F32, &|_| ())?;
 /// assert_eq!(Checkpoint::open(&wide)?.parameter_bytes(), 2 * checkpoint.parameter_bytes());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -38,11 +41,11 @@ use crate::{Checkpoint, ReadProgress, Tokenizer, WeightsError, WrittenDType, rep
 /// be written; [`WeightsError::Interrupted`] if `progress` says so. Nothing is then left of it.
 pub fn write_hugging_face(
     checkpoint: &Checkpoint,
-    tokenizer: Option<&Tokenizer>,
+    companions: &Companions,
     folder: &Path,
     dtype: WrittenDType,
     progress: &dyn ReadProgress,
-) -> Result<(), WeightsError> {
+) -> Result<Vec<String>, WeightsError> {
     checkpoint.check()?;
     let safetensors_dtype = safetensors_dtype(dtype, folder)?;
     let read = |name: &str| parameter(checkpoint, name, progress);
@@ -54,16 +57,49 @@ pub fn write_hugging_face(
             safetensors_dtype,
             progress,
         )?;
-        fs::write(folder.join("config.json"), config_text(checkpoint.config(), safetensors_dtype)?)?;
-        if let Some(tokenizer) = tokenizer {
-            tokenizer.save(folder.join("tokenizer.json"), true)?;
+        for (name, bytes) in companions.folder_files(checkpoint.config(), torch_name(safetensors_dtype))? {
+            fs::write(folder.join(name), bytes)?;
         }
         Ok(())
-    })
+    })?;
+    Ok(companions.notes())
 }
 
-/// Writes the files of a Hugging Face folder that exists, each in place of the one that is there: first the tokenizer and
-/// the configuration, then the weights. `read` gives a parameter by its name, matrices `(out, in)`.
+/// Writes the weights alone, as one safetensors file with the names of Hugging Face. Readers need the files of a folder next to it.
+/// `progress` receives the bytes of the checkpoint read since the last call, and may end it.
+///
+/// ```
+/// use candle_gpt2_weights::{Checkpoint, GivenFiles, OpenOptions, WrittenDType, write_safetensors_file};
+///
+/// let files = GivenFiles::new("stories")
+///     .with_bytes("config.json", candle_gpt2_stories::CONFIG)
+///     .with_bytes("model.safetensors", candle_gpt2_stories::WEIGHTS);
+/// let checkpoint = Checkpoint::open_given(files, &OpenOptions::default(), &|_| ())?;
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("stories.safetensors");
+/// write_safetensors_file(&checkpoint, &file, WrittenDType::F16, &|_| ())?;
+/// std::fs::write(folder.path().join("config.json"), candle_gpt2_stories::CONFIG)?;
+/// assert_eq!(Checkpoint::open(&file)?.parameter_bytes(), checkpoint.parameter_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// If the checkpoint is not sound in its structure, the type is not one of safetensors, `file` exists, or it cannot be written;
+/// [`WeightsError::Interrupted`] if `progress` says so. Nothing is then left of it.
+pub fn write_safetensors_file(
+    checkpoint: &Checkpoint,
+    file: &Path,
+    dtype: WrittenDType,
+    progress: &dyn ReadProgress,
+) -> Result<(), WeightsError> {
+    checkpoint.check()?;
+    let dtype = safetensors_dtype(dtype, file)?;
+    let read = |name: &str| parameter(checkpoint, name, progress);
+    create_file(file, |partial| Ok(write_safetensors(partial, checkpoint.config(), &read, dtype, progress)?))
+}
+
+/// Writes the files of a Hugging Face folder that exists, each in place of the one that is there: first the companions and the
+/// configuration, then the weights. `read` gives a parameter by its name, matrices `(out, in)`.
 /// [`write_hugging_face`] makes such a folder.
 ///
 /// # Errors
@@ -72,15 +108,25 @@ pub fn replace_hugging_face(
     folder: &Path,
     config: &Gpt2Config,
     read: &dyn Fn(&str) -> Result<Tensor, WeightsError>,
-    tokenizer: &Tokenizer,
+    companions: &Companions,
     dtype: WrittenDType,
 ) -> Result<(), WeightsError> {
     let dtype = safetensors_dtype(dtype, folder)?;
-    replace_file(&folder.join("tokenizer.json"), |path| tokenizer.save(path, true))?;
-    replace_file(&folder.join("config.json"), |path| Ok(fs::write(path, config_text(config, dtype)?)?))?;
+    for (name, bytes) in companions.folder_files(config, torch_name(dtype))? {
+        replace_file(&folder.join(name), |path| Ok(fs::write(path, &bytes)?))?;
+    }
     replace_file(&folder.join("model.safetensors"), |path| {
         Ok(write_safetensors(path, config, read, dtype, &|_| ())?)
     })
+}
+
+/// PyTorch's name of a type, as `config.json` has it.
+fn torch_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F16 => "float16",
+        Dtype::BF16 => "bfloat16",
+        _ => "float32",
+    }
 }
 
 fn write_safetensors(
@@ -98,16 +144,6 @@ fn write_safetensors(
         (name, LazyTensor { dtype, shape, read })
     });
     serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into())
-}
-
-fn config_text(config: &Gpt2Config, dtype: Dtype) -> Result<String, serde_json::Error> {
-    let mut config = config.to_json();
-    config["dtype"] = match dtype {
-        Dtype::F16 => "float16".into(),
-        Dtype::BF16 => "bfloat16".into(),
-        _ => "float32".into(),
-    };
-    Ok(serde_json::to_string_pretty(&config)? + "\n")
 }
 
 /// A parameter as the file `path` holds it.

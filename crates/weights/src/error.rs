@@ -41,11 +41,13 @@ pub enum WeightsError {
     },
     /// A folder without a configuration, or a weights file without one beside it.
     #[error(
-        "{folder}: there is no config.json; copy it from the checkpoint's source (it holds the model's sizes)"
+        "{folder}: there is no {name}; copy it from the checkpoint's source (it holds the model's sizes)"
     )]
     NoConfig {
         /// The folder.
         folder: PathBuf,
+        /// The file that checkpoints of this format have.
+        name: &'static str,
     },
     /// Nothing tells the number of heads, and the usual heads do not divide the width.
     #[error(
@@ -79,7 +81,7 @@ pub enum WeightsError {
         error: ConfigError,
     },
     /// A folder without weights that can be read.
-    #[error("{folder}: there is no model.safetensors, and no other weights file{found}", found = bounded_message(.found))]
+    #[error("{folder}: there is no model.safetensors{found}", found = bounded_message(.found))]
     NoWeights {
         /// The folder.
         folder: PathBuf,
@@ -95,12 +97,41 @@ pub enum WeightsError {
         what: String,
     },
     /// The tensors are not those of the configured model.
-    #[error("{path}: the tensors are not those of the model that config.json describes:{}", ListOf(.mismatches))]
+    #[error("{path}: the tensors are not those of the model that {configuration} describes{}:{}", bounded_message(.hint), ListOf(.mismatches))]
     Mismatches {
         /// The file.
         path: PathBuf,
+        /// The name of the configuration, such as `config.json`.
+        configuration: String,
+        /// The sizes that differ and what to do, if that is known.
+        hint: String,
         /// Every difference.
         mismatches: Vec<Mismatch>,
+    },
+    /// An adapter that cannot be used.
+    #[error("{path}: {what}", what = bounded_message(.what))]
+    Adapter {
+        /// Its folder, or one of its files.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// An adapter whose tensors do not fit its settings or the model.
+    #[error(
+        "{path}: the adapter does not fit {}; {}:{}",
+        model.display(),
+        right_model(base.as_deref()),
+        Lines(faults)
+    )]
+    AdapterMismatch {
+        /// The file of the adapter's tensors.
+        path: PathBuf,
+        /// The weights file of the model.
+        model: PathBuf,
+        /// The base model that the adapter names.
+        base: Option<String>,
+        /// Each tensor that does not fit: its name, and what was expected and found.
+        faults: Vec<String>,
     },
     /// The CPU does not hold weights of this type.
     #[error("{dtype}: the CPU holds weights in {}", WeightDType::names_on_cpu())]
@@ -115,7 +146,7 @@ pub enum WeightsError {
         dtype: WeightDType,
     },
     /// There is no tokenizer.
-    #[error("{folder}: there is no tokenizer.json, and no vocab.json with merges.txt; {}", instead_of_tokenizer(.found.as_deref()))]
+    #[error("{folder}: there is no tokenizer.json, no vocab.json with merges.txt, no spiece.model and no vocab.txt; {}", instead_of_tokenizer(.found.as_deref()))]
     NoTokenizer {
         /// The folder.
         folder: PathBuf,
@@ -182,6 +213,9 @@ impl WeightsError {
 /// What to do without a tokenizer, in a folder with a file that may be one.
 fn instead_of_tokenizer(found: Option<&str>) -> String {
     match found {
+        Some("meta.pkl") => "found nanoGPT's meta.pkl, a pickle, which is not read; write its `stoi` as vocab.json (a space as Ġ, a line \
+             feed as Ċ) with a merges.txt of the one line `#version: 0.2`"
+            .into(),
         Some(found) => format!("found {found}; give it as the tokenizer"),
         None => "copy them from the checkpoint's source, or name another tokenizer".into(),
     }
@@ -286,7 +320,12 @@ impl fmt::Display for Mismatch {
                  name one for each row in `id2label` and `label2id`"
             ),
             Self::DType { found, .. } => {
-                write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")
+                write!(f, "tensor `{name}`: expected F32, F16, BF16 or F64, found {found}")?;
+                // Types of GGUF that only llama.cpp computes with.
+                let is_ggml = ["IQ", "TQ", "MXFP", "Q4_0_", "an unknown type of ggml"]
+                    .iter()
+                    .any(|start| found.starts_with(start));
+                f.write_str(if is_ggml { ", which is not read; convert the model to q8_0" } else { "" })
             }
         }
     }
@@ -322,6 +361,29 @@ impl fmt::Display for ShapeOf<'_> {
             sizes.push(format!("… {} sizes", self.0.len()));
         }
         write!(f, "({})", sizes.join(", "))
+    }
+}
+
+/// What to do with an adapter that does not fit.
+fn right_model(base: Option<&str>) -> String {
+    match base {
+        Some(base) => format!("give its own base model, {base}, or download the adapter again"),
+        None => "give the model that it was trained on, or save the adapter again".into(),
+    }
+}
+
+/// Prints one line each.
+struct Lines<'a>(&'a [String]);
+
+impl fmt::Display for Lines<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// Most lines in one message.
+        const MOST_LINES: usize = 40;
+        self.0.iter().take(MOST_LINES).try_for_each(|line| write!(f, "\n  {line}"))?;
+        match self.0.len().checked_sub(MOST_LINES) {
+            Some(more) if more > 0 => write!(f, "\n  and {more} more"),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -241,17 +241,23 @@ impl Cost {
 }
 
 /// Limit of the time for a text.
-struct Budget {
+pub(crate) struct Budget {
     spent: usize,
     limit: usize,
 }
 
 impl Budget {
     /// About a second, or linear time for long texts.
-    fn new(text_bytes: usize) -> Self {
+    pub(crate) fn new(text_bytes: usize) -> Self {
         const SECOND: usize = 1 << 30;
         const PER_BYTE: usize = 1 << 11;
         Self { spent: 0, limit: SECOND.max(text_bytes.saturating_mul(PER_BYTE)) }
+    }
+
+    /// Adds to the time spent.
+    pub(crate) fn spend(&mut self, bytes: usize) -> Result<(), String> {
+        self.spent = self.spent.saturating_add(bytes);
+        self.check(self.spent)
     }
 
     fn check(&self, spent: usize) -> Result<(), String> {

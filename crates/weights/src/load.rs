@@ -8,6 +8,7 @@ use candle_gpt2::{
 use candle_gpt2_kernels::{ByOutput, ParameterSource};
 use candle_nn::VarBuilder;
 
+use crate::naming::is_linear_weight;
 use crate::progress::of_candle;
 use crate::readers::{LoadMemory, PackParameters, ReadParameters};
 use crate::stored::StoredDType;
@@ -32,12 +33,12 @@ use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
 pub struct LoadOptions {
     /// The device that holds the model and computes.
     pub device: Device,
-    /// The type of the weights; `None` is the precision in which they are stored: on the CPU f16 as f16 and everything else
-    /// as f32, GGUF's small integers too, whose fast products would round the activations; on a GPU
+    /// The type of the weights; `None` is the precision in which they are stored. On the CPU that is f16 for f16, integers for
+    /// GGUF's Q8_0, Q5_0 and Q4_0, and f32 for everything else and for weights that adapters change; on a GPU it is
     /// [`Checkpoint::stored_dtype`].
     pub dtype: Option<WeightDType>,
-    /// The type of the keys and values in the model's caches. `None` is f32 on the CPU, and f16 if the weights are rounded
-    /// to f16 or fewer bits as they are loaded: that rounding is as coarse. On a GPU it is the type of the weights.
+    /// The type of the keys and values in the model's caches. `None` is f32 on the CPU, and f16 if the weights are computed
+    /// as integers or rounded to f16 as they are loaded: that rounding is as coarse. On a GPU it is the type of the weights.
     pub kv_dtype: Option<KvDType>,
 }
 
@@ -181,6 +182,20 @@ impl Checkpoint {
         if self.is_rounded_to(dtype) { KvDType::F16 } else { KvDType::F32 }
     }
 
+    /// The type of a file whose quantized blocks the CPU computes as they are stored: q8 for Q8_0, q5 for Q5_0, q4 for Q4_0.
+    pub fn quantized_dtype(&self) -> Option<WeightDType> {
+        self.stored_matrix("h.0.attn.c_attn.weight")?.dtype.quantized_dtype()
+    }
+
+    /// Whether quantized linear layers are computed in f32 unless a type is chosen: no integer type holds what they store.
+    pub fn is_unpacked(&self) -> bool {
+        let layers = self.naming.parameters.keys().filter(|name| is_linear_weight(name));
+        let mut stored = layers.filter_map(|name| self.stored_matrix(name));
+        stored.any(|stored| {
+            matches!(stored.dtype, StoredDType::Quantized(_)) && stored.dtype.quantized_dtype().is_none()
+        })
+    }
+
     /// The type of tensors that comes closest to the stored token embedding: f16, bf16, else f32.
     pub fn stored_dtype(&self) -> DType {
         match self.stored_matrix("wte.weight").map(|stored| stored.dtype) {
@@ -193,7 +208,8 @@ impl Checkpoint {
     /// Whether weights held as `dtype` are other numbers than the stored ones.
     fn is_rounded_to(&self, dtype: Option<WeightDType>) -> bool {
         match dtype {
-            None | Some(WeightDType::F32) => false,
+            None => self.quantized_dtype().is_some(),
+            Some(WeightDType::F32) => false,
             Some(WeightDType::F16) => self.stored_dtype() != DType::F16,
             Some(_) => true,
         }

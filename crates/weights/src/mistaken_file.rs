@@ -1,9 +1,11 @@
 //! Files that are not what their names say: what a download or a clone leaves when it goes wrong.
 
+use candle_gpt2::GIT_LFS_POINTER;
+
 /// Bytes at the start of a file that are looked at to tell what it is.
 pub(crate) const SNIFFED_BYTES: usize = 512;
 
-/// What the file is, if its first bytes show that it is not the `wanted` one. No more than these bytes are needed.
+/// Describes a file whose first bytes show that it is not the `wanted` one; `None` for others. Reads [`SNIFFED_BYTES`] at most.
 pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
     let start = &file[..file.len().min(SNIFFED_BYTES)];
     let text = String::from_utf8_lossy(start);
@@ -11,12 +13,8 @@ pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
     if start.is_empty() {
         return Some("the file is empty; download it again".into());
     }
-    if trimmed.starts_with("version https://git-lfs") {
-        let size = trimmed.lines().find_map(|line| line.strip_prefix("size "));
-        let size = size.map_or(String::new(), |size| format!(" (the file has {} bytes)", size.trim()));
-        return Some(format!(
-            "a Git LFS pointer in place of the {wanted}{size}; run `git lfs pull` in the folder, or download the file itself"
-        ));
+    if let Some(pointer) = pointer(start, wanted) {
+        return Some(pointer);
     }
     if trimmed.starts_with('<') {
         return Some(format!(
@@ -24,4 +22,134 @@ pub(crate) fn something_else(file: &[u8], wanted: &str) -> Option<String> {
         ));
     }
     None
+}
+
+/// Formats that are told by their first bytes: the bytes, the name, and what to do.
+const SIGNATURES: [(&[u8], &str, &str); 27] = [
+    (b"\x89HDF\r\n\x1a\n", "an HDF5 file, as Keras saves weights", SAVE_FROM_PYTHON),
+    (b"\x1f\x8b", "a gzip archive", UNPACK),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard archive", UNPACK),
+    (b"\xfd7zXZ\0", "an xz archive", UNPACK),
+    (b"BZh", "a bzip2 archive", UNPACK),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", UNPACK),
+    (b"Rar!", "a RAR archive", UNPACK),
+    (b"\x93NUMPY", "a NumPy array", SAVE_STATE_DICT),
+    (b"\x7fELF", "an executable program", NAME_WEIGHTS),
+    (b"MZ", "an executable program", NAME_WEIGHTS),
+    (b"\xcf\xfa\xed\xfe", "an executable program", NAME_WEIGHTS),
+    (b"\xca\xfe\xba\xbe", "an executable program", NAME_WEIGHTS),
+    (b"#!", "a script", NAME_WEIGHTS),
+    (b"\x89PNG", "a picture", NAME_WEIGHTS),
+    (b"\xff\xd8\xff", "a picture", NAME_WEIGHTS),
+    (b"%PDF", "a PDF document", NAME_WEIGHTS),
+    (b"SQLite format 3", "an SQLite database", NAME_WEIGHTS),
+    (b"PAR1", "a Parquet table", NAME_WEIGHTS),
+    (b"ARROW1", "an Arrow table", NAME_WEIGHTS),
+    (b"lmgg", "a GGML file, older than GGUF", CONVERT_TO_GGUF),
+    (b"fmgg", "a GGML file, older than GGUF", CONVERT_TO_GGUF),
+    (b"tjgg", "a GGML file, older than GGUF", CONVERT_TO_GGUF),
+    (b"algg", "a GGML adapter", NAME_WEIGHTS),
+    (b"FUGG", "a GGUF file of a big-endian machine", "convert the model again on a little-endian one"),
+    (b"ONNX", "an ONNX model", SAVE_FROM_PYTHON),
+    (b"ORTM", "an ONNX Runtime model", SAVE_FROM_PYTHON),
+    (b"\x80\x00", "a pickle of an unknown protocol", SAVE_STATE_DICT),
+];
+const SAVE_FROM_PYTHON: &str =
+    "load it where it was made and save the model as safetensors or with torch.save";
+const SAVE_STATE_DICT: &str = "save the model's state_dict() with torch.save, or as safetensors";
+const UNPACK: &str = "unpack it first";
+const NAME_WEIGHTS: &str = "name a checkpoint folder or a weights file";
+const CONVERT_TO_GGUF: &str = "convert the original model to GGUF";
+
+/// The format of a file that holds no weights this program reads, and what to do, by its first bytes.
+pub(crate) fn other_format(file: &[u8]) -> Option<String> {
+    let start = &file[..file.len().min(SNIFFED_BYTES)];
+    let signed = SIGNATURES.iter().find(|(signature, ..)| start.starts_with(signature));
+    let (name, what_to_do) = match signed {
+        Some((_, name, what_to_do)) => (*name, *what_to_do),
+        None if start.get(257..262) == Some(b"ustar") => ("a tar archive", UNPACK),
+        None if start.get(4..8) == Some(b"TFL3") => ("a TensorFlow Lite model", SAVE_FROM_PYTHON),
+        None if is_pickle(start) => ("a pickle that torch.save did not write", SAVE_STATE_DICT),
+        None if is_message_pack(start) => ("a MessagePack file, as Flax saves weights", SAVE_FROM_PYTHON),
+        None if is_onnx(start) => ("an ONNX model", SAVE_FROM_PYTHON),
+        None if start.starts_with(&[0x08, 0x01, 0x12]) => ("a TensorFlow SavedModel", SAVE_FROM_PYTHON),
+        None => return None,
+    };
+    Some(format!("{name}, which is not read as weights; {what_to_do}"))
+}
+
+/// Whether the bytes begin like a pickle of protocol 2 and later, or a dictionary in protocol 0.
+fn is_pickle(start: &[u8]) -> bool {
+    matches!(start, [0x80, 2..=5, ..]) || start.starts_with(b"(dp0\n") || start.starts_with(b"(lp0\n")
+}
+
+/// Whether the bytes begin with a map of MessagePack whose first key is a text.
+fn is_message_pack(start: &[u8]) -> bool {
+    let first_key = match start {
+        [0x81..=0x8f, rest @ ..] | [0xde, _, _, rest @ ..] | [0xdf, _, _, _, _, rest @ ..] => rest,
+        _ => return false,
+    };
+    let (length, text) = match first_key {
+        [length @ 0xa1..=0xbf, text @ ..] => (usize::from(length - 0xa0), text),
+        [0xd9, length, text @ ..] => (usize::from(*length), text),
+        _ => return false,
+    };
+    text.get(..length).is_some_and(|key| key.iter().all(u8::is_ascii_graphic))
+}
+
+/// Whether the bytes begin like ONNX's protocol buffer: a version, and the name of the producer or the graph.
+fn is_onnx(start: &[u8]) -> bool {
+    match start {
+        [0x08, 1..=20, 0x12, length @ 1..=64, rest @ ..] => {
+            let name = rest.get(..usize::from(*length));
+            name.is_some_and(|name| name.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' '))
+                && matches!(rest.get(usize::from(*length)), Some(0x1a | 0x22 | 0x2a | 0x32 | 0x3a | 0x42))
+        }
+        [0x08, 3..=20, 0x3a, ..] => true,
+        _ => false,
+    }
+}
+
+/// Describes the pointer that Git leaves in place of a file in Git LFS; `None` for other files.
+pub(crate) fn pointer(file: &[u8], wanted: &str) -> Option<String> {
+    let text = String::from_utf8_lossy(&file[..file.len().min(SNIFFED_BYTES)]);
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    if !text.starts_with(GIT_LFS_POINTER) {
+        return None;
+    }
+    let size = text.lines().find_map(|line| line.strip_prefix("size "));
+    let size = size.map_or(String::new(), |size| format!(" (the file has {} bytes)", size.trim()));
+    Some(format!(
+        "a Git LFS pointer in place of the {wanted}{size}; run `git lfs pull` in the folder, or download the file itself"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_are_recognised_by_their_first_bytes() {
+        for (start, expected) in [
+            (&b"\x89HDF\r\n\x1a\n\0\0"[..], "HDF5"),
+            (b"\x1f\x8b\x08\0", "gzip"),
+            (b"\x81\xabtransformer\x84", "MessagePack"),
+            (b"\xde\0\x10\xa3wte\x81", "MessagePack"),
+            (b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.", "a pickle that torch.save did not write"),
+            (b"\x08\x07\x12\x07pytorch\x1a\x051.9.0", "ONNX"),
+            (b"\x08\x08:\xff\x01\n", "ONNX"),
+            (b"\x08\x01\x12\xf4\xd1\x03\x0a", "SavedModel"),
+            (b"\x7fELF\x02\x01\x01", "executable program"),
+            (b"MZ\x90\0", "executable program"),
+        ] {
+            let found = other_format(start).unwrap_or_default();
+            assert!(found.contains(expected), "{expected}: {found:?}");
+        }
+        // A safetensors header, a zip archive, GGUF, text.
+        for start in
+            [&b"\x10\x02\0\0\0\0\0\0{\"wte"[..], b"PK\x03\x04", b"GGUF\x03", b"some words", b"{}", b""]
+        {
+            assert_eq!(other_format(start), None, "{start:?}");
+        }
+    }
 }

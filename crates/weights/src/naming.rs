@@ -173,7 +173,9 @@ const LINEAR_WEIGHTS: [&str; 7] = [
 /// The prefix of the model's names in a model with a head, which the head's names lack.
 pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
-const HEAD: &str = "lm_head.weight";
+pub(crate) const HEAD: &str = "lm_head.weight";
+/// The token embedding.
+pub(crate) const EMBEDDING: &str = "wte.weight";
 
 /// Whether a parameter belongs to a head, which is outside the model: its name does not begin with [`MODEL_PREFIX`].
 pub(crate) fn is_of_head(name: &str) -> bool {
@@ -254,8 +256,14 @@ pub(crate) struct Naming {
     pub(crate) parameters: HashMap<String, (Origin, Vec<usize>)>,
     /// Indices of causal masks, which are no parameters.
     pub(crate) buffers: Vec<usize>,
+    /// Indices of tensors of integers, booleans and other types without weights, which are no parameters.
+    pub(crate) skipped: Vec<usize>,
     /// Index of a copy of the token embedding under the head's name.
     pub(crate) tied_head: Option<usize>,
+    /// Whether the token embedding is stored under the head's name alone.
+    pub(crate) is_embedding_head: bool,
+    /// Number of blocks that the names show.
+    pub(crate) stored_layers: usize,
     /// Everything that does not fit.
     pub(crate) mismatches: Vec<Mismatch>,
 }
@@ -297,7 +305,10 @@ impl Naming {
             orientation_evidence,
             parameters: HashMap::new(),
             buffers: Vec::new(),
+            skipped: Vec::new(),
             tied_head: None,
+            is_embedding_head: false,
+            stored_layers: scheme.layers(&prefix, stored),
             mismatches: Vec::new(),
         };
         let mut has_place = vec![false; stored.len()];
@@ -307,11 +318,18 @@ impl Naming {
         for parameter in expected {
             let shape = checkpoint_shape(&parameter, orientation);
             let thirds = [0, 1, 2].map(|third| find(Meaning::Third(parameter.name.clone(), third)));
-            let from = if let Some(index) = find(Meaning::Parameter(parameter.name.clone())) {
+            let own = find(Meaning::Parameter(parameter.name.clone()));
+            // Of two tied matrices either is enough: safetensors' `save_model` keeps one name.
+            let is_tied =
+                parameter.name == EMBEDDING && config.head.has_language_model() && config.tie_word_embeddings;
+            let tied =
+                if own.is_none() && is_tied { find(Meaning::Parameter(HEAD.to_owned())) } else { None };
+            naming.is_embedding_head |= tied.is_some();
+            let from = if let Some(index) = own.or(tied) {
                 has_place[index] = true;
                 let tensor = &stored[index];
                 let is_padded =
-                    source.may_be_padded && parameter.name == "wte.weight" && tensor.shape[1..] == shape[1..];
+                    source.may_be_padded && parameter.name == EMBEDDING && tensor.shape[1..] == shape[1..];
                 if !is_padded {
                     naming.mismatches.extend(
                         labels_mismatch(config, &parameter, tensor).or_else(|| mismatch(tensor, shape)),
@@ -348,6 +366,7 @@ impl Naming {
                     naming.tied_head = Some(index);
                 }
                 Meaning::Buffer => naming.buffers.push(index),
+                _ if !tensor.dtype.holds_weights() => naming.skipped.push(index),
                 _ => {
                     let (name, found) = (tensor.name.clone(), tensor.shape.clone());
                     naming.mismatches.push(Mismatch::Surplus { name, found });
@@ -362,6 +381,35 @@ impl Naming {
         self.orientation == Orientation::Conv1D && is_linear_weight(name)
     }
 
+    /// The shape of a parameter's tensor in the file, `(out, in)`.
+    fn stored_shape(&self, name: &str, stored: &[StoredTensor]) -> Option<Vec<usize>> {
+        let (Origin::Whole(index), _) = self.parameters.get(name)? else { return None };
+        let mut shape = stored[*index].shape.clone();
+        if self.is_transposed(name) {
+            shape.reverse();
+        }
+        Some(shape)
+    }
+
+    /// Sizes of the configuration that the tensors contradict: the key, its value, and the size that they show.
+    pub(crate) fn other_sizes(
+        &self,
+        config: &Gpt2Config,
+        stored: &[StoredTensor],
+    ) -> Vec<(&'static str, usize, usize)> {
+        let size = |name: &str, axis: usize| self.stored_shape(name, stored)?.get(axis).copied();
+        let sizes = [
+            ("vocab_size", config.vocab_size, size(EMBEDDING, 0)),
+            ("n_positions", config.n_positions, size("wpe.weight", 0)),
+            ("n_embd", config.n_embd, size("wpe.weight", 1).or_else(|| size(EMBEDDING, 1))),
+            ("n_layer", config.n_layer, Some(self.stored_layers).filter(|layers| *layers > 0)),
+            ("n_inner", config.inner_width(), size("h.0.mlp.c_fc.weight", 0)),
+        ];
+        let differing =
+            sizes.into_iter().filter_map(|(key, configured, shown)| Some((key, configured, shown?)));
+        differing.filter(|(_, configured, shown)| configured != shown).collect()
+    }
+
     /// The number of parameters that are not stored and taken as zero.
     pub(crate) fn zero_count(&self) -> usize {
         self.parameters.values().filter(|(from, _)| *from == Origin::Zeros).count()
@@ -369,6 +417,16 @@ impl Naming {
 }
 
 impl Scheme {
+    /// Number of blocks of which a file has tensors.
+    fn layers(&self, prefix: &str, stored: &[StoredTensor]) -> usize {
+        let layer = |tensor: &StoredTensor| {
+            let (layer, _) =
+                tensor.name.strip_prefix(prefix)?.strip_prefix(self.block.0)?.split_once(self.block.1)?;
+            layer.parse::<usize>().ok().filter(|_| is_number(layer))
+        };
+        stored.iter().filter_map(layer).max().map_or(0, |last| last.saturating_add(1))
+    }
+
     /// What a name in a file of this scheme means.
     fn meaning(&self, config: &Gpt2Config, prefix: &str, name: &str) -> Meaning {
         let head_prefix = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix);

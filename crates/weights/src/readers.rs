@@ -10,10 +10,11 @@ use candle_gpt2_kernels::{
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
+use crate::adapter::changed;
 use crate::naming::{Origin, is_linear_weight, is_of_head};
 use crate::progress::{check_interrupted, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
-use crate::{Checkpoint, ReadProgress, WeightDType, WeightsError};
+use crate::{Checkpoint, ReadProgress, WeightsError, crc32c};
 
 /// Hands the parameters to the model, one at a time, straight from the file.
 pub(crate) struct ReadParameters<'a> {
@@ -37,9 +38,12 @@ impl ReadParameters<'_> {
         };
         let step = (piece / shape[1..].iter().product::<usize>().max(1)).max(1);
         let ranges = (0..shape[0]).step_by(step).map(|start| start..shape[0].min(start + step));
-        let in_rows = self.checkpoint.stored_matrix(name).filter(|_| !naming.is_transposed(name));
+        let is_changed = self.checkpoint.changes.contains_key(name);
+        let in_rows =
+            self.checkpoint.stored_matrix(name).filter(|_| !is_changed && !naming.is_transposed(name));
         let stored: Option<Vec<StoredTensor>> = ranges.clone().map(|rows| in_rows?.rows(rows)).collect();
         if let Some(stored) = stored {
+            in_rows.map_or(Ok(()), |whole| whole.check_bytes(&source.files))?;
             return stored.into_iter().try_for_each(|stored| {
                 check_interrupted(self.progress)?;
                 self.progress.advance(stored.stored_bytes());
@@ -54,6 +58,38 @@ impl ReadParameters<'_> {
             visit(&contiguous(&whole.narrow(0, rows.start, rows.len())?)?.force_contiguous()?)?;
         }
         Ok(())
+    }
+
+    /// A parameter as the files store it, before adapters.
+    fn stored(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
+        let Checkpoint { source, naming, .. } = self.checkpoint;
+        let Some((from, shape)) = naming.parameters.get(name) else {
+            return Err(missing(name));
+        };
+        let read = |index: usize| {
+            check_interrupted(self.progress).map_err(candle_core::Error::wrap)?;
+            let stored = &source.tensors[index];
+            let tensor =
+                stored.read(&source.files, device).map_err(candle_core::Error::wrap)?.to_dtype(dtype)?;
+            self.progress.advance(stored.stored_bytes());
+            Ok::<_, candle_core::Error>(tensor)
+        };
+        let tensor = match from {
+            Origin::Whole(index) => read(*index)?,
+            Origin::Thirds([query, key, value]) => {
+                Tensor::cat(&[read(*query)?, read(*key)?, read(*value)?], 0)?
+            }
+            Origin::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
+        };
+        let rows = shape.first().copied().unwrap_or_default();
+        if naming.is_transposed(name) && tensor.rank() == 2 {
+            tensor.t()
+        } else if TABLES.contains(&name) && tensor.dims().first().is_some_and(|stored| *stored > rows) {
+            // Padding after the vocabulary; `copy` would keep it in memory.
+            tensor.narrow(0, 0, rows)?.force_contiguous()
+        } else {
+            Ok(tensor)
+        }
     }
 }
 
@@ -99,34 +135,12 @@ impl SimpleBackend for ReadParameters<'_> {
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
-        let Checkpoint { source, naming, .. } = self.checkpoint;
-        let Some((from, shape)) = naming.parameters.get(name) else {
-            return Err(missing(name));
-        };
-        let read = |index: usize| {
-            check_interrupted(self.progress).map_err(candle_core::Error::wrap)?;
-            let stored = &source.tensors[index];
-            let tensor =
-                stored.read(&source.files, device).map_err(candle_core::Error::wrap)?.to_dtype(dtype)?;
-            self.progress.advance(stored.stored_bytes());
-            Ok::<_, candle_core::Error>(tensor)
-        };
-        let tensor = match from {
-            Origin::Whole(index) => read(*index)?,
-            Origin::Thirds([query, key, value]) => {
-                Tensor::cat(&[read(*query)?, read(*key)?, read(*value)?], 0)?
-            }
-            Origin::Zeros => Tensor::zeros(shape.as_slice(), dtype, device)?,
-        };
-        let rows = shape.first().copied().unwrap_or_default();
-        if naming.is_transposed(name) && tensor.rank() == 2 {
-            tensor.t()
-        } else if name == "wte.weight" && tensor.dims().first().is_some_and(|stored| *stored > rows) {
-            // Padding after the vocabulary; `copy` would keep it in memory.
-            tensor.narrow(0, 0, rows)?.force_contiguous()
-        } else {
-            Ok(tensor)
+        let Checkpoint { changes, .. } = self.checkpoint;
+        if !changes.contains_key(name) {
+            return self.stored(name, dtype, device);
         }
+        let base = self.stored(name, DType::F32, &Device::Cpu)?;
+        changed(changes, name, base)?.to_dtype(dtype)?.to_device(device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
@@ -170,18 +184,30 @@ impl<'a> PackParameters<'a> {
 
     /// The format of a matrix.
     fn format(&self, name: &str) -> WeightFormat {
+        let checkpoint = self.reader.checkpoint;
+        let stored = self.stored(name).filter(|_| !checkpoint.changes.contains_key(name));
+        let is_table = TABLES.contains(&name);
         match self.format {
             // A head over labels has few rows, and an error in one is an error in all answers.
-            Some(_) if is_of_head(name) && !TABLES.contains(&name) => WeightFormat::F32,
-            Some(format) if TABLES.contains(&name) => {
-                let is_exact = |stored: &StoredTensor| match stored.dtype {
-                    StoredDType::Quantized(dtype) => WeightDType::holds_exactly(format, dtype),
-                    _ => false,
-                };
-                if self.stored(name).is_some_and(is_exact) { format } else { format.of_tables() }
-            }
-            Some(format) => format,
-            None => self.stored(name).map_or(WeightFormat::F32, |stored| stored.dtype.weight_format()),
+            Some(_) if is_of_head(name) && !is_table => WeightFormat::F32,
+            Some(format) => match stored {
+                Some(stored) if stored.dtype.is_computed_in(format) => stored.dtype.weight_format(),
+                _ if is_table => format.of_tables(),
+                _ => format,
+            },
+            None => match stored.map(|stored| stored.dtype) {
+                // A merged weight fits no coarser type.
+                None => WeightFormat::F32,
+                // The widest product of a file whose blocks are computed as integers.
+                Some(dtype @ StoredDType::Quantized(_))
+                    if is_table
+                        && dtype.quantized_dtype().is_none()
+                        && checkpoint.quantized_dtype().is_some() =>
+                {
+                    WeightFormat::Q8
+                }
+                Some(dtype) => dtype.weight_format(),
+            },
         }
     }
 
@@ -191,7 +217,8 @@ impl<'a> PackParameters<'a> {
         name: &str,
         (out_features, in_features): (usize, usize),
     ) -> Option<(&'a StoredTensor, StoredFloat, StoredOrder)> {
-        let stored = self.stored(name).filter(|stored| stored.strides.is_none())?;
+        let is_changed = self.reader.checkpoint.changes.contains_key(name);
+        let stored = self.stored(name).filter(|stored| stored.strides.is_none() && !is_changed)?;
         let dtype = match stored.dtype {
             StoredDType::F32 => StoredFloat::F32,
             StoredDType::F16 => StoredFloat::F16,
@@ -258,7 +285,7 @@ impl PackParameters<'_> {
         let reading = |index: &usize| source.tensors[*index].bytes_of_values(&source.files);
         let Some((from, shape)) = naming.parameters.get(name) else { return 0 };
         let in_f32 = bytes_in_f32(shape);
-        match from {
+        let stored = match from {
             Origin::Whole(index) if source.tensors[*index].shape.first() > shape.first() => {
                 // The rows before the padding are copied.
                 reading(index).max(bytes_in_f32(&source.tensors[*index].shape).saturating_add(in_f32))
@@ -270,7 +297,10 @@ impl PackParameters<'_> {
                 in_f32.saturating_add(in_f32.max(one))
             }
             Origin::Zeros => in_f32,
-        }
+        };
+        // The weight, the product that is added, and their sum.
+        let merging = in_f32.saturating_mul(3);
+        if self.reader.checkpoint.changes.contains_key(name) { stored.max(merging) } else { stored }
     }
 }
 
@@ -304,6 +334,10 @@ impl ParameterSource for PackParameters<'_> {
         let files = &checkpoint.source.files;
         check_interrupted(*progress).map_err(candle_core::Error::wrap)?;
         let bytes = stored.stored(files).map_err(candle_core::Error::wrap)?;
+        if stored.checksum.is_some() {
+            let checksum = crc32c::extended(0, &bytes);
+            stored.check_sum(checksum, files).map_err(candle_core::Error::wrap)?;
+        }
         let read = |bytes: Range<usize>| {
             progress.advance(bytes.len() as u64);
             stored.forget(files, stored.part(bytes.start as u64..bytes.end as u64).bytes);

@@ -6,6 +6,7 @@ use candle_gpt2::Gpt2Config;
 use tokenizers::Tokenizer;
 
 use crate::checkpoint_file::CheckpointFile;
+use crate::gguf_header::Metadata;
 use crate::stored::StoredTensor;
 
 macro_rules! formats {
@@ -66,6 +67,10 @@ pub(crate) struct Source {
     pub(crate) may_be_padded: bool,
     /// What the reader decided, in words, for `inspect`.
     pub(crate) rules: Vec<String>,
+    /// What users should know when the files are opened.
+    pub(crate) notes: Vec<String>,
+    /// Metadata of a GGUF file, without the lists of tokens.
+    pub(crate) metadata: Metadata,
 }
 
 impl Source {
@@ -83,6 +88,8 @@ impl Source {
             has_own_bytes: false,
             may_be_padded: false,
             rules: Vec::new(),
+            notes: Vec::new(),
+            metadata: Vec::new(),
         }
     }
 }

@@ -40,6 +40,7 @@ impl Statistics {
         let [mut zeros, mut nan, mut infinite, mut count] = [0; 4];
         // The neutral element of addition is -0: tensors of nothing but -0 keep their sign.
         let mut sum = -0.0;
+        stored.check_bytes(files)?;
         stored.for_each_piece(PIECE, &mut |piece| {
             check_interrupted(progress)?;
             for value in piece.values(files)? {

@@ -11,9 +11,10 @@ use candle_core::{Device, Tensor};
 use candle_gpt2_kernels::WeightFormat;
 use half::{bf16, f16};
 
-use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
+use crate::crc32c;
 use crate::progress::PIECE;
+use crate::{WeightDType, WeightsError};
 
 /// The type of a stored tensor's elements.
 /// Part of a [`StoredTensor`], of which [`Checkpoint::tensors`](crate::Checkpoint::tensors) has a list.
@@ -40,12 +41,30 @@ impl StoredDType {
         !matches!(self, Self::Other(_))
     }
 
-    /// The format in which nothing is lost: GGUF's small integers too are computed exactly only as f32.
+    /// The narrowest format that holds the weights as they are stored. Q5 holds blocks of Q4_0 too, whose integers are a part of
+    /// its own; Q4 has another table.
     pub(crate) fn weight_format(self) -> WeightFormat {
         match self {
             Self::F16 => WeightFormat::F16,
+            Self::Quantized(GgmlDType::Q8_0) => WeightFormat::Q8,
+            Self::Quantized(GgmlDType::Q5_0 | GgmlDType::Q4_0) => WeightFormat::Q5,
             _ => WeightFormat::F32,
         }
+    }
+
+    /// The type that users know a quantized type by, if it is computed as it is stored.
+    pub(crate) fn quantized_dtype(self) -> Option<WeightDType> {
+        match self {
+            Self::Quantized(GgmlDType::Q8_0) => Some(WeightDType::Q8),
+            Self::Quantized(GgmlDType::Q5_0) => Some(WeightDType::Q5),
+            Self::Quantized(GgmlDType::Q4_0) => Some(WeightDType::Q4),
+            _ => None,
+        }
+    }
+
+    /// Whether `format` is asked for by the name of this quantized type, which is then computed as it is stored.
+    pub(crate) fn is_computed_in(self, format: WeightFormat) -> bool {
+        self.quantized_dtype().is_some_and(|dtype| dtype.format() == Some(format))
     }
 
     /// Bytes of `elements` values, if the type holds weights and they fill whole blocks.
@@ -107,6 +126,8 @@ pub struct StoredTensor {
     pub(crate) bytes: Range<u64>,
     /// Distance of neighbours along each axis, in elements, if they are not in row-major order.
     pub(crate) strides: Option<Vec<usize>>,
+    /// CRC-32C of all bytes, if the file records it.
+    pub(crate) checksum: Option<u32>,
 }
 
 impl StoredTensor {
@@ -131,7 +152,8 @@ impl StoredTensor {
         shape[0] = rows.len();
         let place = |row_index: usize| self.bytes.start + row_index as u64 * row;
         let bytes = place(rows.start)..place(rows.end);
-        Some(Self { shape, bytes, ..self.clone() })
+        let checksum = self.checksum.filter(|_| bytes == self.bytes);
+        Some(Self { shape, bytes, checksum, ..self.clone() })
     }
 
     /// Gives `visit` the tensor in pieces of whole rows of about `piece` elements, one after the other; as a whole if it
@@ -157,6 +179,34 @@ impl StoredTensor {
             let (path, name) = (file.path().to_owned(), self.name.clone());
             WeightsError::ReadTensor { path, name, error }
         })
+    }
+
+    /// Compares the bytes with the checksum of the file, if it records one.
+    pub(crate) fn check_bytes(&self, files: &[CheckpointFile]) -> Result<(), WeightsError> {
+        if self.checksum.is_none() {
+            return Ok(());
+        }
+        let mut found = 0;
+        let mut start = 0;
+        while start < self.stored_bytes() {
+            let end = self.stored_bytes().min(start + PIECE as u64);
+            let part = self.part(start..end);
+            found = crc32c::extended(found, &part.stored(files)?);
+            part.forget(files, part.bytes.clone());
+            start = end;
+        }
+        self.check_sum(found, files)
+    }
+
+    /// Compares the checksum of all bytes with that of the file, if it records one.
+    pub(crate) fn check_sum(&self, found: u32, files: &[CheckpointFile]) -> Result<(), WeightsError> {
+        match self.checksum.is_none_or(|expected| expected == found) {
+            true => Ok(()),
+            false => Err(self.refused(
+                files,
+                "its bytes do not match the checksum of the index: the data file is damaged; download it again",
+            )),
+        }
     }
 
     /// The bytes of memory that [`StoredTensor::stored`] takes: none if the file lies in memory.
@@ -188,7 +238,7 @@ impl StoredTensor {
     /// Some of the bytes, for those who read nothing else of it.
     pub(crate) fn part(&self, bytes: Range<u64>) -> Self {
         let bytes = self.bytes.start + bytes.start..self.bytes.start + bytes.end;
-        Self { bytes, ..self.clone() }
+        Self { bytes, checksum: None, ..self.clone() }
     }
 
     /// Lets go of the memory behind some of the tensor's bytes.
@@ -207,12 +257,16 @@ impl StoredTensor {
     /// The values in f32, one after the other. Beside them no more than a piece of the bytes is held.
     pub(crate) fn values(&self, files: &[CheckpointFile]) -> Result<Vec<f32>, WeightsError> {
         let mut values = Vec::new();
+        let mut checksum = 0;
         let count = self.element_count();
         values
             .try_reserve_exact(count)
             .map_err(|_| self.refused(files, "there is no memory for its values"))?;
         self.for_each_piece(PIECE, &mut |piece| {
             let bytes = piece.stored(files)?;
+            if self.checksum.is_some() {
+                checksum = crc32c::extended(checksum, &bytes);
+            }
             match &piece.strides {
                 None => piece.dtype.append_values(&bytes, &mut values),
                 Some(strides) => {
@@ -229,6 +283,7 @@ impl StoredTensor {
             piece.forget(files, piece.bytes.clone());
             Ok::<_, WeightsError>(())
         })?;
+        self.check_sum(checksum, files)?;
         Ok(values)
     }
 

@@ -1,14 +1,13 @@
 //! The tokens of much text: those that the tokenizer gives, in a fraction of its time.
 //!
 //! A tokenizer that is GPT-2's (its words, byte pairs, nothing normalised, and added tokens that are found everywhere)
-//! is implemented here; every other one is called itself.
+//! is implemented here, and SentencePiece's in `sentence_piece`; every other one is called itself.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use memchr::memmem::Finder;
-use serde::Deserialize;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -16,8 +15,9 @@ use tokenizers::{AddedToken, Encoding, Token, Tokenizer};
 
 use crate::WeightsError;
 use crate::byte_pairs::{BytePairs, byte_of};
-use crate::library::{encode_whole, without_panic};
+use crate::library::{encode_whole, merges_of, places_of_library, without_panic};
 use crate::library_encoder::LibraryEncoder;
+use crate::sentence_piece::SentencePiece;
 use crate::word_cache::WordCache;
 use crate::words::Words;
 
@@ -60,6 +60,7 @@ const MOST_ADDED: usize = 16;
 pub struct TextEncoder<'a> {
     tokenizer: Source<'a>,
     own: Option<Own>,
+    sentence_piece: Option<SentencePiece>,
     /// Every other tokenizer, unless it truncates or pads, or its post-processor drops the text.
     library: Option<LibraryEncoder>,
     /// Special tokens before and after a text.
@@ -89,6 +90,9 @@ impl fmt::Debug for TextEncoder<'_> {
     }
 }
 
+/// Ids with the characters of the text that each stands for.
+type PlacedTokens = (Vec<u32>, Vec<Range<usize>>);
+
 /// What encodes one text after the other in one thread. [`TextEncoder::session`] begins one.
 pub struct EncoderSession<'a> {
     encoder: &'a TextEncoder<'a>,
@@ -117,8 +121,10 @@ impl<'a> TextEncoder<'a> {
     fn of(tokenizer: Source<'a>) -> Self {
         let own = Own::of(&tokenizer);
         let around = around(&tokenizer);
-        let library = LibraryEncoder::new(&tokenizer).filter(|_| own.is_none() && around.is_some());
-        Self { own, library, around, tokenizer }
+        let sentence_piece = SentencePiece::new(&tokenizer).filter(|_| around.is_some());
+        let is_other = own.is_none() && sentence_piece.is_none() && around.is_some();
+        let library = if is_other { LibraryEncoder::new(&tokenizer) } else { None };
+        Self { own, sentence_piece, library, around, tokenizer }
     }
 
     /// Encodes a text, with the special tokens that the tokenizer adds if `special_tokens`.
@@ -129,15 +135,20 @@ impl<'a> TextEncoder<'a> {
     /// # Errors
     /// If the tokenizer cannot encode the text, or would take too long.
     pub fn encode(&self, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
-        let (Some((before, after)), true) = (&self.around, self.own.is_some() || self.library.is_some())
-        else {
+        let Some((before, after)) = &self.around else {
             return encode_whole(&self.tokenizer, text, special_tokens);
         };
         let mut ids = if special_tokens { before.clone() } else { Vec::new() };
-        match (&self.own, &self.library) {
-            (Some(own), _) => own.encode(text, &mut WordCache::new(), &mut ids),
-            (None, Some(library)) => library.encode(&self.tokenizer, text, &mut ids)?,
-            (None, None) => (),
+        match (&self.own, &self.sentence_piece, &self.library) {
+            (Some(own), ..) => own.encode(text, &mut WordCache::new(), &mut ids),
+            (_, Some(model), _) => {
+                let pieces = model.encode(text, self.tokenizer.get_encode_special_tokens());
+                ids.extend(
+                    pieces.map_err(|error| WeightsError::Encode { error })?.into_iter().map(|(id, _)| id),
+                );
+            }
+            (.., Some(library)) => library.encode(&self.tokenizer, text, &mut ids)?,
+            _ => return encode_whole(&self.tokenizer, text, special_tokens),
         }
         if special_tokens {
             ids.extend(after);
@@ -145,14 +156,55 @@ impl<'a> TextEncoder<'a> {
         Ok(ids)
     }
 
+    /// Encodes a text like [`encode_with_places`](crate::encode_with_places), which has an example.
+    ///
+    /// # Errors
+    /// Same as [`TextEncoder::encode`].
+    pub fn encode_with_places(&self, text: &str) -> Result<PlacedTokens, WeightsError> {
+        let (Some((before, after)), Some(model)) = (&self.around, &self.sentence_piece) else {
+            return places_of_library(&self.tokenizer, text);
+        };
+        let pieces = model.encode(text, self.tokenizer.get_encode_special_tokens());
+        let placed = |pieces: Vec<(u32, Range<usize>)>| {
+            let (mut ids, mut places) = (before.clone(), vec![0..0; before.len()]);
+            // Places only grow, so that one pass counts the characters.
+            let (mut byte, mut character) = (0, 0);
+            let mut characters = |place: usize| {
+                let (part, is_back) = match place.checked_sub(byte) {
+                    Some(_) => (byte..place, false),
+                    None => (place..byte, true),
+                };
+                let count = text[part].chars().count();
+                character = if is_back { character - count } else { character + count };
+                byte = place;
+                character
+            };
+            for (id, place) in pieces {
+                let start = characters(place.start);
+                ids.push(id);
+                places.push(start..characters(place.end));
+            }
+            ids.extend(after);
+            places.resize(ids.len(), 0..0);
+            (ids, places)
+        };
+        pieces.map(placed).map_err(|error| WeightsError::Encode { error })
+    }
+
+    /// Whether even short texts need an encoder, which is then worth keeping. True for models of SentencePiece.
+    pub fn is_needed(tokenizer: &Tokenizer) -> bool {
+        SentencePiece::is_shape_of(tokenizer)
+    }
+
     /// Upper bound on the bytes of memory that [`TextEncoder::encode`] takes for a text.
     pub fn memory(&self, text: &str) -> usize {
         /// Taken for a word as long as the text, and for the cache of short words.
         const OWN_BYTES_PER_BYTE: usize = 80;
-        match (&self.own, &self.library) {
-            (Some(_), _) => text.len().saturating_mul(OWN_BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
-            (None, Some(library)) => library.memory(text),
-            (None, None) => LibraryEncoder::whole_memory(&self.tokenizer, text),
+        match (&self.own, &self.sentence_piece, &self.library) {
+            (Some(_), ..) => text.len().saturating_mul(OWN_BYTES_PER_BYTE).saturating_add(WordCache::BYTES),
+            (_, Some(model), _) => text.len().saturating_mul(model.bytes_per_byte()),
+            (.., Some(library)) => library.memory(text),
+            _ => LibraryEncoder::whole_memory(&self.tokenizer, text),
         }
     }
 
@@ -163,6 +215,9 @@ impl<'a> TextEncoder<'a> {
 
     /// Upper bound on the bytes of memory that [`encode_with_places`](crate::encode_with_places) takes for a text.
     pub fn memory_with_places(&self, text: &str) -> usize {
+        if self.sentence_piece.is_some() {
+            return self.memory(text);
+        }
         LibraryEncoder::memory_with_places(&self.tokenizer, text)
     }
 
@@ -295,12 +350,6 @@ fn is_found_anywhere(token: &AddedToken) -> bool {
     !is_marked && !begins_a_cut && content.iter().all(u8::is_ascii_graphic)
 }
 
-/// What is read of a model that its library does not show.
-#[derive(Deserialize)]
-struct Written {
-    merges: Vec<(String, String)>,
-}
-
 /// The merges of a model, `None` if it does more than GPT-2's.
 fn byte_pairs(model: &BPE) -> Option<BytePairs> {
     let is_empty = |part: &Option<String>| part.as_deref().unwrap_or_default().is_empty();
@@ -328,11 +377,10 @@ fn byte_pairs(model: &BPE) -> Option<BytePairs> {
     for (id, found) in of_bytes.iter_mut().zip(bytes) {
         *id = found?;
     }
-    let written: Written = serde_json::from_value(serde_json::to_value(model).ok()?).ok()?;
     let merge = |(first, second): (String, String)| {
         let pair = (*vocabulary.get(&first)?, *vocabulary.get(&second)?);
         Some((pair, *vocabulary.get(&(first + &second))?))
     };
-    let merges = written.merges.into_iter().map(merge).collect::<Option<Vec<_>>>()?;
+    let merges = merges_of(model)?.into_iter().map(merge).collect::<Option<Vec<_>>>()?;
     Some(BytePairs::new(of_bytes, merges.into_iter()))
 }

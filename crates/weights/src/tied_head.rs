@@ -109,6 +109,7 @@ mod tests {
             file,
             bytes: 0..bytes,
             strides: None,
+            checksum: None,
         }
     }
 

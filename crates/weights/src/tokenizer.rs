@@ -1,12 +1,18 @@
-//! The tokenizer of a checkpoint: `tokenizer.json`, or GPT-2's original pair of a vocabulary and merges, under Hugging
-//! Face's names (`vocab.json`, `merges.txt`) or OpenAI's (`encoder.json`, `vocab.bpe`).
+//! The tokenizer of a checkpoint, in one of four formats.
+//!
+//! - `tokenizer.json` of the tokenizers library.
+//! - GPT-2's original pair of a vocabulary and merges, under Hugging Face's names (`vocab.json`, `merges.txt`) or OpenAI's
+//!   (`encoder.json`, `vocab.bpe`).
+//! - A model of SentencePiece, such as `spiece.model`.
+//! - `vocab.txt` of transformers' `BertTokenizer`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use tokenizers::decoders::DecoderWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer, Vocab};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -15,23 +21,54 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::byte_pairs::byte_of;
 use crate::files::Files;
-use crate::library::{encode_whole, without_panic};
-use crate::{TextEncoder, WeightsError, mistaken_file, tokenizer_limits};
+use crate::gguf_keys::{CONTROL, USER_DEFINED};
+use crate::library::{encode_whole, places_of_library, without_panic};
+use crate::{
+    TextEncoder, WeightsError, cleaning, mistaken_file, sentence_piece, sentence_piece_file,
+    tokenizer_limits, vocabulary_file,
+};
 
 /// The token that GPT-2 puts between texts; in `vocab.json` nothing marks it as special. [`train_tokenizer`] puts it first.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Largest tokenizer file that is read: GPT-2's has 1.4 MB.
-const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
+pub(crate) const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 /// Words whose tokens each thread of the library remembers, each with up to 10 kB.
 const CACHED_WORDS: usize = 1024;
 /// Settings of a tokenizer that is elsewhere.
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The pairs of a vocabulary and merges.
 const PAIRS: [(&str, &str); 2] = [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")];
 
-/// Loads a tokenizer from a `tokenizer.json`, or from a folder with a `tokenizer.json` or with a vocabulary and merges.
-/// Ignores its truncation, padding and dropout: a prompt is used whole, and its tokens are always the same.
+/// Tokenizer of the tokenizers library.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+/// SentencePiece's models as transformers names them.
+pub(crate) const MODELS: [&str; 2] = ["spiece.model", "tokenizer.model"];
+/// Vocabulary of transformers' `BertTokenizer`.
+pub(crate) const VOCABULARY: &str = "vocab.txt";
+/// Settings of transformers' special tokens.
+const SPECIAL_NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+/// Special tokens of a `BertTokenizer` that names no others.
+const BERT_SPECIAL: [(&str, &str); 5] = [
+    ("unk_token", vocabulary_file::UNKNOWN),
+    ("sep_token", "[SEP]"),
+    ("pad_token", "[PAD]"),
+    ("cls_token", "[CLS]"),
+    ("mask_token", "[MASK]"),
+];
+/// Classes of transformers that change a text before `vocab.txt` or SentencePiece's model divides it.
+const UNSUPPORTED_CLASSES: [(&str, &str); 5] = [
+    ("BertJapaneseTokenizer", "a Japanese word segmenter"),
+    ("CpmTokenizer", "a Chinese word segmenter"),
+    ("CpmTokenizerFast", "a Chinese word segmenter"),
+    ("XLNetTokenizer", "rules of its own for spaces, quotes and accents"),
+    ("AlbertTokenizer", "rules of its own for spaces, quotes and accents"),
+];
+
+/// Loads a tokenizer from a file or a folder: a `tokenizer.json`, a vocabulary and merges, a model of SentencePiece or a
+/// `vocab.txt`. Of several in a folder, the first of these counts. Ignores the truncation, padding and dropout of a
+/// `tokenizer.json`: a prompt is used whole, and its tokens are always the same.
 ///
 /// Rejects files that could turn a short text into a very long one: normalizers, pre-tokenizers and decoders that make more
 /// than 32 bytes of one, post-processors that add more than 16 ids or repeat the text, tokens of more than 1,024 characters,
@@ -53,18 +90,14 @@ pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, WeightsError> {
     load(&Files::Disk, path)
 }
 
-/// As [`load_tokenizer`], from any files.
+/// Loads a tokenizer like [`load_tokenizer`], from any files.
 pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
-    let json = path.join("tokenizer.json");
-    let pairs = PAIRS.map(|(vocabulary, merges)| (path.join(vocabulary), path.join(merges)));
     let mut tokenizer = if files.is_file(path) {
-        from_json(files, path)?
-    } else if files.is_file(&json) {
-        from_json(files, &json)?
-    } else if let Some((vocabulary, merges)) =
-        pairs.iter().find(|(first, second)| files.is_file(first) && files.is_file(second))
-    {
-        from_vocabulary_and_merges(files, vocabulary, merges)?
+        from_file(files, path)?
+    } else if let Some(file) = vocabulary_of(files, path)? {
+        from_file(files, &file)?
+    } else if let Some((vocabulary, merges)) = pair_of_files(files, path) {
+        from_vocabulary_and_merges(files, &vocabulary, &merges)?
     } else if files.is_folder(path) {
         return Err(WeightsError::NoTokenizer { folder: files.told(path), found: likely_name(files, path) });
     } else {
@@ -87,11 +120,55 @@ pub(crate) fn load(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError
     Ok(tokenizer)
 }
 
-/// The first file of a folder whose name is like that of a tokenizer, such as `my.tokenizer.json`.
+/// A folder's vocabulary and merges.
+fn pair_of_files(files: &Files, folder: &Path) -> Option<(PathBuf, PathBuf)> {
+    let pairs = PAIRS.map(|(vocabulary, merges)| (folder.join(vocabulary), folder.join(merges)));
+    pairs.into_iter().find(|(first, second)| files.is_file(first) && files.is_file(second))
+}
+
+/// A folder's tokenizer if it is a single file: `tokenizer.json`, or if there is no vocabulary with merges, the first of
+/// SentencePiece's usual names and `vocab.txt`, or the only file `*.model`.
+///
+/// # Errors
+/// If several files end in `.model` and none has a usual name.
+pub(crate) fn vocabulary_of(files: &Files, folder: &Path) -> Result<Option<PathBuf>, WeightsError> {
+    let json = folder.join(TOKENIZER);
+    if files.is_file(&json) {
+        return Ok(Some(json));
+    }
+    if !files.is_folder(folder) || pair_of_files(files, folder).is_some() {
+        return Ok(None);
+    }
+    let usual = MODELS.into_iter().chain([VOCABULARY]).map(|name| folder.join(name));
+    if let Some(found) = usual.into_iter().find(|path| files.is_file(path)) {
+        return Ok(Some(found));
+    }
+    let mut names = files.names(folder)?;
+    names.retain(|name| name.ends_with(".model"));
+    names.sort_unstable();
+    match names.as_slice() {
+        [] => Ok(None),
+        [name] => Ok(Some(folder.join(name))),
+        names => Err(WeightsError::Tokenizer {
+            path: folder.to_owned(),
+            error: format!(
+                "{} may each be the tokenizer; name one with --tokenizer, or rename it to {}",
+                names.join(", "),
+                MODELS[0]
+            ),
+        }),
+    }
+}
+
+/// A file of a folder that is or may be a tokenizer: the first whose name is like `my.tokenizer.json`, else one of a format that is
+/// not read.
 fn likely_name(files: &Files, folder: &Path) -> Option<String> {
     let is_likely =
-        |name: &String| name.contains("tokenizer") && name.ends_with(".json") && name != TOKENIZER_CONFIG;
-    files.names(folder).ok()?.into_iter().filter(is_likely).min()
+        |name: &&String| name.contains("tokenizer") && name.ends_with(".json") && *name != TOKENIZER_CONFIG;
+    let names = files.names(folder).ok()?;
+    let other =
+        |name: &&String| name.as_str() == "meta.pkl" || (name.starts_with("vocab") && name.ends_with(".txt"));
+    names.iter().filter(is_likely).min().or_else(|| names.iter().filter(other).min()).cloned()
 }
 
 /// Token ids of a text, with the special tokens that the tokenizer adds. See [`load_tokenizer`] for an example.
@@ -132,24 +209,25 @@ pub fn encode_with_places(
     tokenizer: &Tokenizer,
     text: &str,
 ) -> Result<(Vec<u32>, Vec<Range<usize>>), WeightsError> {
-    let failed = |error| WeightsError::Encode { error };
-    let encoding = without_panic(|| tokenizer.encode_char_offsets(text, true)).map_err(failed)?;
-    let encoding = encoding.map_err(|error| failed(error.to_string()))?;
-    let places = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
-    Ok((encoding.get_ids().to_vec(), places.collect()))
+    match TextEncoder::is_needed(tokenizer) {
+        true => TextEncoder::new(tokenizer).encode_with_places(text),
+        false => places_of_library(tokenizer, text),
+    }
 }
 
 fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Result<Vec<u32>, WeightsError> {
     /// Longest text that the library encodes whole: it takes up to 700 bytes of memory for each byte.
     const MAX_WHOLE_BYTES: usize = 1 << 16;
-    if text.len() > MAX_WHOLE_BYTES {
+    if text.len() > MAX_WHOLE_BYTES || TextEncoder::is_needed(tokenizer) {
         return TextEncoder::new(tokenizer).encode(text, special_tokens);
     }
     encode_whole(tokenizer, text, special_tokens)
 }
 
-/// The bytes of a token, which may be a part of a character: those that GPT-2's alphabet writes with its characters, or of a
-/// tokenizer with another alphabet those of the token as it is written. `None` if there is no such token.
+/// Bytes that a token adds to a text, which may be a part of a character; `None` if there is no such token.
+///
+/// Added tokens stand for themselves. Pieces of SentencePiece have spaces in place of their signs. The tokens of other vocabularies
+/// that are not byte-level are returned as the vocabulary spells them.
 ///
 /// ```
 /// use candle_gpt2_weights::{Tokenizer, encode, token_bytes};
@@ -161,9 +239,22 @@ fn encode_with(tokenizer: &Tokenizer, text: &str, special_tokens: bool) -> Resul
 /// ```
 pub fn token_bytes(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
     let written = tokenizer.id_to_token(id)?;
-    let is_special = tokenizer.get_added_tokens_decoder().contains_key(&id);
-    let bytes = written.chars().map(byte_of).collect::<Option<Vec<u8>>>();
-    Some(bytes.filter(|_| !is_special).unwrap_or_else(|| written.into_bytes()))
+    if let Some(bytes) = sentence_piece::piece_bytes(tokenizer.get_decoder(), &written) {
+        return Some(bytes);
+    }
+    let is_literal = tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&id)
+        || !tokenizer.get_decoder().is_none_or(is_byte_level);
+    let bytes = || written.chars().map(byte_of).collect::<Option<Vec<u8>>>();
+    Some((!is_literal).then(bytes).flatten().unwrap_or_else(|| written.into_bytes()))
+}
+
+/// Whether the decoder reads each character of a token as a byte.
+fn is_byte_level(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        DecoderWrapper::Sequence(parts) => parts.get_decoders().iter().any(is_byte_level),
+        _ => false,
+    }
 }
 
 /// Trains a byte-level BPE of at most `vocab_size` tokens on `texts`, as GPT-2's own was made: [`END_OF_TEXT`] first, then
@@ -217,13 +308,203 @@ fn from_json(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
     let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
     let bytes = read(files, path)?;
     let text = str::from_utf8(strip_mark(&bytes)).map_err(|error| failed(error.to_string()))?;
-    tokenizer_limits::check(text).map_err(failed)?;
+    parse(text).map_err(failed)
+}
+
+/// The tokenizer of a `tokenizer.json`.
+fn parse(text: &str) -> Result<Tokenizer, String> {
+    tokenizer_limits::check(text)?;
     // `Tokenizer::from_bytes` is generic: its reader would be compiled here once more.
-    without_panic(|| text.parse::<Tokenizer>()).map_err(failed)?.map_err(|error| failed(error.to_string()))
+    without_panic(|| text.parse::<Tokenizer>())?.map_err(|error| error.to_string())
+}
+
+/// Usual name of a tokenizer file's format, which its ending tells, or its content for others.
+pub(crate) fn file_name_of(files: &Files, path: &Path) -> Result<&'static str, WeightsError> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let usual = MODELS.into_iter().find(|usual| *usual == name);
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("model") => Ok(usual.unwrap_or(MODELS[0])),
+        Some("txt") if name != VOCABULARY && is_json_object(&read(files, path)?) => Ok(TOKENIZER),
+        Some("txt") => Ok(VOCABULARY),
+        Some("json") => Ok(TOKENIZER),
+        _ if sentence_piece_file::is_model(&read(files, path)?) => Ok(MODELS[0]),
+        _ => Ok(TOKENIZER),
+    }
+}
+
+/// Whether a file is JSON, and not a list of tokens of which the first may be a brace.
+fn is_json_object(bytes: &[u8]) -> bool {
+    let inside = strip_mark(bytes).trim_ascii_start().strip_prefix(b"{");
+    inside.is_some_and(|inside| inside.trim_ascii_start().starts_with(b"\""))
+}
+
+/// The tokenizer of a single file.
+fn from_file(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
+    match file_name_of(files, path)? {
+        TOKENIZER => from_json(files, path),
+        VOCABULARY => from_vocabulary(files, path),
+        _ => from_model(files, path),
+    }
+}
+
+/// The tokenizer of a model of SentencePiece, with the special tokens of the files beside it.
+fn from_model(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
+    let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
+    let beside = Beside::read(files, files.folder_of(path))?;
+    beside.check_class().map_err(failed)?;
+    let is_cleaned = beside.class() == cleaning::CLASS;
+    let json = sentence_piece_file::tokenizer_json(&read(files, path)?, is_cleaned).map_err(failed)?;
+    let mut tokenizer = parse(&json).map_err(failed)?;
+    let defaults: &[_] = if is_cleaned { &cleaning::SPECIAL } else { &[] };
+    beside.add_to(&mut tokenizer, defaults).map_err(failed)?;
+    Ok(tokenizer)
+}
+
+/// The tokenizer of a `vocab.txt`, with the settings and special tokens of the files beside it.
+fn from_vocabulary(files: &Files, path: &Path) -> Result<Tokenizer, WeightsError> {
+    let failed = |error| WeightsError::Tokenizer { path: path.to_owned(), error };
+    let beside = Beside::read(files, files.folder_of(path))?;
+    beside.check_class().map_err(failed)?;
+    let unknown = beside.special("unk_token").unwrap_or_else(|| vocabulary_file::UNKNOWN.to_owned());
+    let json =
+        vocabulary_file::tokenizer_json(&read(files, path)?, &beside.config, &unknown).map_err(failed)?;
+    let mut tokenizer = parse(&json).map_err(failed)?;
+    beside.add_to(&mut tokenizer, &BERT_SPECIAL).map_err(failed)?;
+    Ok(tokenizer)
+}
+
+/// Settings beside a tokenizer's file; null without a file.
+struct Beside {
+    config: Value,
+    special: Value,
+    added: Value,
+}
+
+impl Beside {
+    fn read(files: &Files, folder: &Path) -> Result<Self, WeightsError> {
+        let beside = |name: &str| -> Result<Value, WeightsError> {
+            let path = folder.join(name);
+            if !files.is_file(&path) {
+                return Ok(Value::Null);
+            }
+            let bytes = read(files, &path)?;
+            serde_json::from_slice(strip_mark(&bytes))
+                .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })
+        };
+        Ok(Self {
+            config: beside(TOKENIZER_CONFIG)?,
+            special: beside("special_tokens_map.json")?,
+            added: beside("added_tokens.json")?,
+        })
+    }
+
+    /// Text of a special token, such as `eos_token`.
+    fn special(&self, name: &str) -> Option<String> {
+        content(&self.special[name]).or_else(|| content(&self.config[name]))
+    }
+
+    /// Adds the tokens of `added_tokens.json`, whose ids follow the vocabulary.
+    fn add_plain(&self, tokenizer: &mut Tokenizer) -> Result<(), String> {
+        let mut in_order: Vec<(Option<u64>, &String)> =
+            self.added.as_object().into_iter().flatten().map(|(token, id)| (id.as_u64(), token)).collect();
+        in_order.sort();
+        for (id, token) in in_order {
+            let result = tokenizer.add_tokens([AddedToken::from(token.as_str(), false)]);
+            result.map_err(|error| error.to_string())?;
+            if tokenizer.token_to_id(token).map(u64::from) != id {
+                return Err(format!("added_tokens.json: the id of `{token}` does not follow the others"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Texts of `additional_special_tokens`.
+    fn additional(&self) -> impl Iterator<Item = String> {
+        [&self.special, &self.config]
+            .into_iter()
+            .flat_map(|file| file["additional_special_tokens"].as_array().into_iter().flatten())
+            .filter_map(content)
+    }
+
+    /// Class of transformers; empty if none is named.
+    fn class(&self) -> &str {
+        self.config["tokenizer_class"].as_str().unwrap_or_default()
+    }
+
+    /// Refuses classes of transformers that give other ids.
+    fn check_class(&self) -> Result<(), String> {
+        let class = self.class();
+        let known = UNSUPPORTED_CLASSES.iter().find(|(name, _)| *name == class);
+        known.map_or(Ok(()), |(name, part)| {
+            Err(format!(
+                "tokenizer_config.json: tokenizer_class `{name}` needs {part}, which is unsupported; tokenize with transformers and pass the ids"
+            ))
+        })
+    }
+
+    /// Adds the tokens that the files name, and those of `defaults` that the vocabulary has.
+    fn add_to(&self, tokenizer: &mut Tokenizer, defaults: &[(&str, &str)]) -> Result<(), String> {
+        self.add_plain(tokenizer)?;
+        let failed = |error: tokenizers::Error| error.to_string();
+        let mut listed: Vec<(u32, AddedToken)> = Vec::new();
+        for (key, token) in self.config["added_tokens_decoder"].as_object().into_iter().flatten() {
+            let field = || format!("tokenizer_config.json: added_tokens_decoder.{key}");
+            let id = key.parse().map_err(|_| format!("{} is no id", field()))?;
+            let text = content(token).ok_or_else(|| format!("{} has no content", field()))?;
+            let is = |option: &str| token[option] == true;
+            let added = AddedToken::from(text, is("special"))
+                .single_word(is("single_word"))
+                .lstrip(is("lstrip"))
+                .rstrip(is("rstrip"))
+                .normalized(is("normalized"));
+            listed.push((id, added));
+        }
+        listed.sort_by_key(|(id, _)| *id);
+        for (id, token) in listed {
+            let text = token.content.clone();
+            match token.special {
+                true => tokenizer.add_special_tokens([token]).map_err(failed)?,
+                false => tokenizer.add_tokens([token]).map_err(failed)?,
+            };
+            if tokenizer.token_to_id(&text) != Some(id) {
+                return Err(format!(
+                    "tokenizer_config.json: added_tokens_decoder.{id}: `{text}` has another id in the vocabulary, or its id does \
+                     not follow the others; take both files from one source"
+                ));
+            }
+        }
+        let mut special: Vec<String> = Vec::new();
+        for name in SPECIAL_NAMES {
+            let default = defaults.iter().find(|(known, _)| *known == name).map(|(_, token)| *token);
+            let default = default.filter(|token| tokenizer.token_to_id(token).is_some());
+            special.extend(self.special(name).or_else(|| default.map(str::to_owned)));
+        }
+        special.extend(self.additional());
+        // Those with options of their own keep them.
+        special.retain(|token| {
+            !tokenizer
+                .get_added_tokens_decoder()
+                .values()
+                .any(|known| known.special && known.content == *token)
+        });
+        let special = special.into_iter().map(|token| AddedToken::from(token, true));
+        tokenizer.add_special_tokens(special).map_err(failed)?;
+        let around = |flag: &str, name: &str| {
+            let token = self.special(name).filter(|_| self.config[flag] == true)?;
+            tokenizer.token_to_id(&token)
+        };
+        let around = (around("add_bos_token", "bos_token"), around("add_eos_token", "eos_token"));
+        add_around_texts(tokenizer, around)
+    }
+}
+
+/// The text of a token in a settings file: a string, or an object with its `content`.
+pub(crate) fn content(token: &Value) -> Option<String> {
+    token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned)
 }
 
 /// The bytes without a byte order mark.
-fn strip_mark(bytes: &[u8]) -> &[u8] {
+pub(crate) fn strip_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes)
 }
 
@@ -238,47 +519,18 @@ fn from_vocabulary_and_merges(
     let failed = |error: String| WeightsError::Tokenizer { path: folder.to_owned(), error };
     let bpe = byte_pairs(&read(files, vocabulary)?, &read(files, merges)?)
         .map_err(|error| failed(format!("{} and {}: {error}", file_name(vocabulary), file_name(merges))))?;
-    let beside = |name: &str| -> Result<Value, WeightsError> {
-        let path = folder.join(name);
-        if !files.is_file(&path) {
-            return Ok(Value::Null);
-        }
-        let bytes = files.read_small(&path, MAX_TOKENIZER_BYTES)?;
-        serde_json::from_slice(strip_mark(&bytes))
-            .map_err(|error| WeightsError::Tokenizer { path, error: error.to_string() })
-    };
-    let (added, special, config) =
-        (beside("added_tokens.json")?, beside("special_tokens_map.json")?, beside(TOKENIZER_CONFIG)?);
-
-    let mut tokenizer = byte_level(bpe, config["add_prefix_space"] == Value::Bool(true));
-    let mut in_order: Vec<(Option<u64>, &String)> =
-        added.as_object().into_iter().flatten().map(|(token, id)| (id.as_u64(), token)).collect();
-    in_order.sort();
-    for (id, token) in in_order {
-        let result = tokenizer.add_tokens([AddedToken::from(token.as_str(), false)]);
-        result.map_err(|error| failed(error.to_string()))?;
-        if tokenizer.token_to_id(token).map(u64::from) != id {
-            return Err(failed(format!("added_tokens.json: the id of `{token}` does not follow the others")));
-        }
-    }
-    // A token is a text, or an object with its content.
-    let content = |token: &Value| token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned);
-    let named = |key: &str| content(&special[key]).or_else(|| content(&config[key]));
-    let bos = named("bos_token").unwrap_or_else(|| END_OF_TEXT.to_owned());
-    let mut special_tokens = vec![bos.clone(), named("eos_token").unwrap_or_else(|| END_OF_TEXT.to_owned())];
-    special_tokens.extend(named("pad_token"));
-    let additional = special["additional_special_tokens"].as_array().into_iter().flatten();
-    special_tokens.extend(additional.filter_map(content));
+    let beside = Beside::read(files, folder)?;
+    let mut tokenizer = byte_level(bpe, beside.config["add_prefix_space"] == Value::Bool(true));
+    beside.add_plain(&mut tokenizer).map_err(failed)?;
+    let bos = beside.special("bos_token").unwrap_or_else(|| END_OF_TEXT.to_owned());
+    let mut special_tokens =
+        vec![bos.clone(), beside.special("eos_token").unwrap_or_else(|| END_OF_TEXT.to_owned())];
+    special_tokens.extend(beside.special("pad_token"));
+    special_tokens.extend(beside.additional());
     let special_tokens = special_tokens.into_iter().map(|token| AddedToken::from(token, true));
     tokenizer.add_special_tokens(special_tokens).map_err(|error| failed(error.to_string()))?;
-    if config["add_bos_token"] == Value::Bool(true)
-        && let Some(id) = tokenizer.token_to_id(&bos)
-    {
-        let template = TemplateProcessing::builder().try_single(vec![bos.clone(), "$A".to_owned()]).and_then(
-            |builder| builder.special_tokens(vec![(bos, id)]).build().map_err(|error| error.to_string()),
-        );
-        tokenizer.with_post_processor(Some(template.map_err(failed)?));
-    }
+    let bos = tokenizer.token_to_id(&bos).filter(|_| beside.config["add_bos_token"] == Value::Bool(true));
+    add_around_texts(&mut tokenizer, (bos, None)).map_err(failed)?;
     Ok(tokenizer)
 }
 
@@ -298,12 +550,50 @@ pub fn ordinary_token(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     let is_marked = tokenizer.get_added_tokens_decoder().get(&id).is_some_and(|token| token.special);
     // Written `<|endoftext|>` or `</s>`, whether or not the files call it special.
     let looks_special = token.len() > 2 && token.starts_with('<') && token.ends_with('>');
-    let text = || tokenizer.decode(&[id], false).unwrap_or_else(|_| token.clone());
+    let text = || String::from_utf8_lossy(&token_bytes(tokenizer, id).unwrap_or_default()).into_owned();
     (!is_marked && !looks_special).then(text)
+}
+
+/// The token with the largest id, if that is beyond a vocabulary of `rows`.
+///
+/// ```
+/// use candle_gpt2_weights::{Tokenizer, largest_foreign_token};
+///
+/// let tokenizer = Tokenizer::from_bytes(candle_gpt2_stories::TOKENIZER)?;
+/// assert_eq!(largest_foreign_token(&tokenizer, 2048), None);
+/// assert_eq!(largest_foreign_token(&tokenizer, 2000).map(|(id, _)| id), Some(2047));
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
+pub fn largest_foreign_token(tokenizer: &Tokenizer, rows: usize) -> Option<(u32, String)> {
+    let (token, id) = tokenizer.get_vocab(true).into_iter().max_by_key(|(_, id)| *id)?;
+    usize::try_from(id).is_ok_and(|id| id >= rows).then_some((id, token))
 }
 
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Makes a tokenizer add tokens before and after every text.
+fn add_around_texts(
+    tokenizer: &mut Tokenizer,
+    (before, after): (Option<u32>, Option<u32>),
+) -> Result<(), String> {
+    if before.is_none() && after.is_none() {
+        return Ok(());
+    }
+    let named = |id: Option<u32>| {
+        let token = |id| Some((tokenizer.id_to_token(id)?, id));
+        id.map(|id| token(id).ok_or_else(|| format!("the vocabulary has no token {id}"))).transpose()
+    };
+    let (before, after) = (named(before)?, named(after)?);
+    let text = |named: &Option<(String, u32)>| named.as_ref().map(|(token, _)| token.clone());
+    let parts = text(&before).into_iter().chain(["$A".to_owned()]).chain(text(&after)).collect::<Vec<_>>();
+    let mut tokens: Vec<(String, u32)> = before.into_iter().chain(after).collect();
+    tokens.dedup();
+    let mut template = TemplateProcessing::builder();
+    let template = template.try_single(parts)?.special_tokens(tokens).build();
+    tokenizer.with_post_processor(Some(template.map_err(|error| error.to_string())?));
+    Ok(())
 }
 
 /// The pairs of a vocabulary, an object of ids by token, and of merges, one a line.
@@ -316,9 +606,28 @@ fn byte_pairs(vocabulary: &[u8], merges: &[u8]) -> Result<BPE, String> {
         Ok((token, id))
     };
     let ids = vocabulary.into_iter().map(id).collect::<Result<Vocab, String>>()?;
-    let lines = str::from_utf8(merges).map_err(|error| error.to_string())?.lines();
-    let pairs = lines.filter(|line| !line.starts_with("#version")).map(pair);
-    built_pairs(ids, pairs.collect::<Result<Vec<_>, String>>()?)
+    let merges = str::from_utf8(strip_mark(merges)).map_err(|error| error.to_string())?;
+    let mut pairs = Vec::new();
+    for (line, number) in lines(merges).zip(1..).filter(|(line, _)| !line.starts_with("#version")) {
+        let at_line = |what: String| format!("line {number} of the merges: {what}");
+        let (first, second) = pair(line).map_err(at_line)?;
+        let merged = format!("{first}{second}");
+        if let Some(missing) = [&first, &second, &merged].into_iter().find(|token| !ids.contains_key(*token))
+        {
+            return Err(at_line(format!(
+                "`{line}` needs the token `{missing}`, which is not in the vocabulary; take both files from one source"
+            )));
+        }
+        pairs.push((first, second));
+    }
+    built_pairs(ids, pairs)
+}
+
+/// The lines of a text, whichever system wrote it.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    // With bare carriage returns the whole file would be one line, and with `#version` in front no merge at all.
+    let end = if text.contains('\n') { '\n' } else { '\r' };
+    text.split_terminator(end).map(|line| line.strip_suffix('\r').unwrap_or(line))
 }
 
 /// The model of a vocabulary and merges.
@@ -333,22 +642,29 @@ fn built_pairs(vocabulary: Vocab, merges: Vec<(String, String)>) -> Result<BPE, 
 fn pair(merge: &str) -> Result<(String, String), String> {
     match merge.split_once(' ') {
         Some((first, second)) if !second.contains(' ') => Ok((first.to_owned(), second.to_owned())),
-        _ => Err(format!("`{merge}` is not a merge of two tokens")),
+        _ => Err(format!("`{merge}` is not a merge of two tokens with one space between them")),
     }
 }
 
-/// The tokenizer of lists, as GGUF files hold them: tokens with their ids, merges of two tokens each with a space between
-/// them, and the tokens that stand for themselves in a text.
+/// The tokenizer of lists, as GGUF files hold them: tokens with their ids and llama.cpp's types, merges of two tokens each with
+/// a space between them, and the tokens before and after every text.
 pub(crate) fn from_lists(
-    tokens: impl IntoIterator<Item = (String, u32)>,
+    tokens: Vec<(String, u32, i32)>,
     merges: &[String],
-    special: impl IntoIterator<Item = String>,
+    around: (Option<u32>, Option<u32>),
 ) -> Result<Tokenizer, String> {
-    let vocabulary = tokens.into_iter().collect();
+    let added = tokens.iter().filter(|(_, _, kind)| [CONTROL, USER_DEFINED].contains(kind));
+    let added: Vec<AddedToken> =
+        added.map(|(token, _, kind)| AddedToken::from(token.as_str(), *kind == CONTROL)).collect();
+    let count = tokens.len();
+    let vocabulary: Vocab = tokens.into_iter().map(|(token, id, _)| (token, id)).collect();
+    if vocabulary.len() < count {
+        return Err(format!("{} of its tokens occur twice", count - vocabulary.len()));
+    }
     let pairs = merges.iter().map(|merge| pair(merge)).collect::<Result<Vec<_>, String>>()?;
     let mut tokenizer = byte_level(built_pairs(vocabulary, pairs)?, false);
-    let special = special.into_iter().map(|token| AddedToken::from(token, true));
-    tokenizer.add_special_tokens(special).map_err(|error| error.to_string())?;
+    tokenizer.add_tokens(added).map_err(|error| error.to_string())?;
+    add_around_texts(&mut tokenizer, around)?;
     tokenizer_limits::check_built(&tokenizer)?;
     Ok(tokenizer)
 }

@@ -7,11 +7,14 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
+use crate::charsmap::Charsmap;
 use crate::library::without_panic;
 
 /// Largest growth of a text in normalizers, in pre-tokenizers or in decoders, in bytes per byte.
@@ -194,9 +197,7 @@ impl Counts {
             Value::Object(part) => {
                 let kind = part.get("type").and_then(Value::as_str);
                 if kind == Some("Precompiled") || part.contains_key("precompiled_charsmap") {
-                    return Err(format!(
-                        "{field}: SentencePiece's normalizer (Precompiled) is not supported; GPT-2 has no normalizer"
-                    ));
+                    charsmap(field, part.get("precompiled_charsmap").unwrap_or_default())?;
                 }
                 self.parts += usize::from(kind.is_some());
                 self.expressions += usize::from(part.contains_key("Regex"));
@@ -219,6 +220,14 @@ impl Counts {
         }
         Ok(())
     }
+}
+
+/// Map of a `Precompiled` normalizer, on which the library panics if it is damaged.
+fn charsmap(field: &str, encoded: &Value) -> Result<Charsmap, String> {
+    let bytes = STANDARD.decode(encoded.as_str().unwrap_or_default());
+    let bytes = bytes.map_err(|error| format!("{field}.precompiled_charsmap: not base64: {error}"))?;
+    Charsmap::new(&bytes)
+        .map_err(|error| format!("{field}.precompiled_charsmap {error}; download the file again"))
 }
 
 /// Parts as the library reads them: it also accepts other spellings, without a `type` for instance.
@@ -290,6 +299,13 @@ impl Growth {
             "Replace" => self.replace(part),
             "ByteLevel" => self.escape(),
             "Nmt" => self.multiply(1.0),
+            "Precompiled" => {
+                let growth = charsmap(field, &part["precompiled_charsmap"])?.growth();
+                self.ascii = growth.ascii * self.total;
+                self.total *= growth.total;
+                self.other = self.total;
+                self.form = 1.0;
+            }
             _ => (),
         }
         self.check(field, part)
@@ -389,10 +405,17 @@ impl Growth {
 
     /// Replaces a literal text by another one with `content` bytes.
     fn insert(&mut self, found: &str, content: usize) {
-        let Some(first) = found.chars().next() else { return self.insert_everywhere(content) };
+        if found.is_empty() {
+            return self.insert_everywhere(content);
+        }
+        self.grow(self.matches(found), content.saturating_sub(found.len()));
+    }
+
+    /// Most matches of a literal text.
+    fn matches(&self, found: &str) -> f64 {
+        let Some(first) = found.chars().next() else { return self.total + 1.0 };
         let equal = if first.is_ascii() { self.ascii } else { self.other };
-        let matches = (equal / float(first.len_utf8())).min(self.total / float(found.len()));
-        self.grow(matches, content.saturating_sub(found.len()));
+        (equal / float(first.len_utf8())).min(self.total / float(found.len()))
     }
 
     /// Inserts `content` bytes before each byte and after the last.
@@ -407,14 +430,26 @@ impl Growth {
     }
 
     fn replace(&mut self, part: &Value) {
-        let content = part["content"].as_str().unwrap_or_default().len();
-        if let Some(text) = part["pattern"]["String"].as_str() {
-            return self.insert(text, content);
-        }
-        match part["pattern"]["Regex"].as_str().map_or(0, shortest_match) {
-            0 => self.insert_everywhere(content),
-            found => self.grow(self.total / float(found), content.saturating_sub(found)),
-        }
+        let content = part["content"].as_str().unwrap_or_default();
+        let (matches, found) = match (part["pattern"]["String"].as_str(), part["pattern"]["Regex"].as_str()) {
+            (Some(text), _) => (self.matches(text), text.len()),
+            (None, regex) => match regex.map_or(0, shortest_match) {
+                0 => (self.total + 1.0, 0),
+                found => (self.total / float(found), found),
+            },
+        };
+        // Of a character, those that are there stay, and each match adds those of the content.
+        let added = |is_of: fn(char) -> bool| {
+            let mut bytes = HashMap::new();
+            for one in content.chars().filter(|one| is_of(*one)) {
+                *bytes.entry(one).or_insert(0) += one.len_utf8();
+            }
+            matches * float(bytes.into_values().max().unwrap_or(0))
+        };
+        self.total += matches * float(content.len().saturating_sub(found));
+        self.ascii = self.total.min(self.ascii + added(|one| one.is_ascii()));
+        self.other = self.total.min(self.other + added(|one| !one.is_ascii()));
+        self.form = 1.0;
     }
 
     fn check(&self, field: &str, part: &Value) -> Result<(), String> {
@@ -534,15 +569,17 @@ impl Model {
     }
 }
 
-/// Lengths of the entries of a vocabulary, which is an object of ids or a list of pairs.
+/// Lengths and ids of the entries of a vocabulary, which is an object of ids or a list of pairs.
 #[derive(Default)]
 struct Vocabulary {
     /// Longest entry, in bytes.
     longest: usize,
     /// First entry that is too long.
     too_long: Option<String>,
-    /// Shortest and longest entry of each id, in bytes.
-    lengths: HashMap<u64, (usize, usize)>,
+    /// The entry of each id.
+    by_id: HashMap<u64, String>,
+    /// First id of two entries, with both.
+    shared: Option<(u64, String, String)>,
 }
 
 impl Vocabulary {
@@ -552,21 +589,21 @@ impl Vocabulary {
             self.too_long = Some(entry.to_owned());
         }
         if let Some(id) = id {
-            let lengths = self.lengths.entry(id).or_insert((entry.len(), entry.len()));
-            *lengths = (lengths.0.min(entry.len()), lengths.1.max(entry.len()));
+            match self.by_id.get(&id) {
+                None => drop(self.by_id.insert(id, entry.to_owned())),
+                Some(other) if other == entry || self.shared.is_some() => {}
+                Some(other) => self.shared = Some((id, other.clone(), entry.to_owned())),
+            }
         }
     }
 
     fn check(&self, field: &str) -> Result<(), String> {
         self.too_long.as_ref().map_or(Ok(()), |entry| check_entry(field, entry))?;
-        // The library writes the longest entry where a short one was found.
-        let uneven = self.lengths.iter().find(|(_, (short, long))| *long > 32 * (*short).max(1));
-        match uneven {
-            None => Ok(()),
-            Some((id, (short, long))) => Err(format!(
-                "{field}: id {id} belongs to entries of {short} and {long} bytes, the limit is a factor of 32; give each entry its id"
-            )),
-        }
+        // One of the two could never be decoded.
+        self.shared.as_ref().map_or(Ok(()), |(id, first, second)| {
+            let (first, second) = (quoted(first), quoted(second));
+            Err(format!("{field}: {first} and {second} have one id, {id}; give each token its own"))
+        })
     }
 
     /// Rejects merges on which the library panics: it joins both tokens in a buffer as long as the longest entry.

@@ -1,13 +1,12 @@
 //! The types in which weights can be held in memory, and which of them a CPU and a GPU have.
 
 use candle_core::DType;
-use candle_core::quantized::GgmlDType;
 use candle_gpt2_kernels::WeightFormat;
 
 use crate::named::named;
 
 macro_rules! dtypes {
-    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident $(, exactly $stored:ident)?;)+) => {
+    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident;)+) => {
         named! {
             /// A type in which the weights of linear layers and embeddings can be held: those of [`WeightFormat`] on a CPU, f32, f16
             /// and bf16 on a GPU.
@@ -28,13 +27,6 @@ macro_rules! dtypes {
         }
 
         impl WeightDType {
-            /// Whether a format holds GGUF's small integers of this type without another rounding.
-            pub(crate) fn holds_exactly(format: WeightFormat, stored: GgmlDType) -> bool {
-                match format {
-                    $(WeightFormat::$format => false $(|| stored == GgmlDType::$stored)?,)+
-                }
-            }
-
             /// The format of the CPU's products.
             pub(crate) fn format(self) -> Option<WeightFormat> {
                 match self {

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Tensor, WithDType};
 use safetensors::tensor::{Dtype, TensorView, View};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
@@ -50,6 +50,9 @@ pub fn write_tensors(
     let lazy = tensors.iter().map(|(name, tensor)| {
         let shape = tensor.dims().to_vec();
         let dtype = match tensor.dtype() {
+            DType::U8 => Dtype::U8,
+            DType::I16 => Dtype::I16,
+            DType::I32 => Dtype::I32,
             DType::U32 => Dtype::U32,
             DType::I64 => Dtype::I64,
             _ => Dtype::F32,
@@ -304,12 +307,18 @@ fn f32_values(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<f32>, Weig
 
 /// The values of a tensor as [`write_tensors`] writes them: integers as they are, and others in f32.
 fn bytes_of(path: &Path, name: &str, tensor: &Tensor) -> Result<Vec<u8>, WeightsError> {
-    let flat = || tensor.flatten_all();
+    fn bytes<T: WithDType, const N: usize>(
+        tensor: &Tensor,
+        of: fn(T) -> [u8; N],
+    ) -> candle_core::Result<Vec<u8>> {
+        Ok(tensor.flatten_all()?.to_vec1::<T>()?.into_iter().flat_map(of).collect())
+    }
     let integers = match tensor.dtype() {
-        DType::U32 => flat()
-            .and_then(|flat| Ok(flat.to_vec1::<u32>()?.into_iter().flat_map(u32::to_le_bytes).collect())),
-        DType::I64 => flat()
-            .and_then(|flat| Ok(flat.to_vec1::<i64>()?.into_iter().flat_map(i64::to_le_bytes).collect())),
+        DType::U8 => bytes(tensor, u8::to_le_bytes),
+        DType::I16 => bytes(tensor, i16::to_le_bytes),
+        DType::I32 => bytes(tensor, i32::to_le_bytes),
+        DType::U32 => bytes(tensor, u32::to_le_bytes),
+        DType::I64 => bytes(tensor, i64::to_le_bytes),
         _ => return f32_bytes(path, name, tensor),
     };
     integers.map_err(|error| unreadable(path, name, &error))
@@ -424,13 +433,26 @@ mod tests {
     fn integers_stay_integers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tensors.safetensors");
-        let ids = Tensor::new(&[1u32, u32::MAX], &Device::Cpu).unwrap();
-        let starts = Tensor::new(&[0i64, i64::MAX], &Device::Cpu).unwrap();
-        let tensors = BTreeMap::from([("ids".to_owned(), ids), ("starts".to_owned(), starts)]);
+        let device = &Device::Cpu;
+        let tensors = [
+            ("u8", Tensor::new(&[1u8, u8::MAX], device)),
+            ("i16", Tensor::new(&[i16::MIN, i16::MAX], device)),
+            ("i32", Tensor::new(&[i32::MIN, 16_777_217], device)),
+            ("u32", Tensor::new(&[1u32, u32::MAX], device)),
+            ("i64", Tensor::new(&[i64::MIN, i64::MAX], device)),
+        ];
+        let tensors: BTreeMap<String, Tensor> =
+            tensors.into_iter().map(|(name, tensor)| (name.to_owned(), tensor.unwrap())).collect();
         write_tensors(&path, &tensors, HashMap::new()).unwrap();
-        let read = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
-        assert_eq!(read["ids"].to_vec1::<u32>().unwrap(), [1, u32::MAX]);
-        assert_eq!(read["starts"].to_vec1::<i64>().unwrap(), [0, i64::MAX]);
+        let read = candle_core::safetensors::load(&path, device).unwrap();
+        for (name, tensor) in &tensors {
+            assert_eq!(read[name].dtype(), tensor.dtype(), "{name}");
+        }
+        assert_eq!(read["u8"].to_vec1::<u8>().unwrap(), [1, u8::MAX]);
+        assert_eq!(read["i16"].to_vec1::<i16>().unwrap(), [i16::MIN, i16::MAX]);
+        assert_eq!(read["i32"].to_vec1::<i32>().unwrap(), [i32::MIN, 16_777_217]);
+        assert_eq!(read["u32"].to_vec1::<u32>().unwrap(), [1, u32::MAX]);
+        assert_eq!(read["i64"].to_vec1::<i64>().unwrap(), [i64::MIN, i64::MAX]);
     }
     use crate::replace_file;
 

@@ -54,6 +54,14 @@ written! {
     Q8_0 "q8_0", ggml Q8_0 8, file 7;
     /// Blocks of 32 4-bit integers with a scale: GGUF only.
     Q4_0 "q4_0", ggml Q4_0 2, file 2;
+    /// Blocks of 32 5-bit integers with a scale: GGUF only.
+    Q5_0 "q5_0", ggml Q5_0 6, file 8;
+    /// Blocks of 256 4-bit integers with scales and offsets for every 32: GGUF only.
+    Q4K "q4_k", ggml Q4K 12, file 14;
+    /// Blocks of 256 5-bit integers with scales and offsets for every 32: GGUF only.
+    Q5K "q5_k", ggml Q5K 13, file 16;
+    /// Blocks of 256 6-bit integers with scales for every 16: GGUF only.
+    Q6K "q6_k", ggml Q6K 14, file 18;
 }
 
 impl WrittenDType {

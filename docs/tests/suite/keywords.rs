@@ -31,30 +31,47 @@ fn command<T: Args>() -> Command {
 /// A method of Python's `Model`: its options, what it names itself with a type, and what is no keyword of it.
 struct Method {
     name: &'static str,
+    /// Type of its picture's details.
+    details: &'static str,
     options: Command,
     named: &'static [(&'static str, &'static str)],
     without: &'static [&'static str],
 }
 
 fn methods() -> Vec<Method> {
-    let method = |name, options, named| Method { name, options, named, without: &[] };
+    let method = |name, details, options, named| Method { name, details, options, named, without: &[] };
     let text: &[_] = &[("text", "_Text")];
     let texts: &[_] = &[("clean", "_Text"), ("corrupt", "_Text")];
     vec![
-        Method { without: &["tuned"], ..method("logit_lens", command::<Lens>(), text) },
-        method("tuned_lens", command::<Lens>(), &[("text", "_Text"), ("tuned", "_Path")]),
-        method("attention", command::<Attention>(), text),
-        method("attribute", command::<Attribute>(), text),
-        method("ablate", command::<Ablate>(), text),
-        method("patch", command::<Patch>(), texts),
-        method("estimate", command::<Estimate>(), texts),
-        method("path", command::<PathPatching>(), texts),
-        method("saliency", command::<Saliency>(), text),
-        method("neurons", command::<Neurons>(), &[("text", "_Text"), ("neuron", "str | tuple[int, int]")]),
-        method("features", command::<Features>(), &[("text", "_Text | None"), ("sae", "_Path")]),
-        method("attribution_graph", command::<Graph>(), text),
-        method("circuit", command::<CircuitSearch>(), &[("data", "_Path | Sequence[Mapping[str, Any]]")]),
-        method("heads", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
+        Method { without: &["tuned"], ..method("logit_lens", "_LensDetails", command::<Lens>(), text) },
+        method("tuned_lens", "_LensDetails", command::<Lens>(), &[("text", "_Text"), ("tuned", "_Path")]),
+        method("attention", "_NoDetails", command::<Attention>(), text),
+        method("attribute", "_AttributeDetails", command::<Attribute>(), text),
+        method("ablate", "_NoDetails", command::<Ablate>(), text),
+        method("patch", "_PatchDetails", command::<Patch>(), texts),
+        method("estimate", "_PatchDetails", command::<Estimate>(), texts),
+        method("path", "_PathDetails", command::<PathPatching>(), texts),
+        method("saliency", "_SaliencyDetails", command::<Saliency>(), text),
+        method(
+            "neurons",
+            "_NeuronsDetails",
+            command::<Neurons>(),
+            &[("text", "_Text"), ("neuron", "str | tuple[int, int]")],
+        ),
+        method(
+            "features",
+            "_FeaturesDetails",
+            command::<Features>(),
+            &[("text", "_Text | None"), ("sae", "_Path = \"built-in\"")],
+        ),
+        method("attribution_graph", "_GraphDetails", command::<Graph>(), text),
+        method(
+            "circuit",
+            "_CircuitDetails",
+            command::<CircuitSearch>(),
+            &[("data", "_Path | Sequence[Mapping[str, object]]")],
+        ),
+        method("heads", "_NoDetails", command::<HeadKinds>(), &[("text", "_Text | None = None")]),
     ]
 }
 
@@ -142,13 +159,13 @@ fn stub(command: &Command, without: &[&str]) -> String {
 #[test]
 fn signatures_of_looks_have_their_options() {
     expect_file("crates/python/src/look.rs", |found| {
-        methods().iter().fold(found.to_owned(), |text, Method { name, options, named, without }| {
+        methods().iter().fold(found.to_owned(), |text, Method { name, options, named, without, .. }| {
             let names: Vec<_> = named.iter().map(|(name, _)| *name).collect();
             let without = [&names[..], without].concat();
             // Those that stand alone, with a text that may be missing, and the rows of all others.
             let own = match *name {
                 "heads" => Some(("(text = None, **options)", "text=None")),
-                "features" => Some(("(text, sae, **options)", "text, sae")),
+                "features" => Some(("(text, sae = None, **options)", "text, sae='built-in'")),
                 _ => None,
             };
             let names = own.map_or_else(|| names.join(", "), |(_, names)| names.to_owned());
@@ -159,7 +176,7 @@ fn signatures_of_looks_have_their_options() {
             let (before, row) = text.split_once(&start).unwrap();
             let (look, rest) = row.split_at(if own.is_some() { 0 } else { row.find('"').unwrap() + 1 });
             let (_, after) = rest.split_once('"').unwrap();
-            let signature = signature(&format!("$self, {names}"), options, &without, "bos=False");
+            let signature = signature(&format!("$self, {names}"), options, &without, "prepend_bos=False");
             format!("{before}{start}{look}{signature}\"{after}")
         })
     });
@@ -167,7 +184,7 @@ fn signatures_of_looks_have_their_options() {
         (
             "inside",
             "    fn run_with_cache",
-            "$self, text, names=None, hooks=None, bos=False",
+            "$self, text, names=None, hooks=None, prepend_bos=False",
             command::<Activations>(),
             &[][..],
             "",
@@ -201,29 +218,31 @@ fn signatures_of_looks_have_their_options() {
 fn stubs_of_looks_have_their_options() {
     let mut lines = String::from(
         "    def run_with_cache(\n        self,\n        text: _Text,\n        names: str | Sequence[str] | None = None,\n        \
-         hooks: _Hooks | None = None,\n        bos: bool = False,\n        *,\n",
+         hooks: _Hooks | None = None,\n        prepend_bos: bool = False,\n        *,\n",
     );
     lines += &stub(&command::<Activations>(), &[]);
     lines += "    ) -> tuple[_Floats, dict[str, _Floats]]: ...\n";
-    for Method { name, options, named, without } in methods() {
+    for Method { name, details, options, named, without } in methods() {
         writeln!(lines, "    def {name}(\n        self,").unwrap();
         named.iter().for_each(|(name, kind)| writeln!(lines, "        {name}: {kind},").unwrap());
         let names: Vec<_> = named.iter().map(|(name, _)| *name).chain(without.iter().copied()).collect();
         let options = stub(&options, &names);
-        write!(lines, "        *,\n{options}        bos: bool = False,\n    ) -> Picture: ...\n").unwrap();
+        write!(
+            lines,
+            "        *,\n{options}        prepend_bos: bool = False,\n    ) -> Picture[{details}]: ...\n"
+        )
+        .unwrap();
     }
     let data = command::<TaskData>();
     let task = options(&data, &[]).find(|option| name(option) == "task").map(python_type).unwrap();
     write!(
         lines,
-        "    def task_data(\n        self,\n        task: {task},\n        *,\n{}    ) -> list[dict[str, Any]]: ...\n",
+        "    def task_data(\n        self,\n        task: {task},\n        *,\n{}    ) -> list[_PromptPair]: ...\n",
         stub(&data, &["task"])
     )
     .unwrap();
     let options = stub(&command::<EvaluationOptions>(), &NOT_OF_EVALUATE);
-    for (protocol, report) in
-        [("str", "dict[str, Any]"), ("list[str] | tuple[str, ...]", "list[dict[str, Any]]")]
-    {
+    for (protocol, report) in [("str", "_Evaluation"), ("list[str] | tuple[str, ...]", "list[_Evaluation]")] {
         write!(
             lines,
             "    @overload\n    def evaluate(\n        self,\n        protocol: {protocol},\n        data: _Path | Sequence[_Path] | None = \

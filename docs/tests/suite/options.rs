@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use candle_gpt2_generation::{OPTIONS, OptionRow};
 
 /// The lines of the stub between which the options are.
-const STUB: [&str; 2] = ["    # From the table of options.\n", "    # Options of this package.\n"];
+const STUB: [&str; 2] = ["    # From the table of options.\n", "\nclass _GenerationConfig("];
 
 /// The text around the names in the docstring of the package.
 const DOCSTRING: [&str; 2] = ["``GenerationConfig``:\n\n", "\n- of this package: "];
@@ -67,6 +67,8 @@ pub(crate) fn with_between(text: &str, [first, last]: [&str; 2], between: &str) 
 fn the_stub_has_the_options_of_the_table() {
     let lines: String = OPTIONS
         .iter()
+        // The overloads of `generate` tell one completion from several.
+        .filter(|option| option.name != "num_return_sequences")
         .map(|option| format!("    {}: {} | None\n", option.name, python_type(option)))
         .collect();
     expect_file("python/candle_gpt2/_native.pyi", |found| with_between(found, STUB, &lines));
@@ -102,9 +104,16 @@ fn the_page_of_options_is_the_table() {
         "# Options of generation\n\n\
          Every front end has these options under these names: `gpt2 generate` as flags (`--top-k`), Python as keywords, a checkpoint's\n\
          `generation_config.json` as keys. Those with a range under \"HTTP\" are fields of requests too; for others requests use OpenAI's names, which\n\
-         [Serve over HTTP](../guides/serve.md#what-a-request-may-say) lists. The defaults are those of the library's `GenerationConfig`. The front\n\
-         ends start with `do_sample` on, unless a `generation_config.json` says otherwise. This page is written from\n\
-         [`table.rs`](../../../crates/generation/src/config/table.rs).\n",
+         [Serve over HTTP](../guides/serve.md#what-a-request-may-say) lists. This page is written from\n\
+         [`table.rs`](../../../crates/generation/src/config/table.rs).\n\n\
+         ## Defaults\n\n\
+         The command line, the server, the page and Python have the same defaults: those of the checkpoint's `generation_config.json`, else the\n\
+         ones in the tables, with `do_sample` on. So without that file tokens are sampled at temperature 1 from the 50 most probable ones, and\n\
+         at most 100 are generated. An option for sampling turns `do_sample` on, whatever the file says, and a temperature of 0 turns it off.\n\n\
+         The server takes `max_new_tokens` and the groups Sampling and Logits processors from the file, except `seed` and\n\
+         `num_return_sequences`, which each request sets: without a seed it takes a new one. It has no beam or contrastive search, and a chat\n\
+         completion ends at the end of the context. `gpt2 serve --generation-config none` leaves the file out. `/props` shows the defaults, and the\n\
+         page takes them from there.\n",
     );
     let mut group = "";
     for option in OPTIONS {

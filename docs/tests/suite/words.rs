@@ -58,8 +58,8 @@ const PHRASES: [(&str, &str); 49] = [
     ("memory of keys and values", "KV cache"),
 ];
 
-/// Folders that are not read: results of builds, tests and their data, and the English of the stories.
-const LEFT_OUT: [&str; 7] = ["target", "dist", "node_modules", "tests", "fixtures", "generator", "probes"];
+/// Folders that are not read: results of builds, tests and their data, and what makes the built-in model.
+const LEFT_OUT: [&str; 6] = ["target", "dist", "node_modules", "tests", "fixtures", "workshop"];
 /// Kinds of files that are read.
 const KINDS: [&str; 8] = ["md", "rs", "cu", "py", "pyi", "js", "mjs", "ts"];
 

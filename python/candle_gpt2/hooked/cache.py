@@ -147,7 +147,7 @@ class ActivationCache:
         rows = [part.apply(self._array(name, i), -2) for _, name, i in names]
         labels = [label for label, _, _ in names]
         if apply_ln and layer == self.model.cfg.n_layers:
-            return self._stacked([self.model.ln_final.compute(row) for row in rows], labels, return_labels)
+            return self._stacked([array(self.model.ln_final.compute(row)) for row in rows], labels, return_labels)
         ln = dict(pos_slice=part, mlp_input=mlp_input) if apply_ln else {}
         return self._stacked(rows, labels, return_labels, layer, **ln)
 
@@ -303,7 +303,7 @@ class ActivationCache:
         are the norm before the logits; pos_slice picks positions of the scale, of which the stack has only those. recompute_ln: at
         the end of the stream, each row's own statistics."""
         if recompute_ln and self._layer(layer) == self.model.cfg.n_layers:
-            return like(residual_stack, np.stack([self.model.ln_final.compute(row) for row in array(residual_stack)]))
+            return like(residual_stack, np.stack([array(self.model.ln_final.compute(row)) for row in array(residual_stack)]))
         found = self._normalized(array(residual_stack), layer, pos_slice, mlp_input, batch_slice, has_batch_dim)
         return like(residual_stack, found)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Kind, array, like
+from .arrays import Kind, added, array, is_live, library, like, live, tensor, together, torch_module
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .hook_points import HookPoint, Module
@@ -78,8 +78,24 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
+# Activations of live tensors.
+LIVE_ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "gelu_new": lambda x: torch_module().nn.functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: torch_module().nn.functional.gelu(x, approximate="tanh"),
+    "gelu": lambda x: torch_module().nn.functional.gelu(x),
+    "relu": lambda x: x.relu(),
+    "silu": lambda x: x * x.sigmoid(),
+    "swish": lambda x: x * x.sigmoid(),
+    "tanh": lambda x: x.tanh(),
+    "quick_gelu": lambda x: x * (1.702 * x).sigmoid(),
+}
+
+
+def softmax(x: Any) -> Any:
     """Along the last axis. A row of -inf, of a padded position, becomes zeros."""
+    if is_live(x):
+        is_hidden = x.isneginf().all(-1, keepdim=True)
+        return x.masked_fill(is_hidden, 0).softmax(-1).masked_fill(is_hidden, 0)
     largest = x.max(-1, keepdims=True)
     y = np.exp(x - np.where(np.isneginf(largest), 0, largest))
     total = y.sum(-1, keepdims=True)
@@ -87,7 +103,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return y
 
 
-def by_head(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def by_head(x: Any, weights: Any) -> Any:
     """x (…, H, a) times the matrix of each head, weights (H, a, b): (…, H, b)."""
     rows = x.reshape(-1, *x.shape[-2:]).swapaxes(0, 1)
     return (rows @ weights).swapaxes(0, 1).reshape(*x.shape[:-1], weights.shape[-1])
@@ -99,23 +115,45 @@ class Weighted(Module):
     def __init__(self, kind: Kind, **weights: np.ndarray) -> None:
         self.kind = kind
         self._weights = weights
+        # Tensors that share memory with the weights, and keep their gradients.
+        self._tensors: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name in type(self).weights:
-            return self.kind.out(self._weights[name])
+            if not self.kind.is_torch:
+                return self._weights[name]
+            if name not in self._tensors:
+                self._tensors[name] = tensor(self._weights[name])
+            return self._tensors[name]
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self).weights:
-            self._weights[name][...] = array(value)
+            given, own = array(value), self._weights[name]
+            if given.shape != own.shape:
+                raise ValueError(f"{self.name or type(self).__name__}.{name}: expected shape {own.shape}, found {given.shape}")
+            own[...] = given
         else:
             super().__setattr__(name, value)
 
+    def _weight(self, name: str) -> Any:
+        """A weight as an array, or as a tensor if it is live."""
+        found = self._tensors.get(name)
+        return self._weights[name] if found is None or not is_live(found) else found
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Arrays in, an array out; a tensor if the first is one."""
-        return like(args[0], self.compute(*(array(one) for one in args), **kwargs))
+        return like(args[0], self.compute(*(live(one) for one in args), **kwargs))
 
-    def compute(self, *args: Any, **kwargs: Any) -> np.ndarray:
+    def _product(self, x: Any, matrix: str, bias: str) -> Any:
+        """x @ matrix + bias along the last axis."""
+        x, weight, shift = together(x, self._weight(matrix), self._weight(bias))
+        found = x.reshape(-1, x.shape[-1]) @ weight
+        found += shift
+        return found.reshape(*x.shape[:-1], -1)
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """The output for arrays and live tensors: a live tensor if an input or a weight is one, else an array."""
         raise NotImplementedError
 
 
@@ -124,8 +162,8 @@ class Embed(Weighted):
 
     weights = ("W_E",)
 
-    def compute(self, tokens: np.ndarray) -> np.ndarray:
-        return self._weights["W_E"][tokens]
+    def compute(self, tokens: np.ndarray) -> Any:
+        return self._weight("W_E")[tokens]
 
 
 class PosEmbed(Weighted):
@@ -139,13 +177,14 @@ class PosEmbed(Weighted):
         mask = None if attention_mask is None else array(attention_mask)
         return like(tokens, self.compute(array(tokens), past_kv_pos_offset, mask))
 
-    def compute(self, tokens: np.ndarray, offset: int = 0, mask: np.ndarray | None = None) -> np.ndarray:
+    def compute(self, tokens: np.ndarray, offset: int = 0, mask: np.ndarray | None = None) -> Any:
         batch, count = tokens.shape
-        table = self._weights["W_pos"]
+        table = self._weight("W_pos")
         if mask is None:
-            return np.broadcast_to(table[offset : offset + count], (batch, count, table.shape[1])).copy()
+            return table[np.arange(offset, offset + count)[None].repeat(batch, 0)]
         ids = np.maximum(mask.cumsum(1) - 1, 0)[:, offset:]
-        return np.where(mask[:, offset : offset + count, None] != 0, table[ids], np.float32(0))
+        vectors, is_seen = together(table[ids], mask[:, offset : offset + count, None] != 0)
+        return vectors * is_seen
 
 
 class LayerNorm(Weighted):
@@ -160,14 +199,15 @@ class LayerNorm(Weighted):
         self.hook_scale = HookPoint(kind)
         self.hook_normalized = HookPoint(kind)
 
-    def compute(self, x: np.ndarray) -> np.ndarray:
+    def compute(self, x: Any) -> Any:
         x = x - x.mean(-1, keepdims=True)
-        square = np.einsum("...c,...c->...", x, x)[..., None] / np.float32(x.shape[-1])
-        scale = self.hook_scale(np.sqrt(square + np.float32(self.eps)))
+        square = library(x).einsum("...c,...c->...", x, x)[..., None] / np.float32(x.shape[-1])
+        x, scale = together(x, self.hook_scale(library(x).sqrt(square + np.float32(self.eps))))
         normalized = self.hook_normalized(x / scale)
         if self.cfg.normalization_type == "LNPre":
             return normalized
-        return normalized * self._weights["w"] + self._weights["b"]
+        normalized, weight, bias = together(normalized, self._weight("w"), self._weight("b"))
+        return normalized * weight + bias
 
 
 class Attention(Weighted):
@@ -183,7 +223,6 @@ class Attention(Weighted):
         self.cfg = cfg
         self.layer_id = layer
         self._fused = matrices.reshape(cfg.d_model, -1), biases.reshape(-1)
-        self._output = weights.W_O[layer].reshape(-1, cfg.d_model)
         self.attn_scale = cfg.attn_scale * (layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1)
         self.hook_k = HookPoint(kind)
         self.hook_q = HookPoint(kind)
@@ -195,60 +234,69 @@ class Attention(Weighted):
 
     @property
     def OV(self) -> FactoredMatrix:
-        """What each head moves, (H, C, C)."""
+        """OV circuit of each head, (H, C, C)."""
         return FactoredMatrix(self.W_V, self.W_O)
 
     @property
     def QK(self) -> FactoredMatrix:
-        """Where each head looks, (H, C, C)."""
+        """QK circuit of each head, (H, C, C)."""
         return FactoredMatrix(self.W_Q, self.W_K.swapaxes(-1, -2))
 
     def compute(
         self,
-        query_input: np.ndarray,
-        key_input: np.ndarray | None = None,
-        value_input: np.ndarray | None = None,
+        query_input: Any,
+        key_input: Any = None,
+        value_input: Any = None,
         past_kv_cache_entry: "KeyValues | None" = None,
         attention_mask: np.ndarray | None = None,
-    ) -> np.ndarray:
+    ) -> Any:
         """What is added to the residual stream, (b, p, C). Keys and values have the input of the queries if they have none."""
         q, k, v = self._projected(query_input, key_input, value_input)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         if past_kv_cache_entry is not None:
             k, v = past_kv_cache_entry.append(k, v)
-        scores = q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1)  # (b, H, p, keys)
+        q, k = together(q, k)
+        scores = q.swapaxes(1, 2) @ k.swapaxes(1, 2).swapaxes(2, 3)  # (b, H, p, keys)
         scores /= np.float32(self.attn_scale)
         queries, keys = scores.shape[-2:]
         is_seen = np.tri(queries, keys, keys - queries, dtype=bool)
         if attention_mask is not None:
             is_seen = is_seen & (attention_mask[:, None, None] != 0)
-        np.copyto(scores, -np.inf, where=~is_seen)
-        pattern = self.hook_pattern(softmax(self.hook_attn_scores(scores)))
-        z = self.hook_z((pattern @ v.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3))  # (b, p, H, D)
-        bias = self._weights["b_O"]
+        if is_live(scores):
+            scores = scores.masked_fill(tensor(~is_seen), -np.inf)
+        else:
+            np.copyto(scores, -np.inf, where=~is_seen)
+        pattern, v = together(self.hook_pattern(softmax(self.hook_attn_scores(scores))), v)
+        z = self.hook_z((pattern @ v.swapaxes(1, 2)).swapaxes(1, 2))  # (b, p, H, D)
+        z, weight, bias = together(z, self._weight("W_O"), self._weight("b_O"))
         if self.cfg.use_attn_result:
-            return self.hook_result(self.results(z)).sum(2) + bias
-        return (z.reshape(-1, len(self._output)) @ self._output + bias).reshape(*z.shape[:2], -1)
+            return added(self.hook_result(by_head(z, weight)).sum(2), bias)
+        weight = weight.reshape(-1, self.cfg.d_model)
+        return (z.reshape(-1, len(weight)) @ weight + bias).reshape(*z.shape[:2], -1)
 
     def results(self, z: np.ndarray) -> np.ndarray:
         """What each head writes, (…, H, C), for z (…, H, D); b_O is in none of them."""
         return by_head(z, self._weights["W_O"])
 
-    def _projected(self, x: np.ndarray, key_input: np.ndarray | None, value_input: np.ndarray | None) -> list[np.ndarray]:
+    def _projected(self, x: Any, key_input: Any, value_input: Any) -> list[Any]:
         """Queries, keys and values, each (b, p, H, D)."""
         is_one = (key_input is None or key_input is x) and (value_input is None or value_input is x)
-        if is_one and x.ndim == 3:
-            matrix, bias = self._fused
+        weights = [(self._weight(f"W_{part}"), self._weight(f"b_{part}")) for part in "QKV"]
+        if is_one and x.ndim == 3 and not any(is_live(one) for pair in weights for one in pair):
+            x, matrix, bias = together(x, *self._fused)
             both = x.reshape(-1, len(matrix)) @ matrix
             both += bias
             both = both.reshape(*x.shape[:2], 3, self.cfg.n_heads, self.cfg.d_head)
             return [both[:, :, i] for i in range(3)]
         inputs = (x, x if key_input is None else key_input, x if value_input is None else value_input)
         found = []
-        for part, one in zip("QKV", inputs, strict=True):
-            weight, bias = self._weights[f"W_{part}"], self._weights[f"b_{part}"]
-            one = np.broadcast_to(one[:, :, None], (*one.shape[:2], len(weight), one.shape[2])) if one.ndim == 3 else one
-            found.append(by_head(one, weight) + bias)
+        for one, (weight, bias) in zip(inputs, weights, strict=True):
+            one, weight, bias = together(one, weight, bias)
+            if one.ndim == 3:
+                one = one.reshape(-1, one.shape[2]) @ weight.swapaxes(0, 1).reshape(one.shape[2], -1)
+                found.append(one.reshape(*inputs[0].shape[:2], *bias.shape) + bias)
+            else:
+                found.append(by_head(one, weight) + bias)
         return found
 
 
@@ -259,20 +307,17 @@ class MLP(Weighted):
 
     def __init__(self, cfg: HookedTransformerConfig, kind: Kind, layer: int, weights: Weights) -> None:
         super().__init__(kind, **{name: getattr(weights, name)[layer] for name in self.weights})
-        if cfg.act_fn not in ACTIVATIONS:
-            raise ValueError(f"activation_function: expected one of {', '.join(ACTIVATIONS)}, found {cfg.act_fn!r}")
+        if cfg.act_fn is None or cfg.act_fn not in ACTIVATIONS:
+            raise ValueError(f"act_fn: expected one of {', '.join(ACTIVATIONS)}, found {cfg.act_fn!r}")
         self.act_fn, self.slope = ACTIVATIONS[cfg.act_fn]
+        self.live_act_fn = LIVE_ACTIVATIONS[cfg.act_fn]
         self.hook_pre = HookPoint(kind)
         self.hook_post = HookPoint(kind)
 
-    def compute(self, x: np.ndarray) -> np.ndarray:
-        of = self._weights
-        pre = x.reshape(-1, x.shape[-1]) @ of["W_in"]
-        pre += of["b_in"]
-        post = self.hook_post(self.act_fn(self.hook_pre(pre.reshape(*x.shape[:-1], -1))))
-        found = post.reshape(-1, post.shape[-1]) @ of["W_out"]
-        found += of["b_out"]
-        return found.reshape(*post.shape[:-1], -1)
+    def compute(self, x: Any) -> Any:
+        pre = self.hook_pre(self._product(x, "W_in", "b_in"))
+        post = self.live_act_fn(pre) if is_live(pre) else self.act_fn(pre)
+        return self._product(self.hook_post(post), "W_out", "b_out")
 
 
 class Unembed(Weighted):
@@ -280,10 +325,8 @@ class Unembed(Weighted):
 
     weights = ("W_U", "b_U")
 
-    def compute(self, x: np.ndarray) -> np.ndarray:
-        found = x.reshape(-1, x.shape[-1]) @ self._weights["W_U"]
-        found += self._weights["b_U"]
-        return found.reshape(*x.shape[:-1], -1)
+    def compute(self, x: Any) -> Any:
+        return self._product(x, "W_U", "b_U")
 
 
 class TransformerBlock(Module):
@@ -308,23 +351,27 @@ class TransformerBlock(Module):
 
     def forward(self, resid_pre: Any, **options: Any) -> Any:
         """The residual stream after the block."""
-        return like(resid_pre, self.compute(array(resid_pre), **options))
+        return like(resid_pre, self.compute(live(resid_pre), **options))
 
-    def compute(self, resid_pre: np.ndarray, **options: Any) -> np.ndarray:
+    def compute(self, resid_pre: Any, **options: Any) -> Any:
         resid_pre = self.hook_resid_pre(resid_pre)
         inputs = zip(("query_input", "key_input", "value_input"), self._attention_inputs(resid_pre))
         normalized: dict[str, Any] = {name: self.ln1.compute(one) for name, one in inputs}
         attn_out = self.hook_attn_out(self.attn.compute(**normalized, **options))
-        resid_mid = self.hook_resid_mid(resid_pre + attn_out)
-        mlp_in = self.hook_mlp_in(resid_mid.copy()) if self.cfg.use_hook_mlp_in else resid_mid
+        resid_mid = self.hook_resid_mid(added(resid_pre, attn_out))
+        mlp_in = resid_mid
+        if self.cfg.use_hook_mlp_in:
+            mlp_in = self.hook_mlp_in(resid_mid if is_live(resid_mid) else resid_mid.copy())
         mlp_out = self.hook_mlp_out(self.mlp.compute(self.ln2.compute(mlp_in)))
-        return self.hook_resid_post(resid_mid + mlp_out)
+        return self.hook_resid_post(added(resid_mid, mlp_out))
 
-    def _attention_inputs(self, resid_pre: np.ndarray) -> list[np.ndarray]:
+    def _attention_inputs(self, resid_pre: Any) -> list[Any]:
         """One for queries, keys and values, or three."""
 
-        def repeated() -> np.ndarray:
-            return np.repeat(resid_pre[:, :, None], self.cfg.n_heads, axis=2)  # (b, p, H, C)
+        def repeated() -> Any:
+            one = resid_pre[:, :, None]
+            heads = self.cfg.n_heads
+            return one.expand(-1, -1, heads, -1) if is_live(one) else np.repeat(one, heads, axis=2)  # (b, p, H, C)
 
         inputs = [resid_pre]
         if self.cfg.use_attn_in:
@@ -338,13 +385,15 @@ class KeyValues:
     """Keys and values of one block, (b, positions, H, D) each."""
 
     def __init__(self) -> None:
-        self.past_keys: np.ndarray | None = None
-        self.past_values: np.ndarray | None = None
+        self.past_keys: Any = None
+        self.past_values: Any = None
 
-    def append(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def append(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """All of them, with new ones behind."""
-        if self.past_keys is not None and self.past_values is not None:
-            keys = np.concatenate([self.past_keys, keys], 1)
-            values = np.concatenate([self.past_values, values], 1)
+        if self.past_keys is not None:
+            keys, values = (
+                library(new).concatenate([before, new], 1)
+                for before, new in (together(live(self.past_keys), keys), together(live(self.past_values), values))
+            )
         self.past_keys, self.past_values = keys, values
         return keys, values

@@ -1,7 +1,12 @@
 """The configuration under TransformerLens' names."""
 
-from dataclasses import dataclass, fields
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+# TransformerLens' settings that matter only beside others, or not at all, by the beginnings of their names.
+_IGNORED = ("rotary_", "yarn_", "NTK_", "checkpoint_", "n_params", "tokenizer_prepends_bos", "tie_word_embeddings", "trust_remote_code")
 
 
 @dataclass
@@ -16,12 +21,13 @@ class HookedTransformerConfig:
     d_mlp: int | None = None
     d_vocab: int = -1
     d_vocab_out: int = -1
-    act_fn: str = "gelu_new"
+    act_fn: str | None = None
     eps: float = 1e-5
-    model_name: str = "gpt2"
+    model_name: str = "custom"
     tokenizer_name: str | None = None
     use_attn_scale: bool = True
-    attn_scale: float = 1.0
+    # -1 is the root of d_head.
+    attn_scale: float = -1.0
     scale_attn_by_inverse_layer_idx: bool = False
     # "LNPre" once the weights of the norms are folded into what follows them.
     normalization_type: str | None = "LN"
@@ -30,6 +36,10 @@ class HookedTransformerConfig:
     use_attn_in: bool = False
     use_split_qkv_input: bool = False
     use_hook_mlp_in: bool = False
+    # Of untrained weights; -1 is 0.8 / sqrt(d_model).
+    init_mode: str = "gpt2"
+    initializer_range: float = -1.0
+    init_weights: bool = True
     # The same for every GPT-2.
     positional_embedding_type: str = "standard"
     attention_dir: str = "causal"
@@ -51,6 +61,38 @@ class HookedTransformerConfig:
             self.d_mlp = 4 * self.d_model
         if self.d_vocab_out == -1:
             self.d_vocab_out = self.d_vocab
+        if self.attn_scale == -1.0:
+            self.attn_scale = self.d_head**0.5 if self.use_attn_scale else 1.0
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights of attention and MLPs, without embeddings, biases and norms."""
+        return self.n_layers * self.d_model * (4 * self.d_head * self.n_heads + 2 * (self.d_mlp or 0))
+
+    def check(self) -> None:
+        """Raises a ValueError that names the first setting that is not one of a GPT-2 in float32 on the CPU."""
+        expected = {
+            "positional_embedding_type": ("standard",),
+            "attention_dir": ("causal",),
+            "attn_only": (False,),
+            "gated_mlp": (False,),
+            "final_rms": (False,),
+            "n_key_value_heads": (None, self.n_heads),
+            "normalization_type": ("LN", "LNPre"),
+            "n_devices": (1,),
+            "device": ("cpu", None),
+            "init_mode": ("gpt2",),
+        }
+        for name, values in expected.items():
+            found = getattr(self, name)
+            if (None if found is None else str(found) if name == "device" else found) not in values:
+                raise ValueError(f"{name}={found!r}: not a GPT-2 on the CPU; expected {' or '.join(map(repr, values))}")
+        if str(self.dtype).removeprefix("torch.") not in ("float32", "f32"):
+            raise ValueError(f"dtype={self.dtype!r}: this model computes in float32")
+        if self.act_fn is None:
+            raise ValueError("act_fn: give the activation function of the MLPs, such as 'gelu_new'")
+        if self.d_vocab < 1:
+            raise ValueError("d_vocab: give the size of the vocabulary")
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as a dict."""
@@ -58,12 +100,27 @@ class HookedTransformerConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "HookedTransformerConfig":
-        """The same from a dict; an unknown key is a TypeError."""
-        return cls(**values)
+        """Reads a dict, also one of TransformerLens. A ValueError names a key that is unknown or not of GPT-2."""
+        own = {field.name for field in fields(cls)}
+        for name, value in values.items():
+            # Of other architectures, and switched off.
+            is_off = value is None or value is False or value == -1.0 or name.startswith(_IGNORED)
+            if name not in own and not is_off:
+                nearest = difflib.get_close_matches(name, own, n=1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise ValueError(f"{name}={value!r}: not a setting of a GPT-2{hint}")
+        return cls(**{name: value for name, value in values.items() if name in own})
 
     @classmethod
-    def of_model(cls, config: dict[str, Any], name: str) -> "HookedTransformerConfig":
-        """That of a model with these keys of a config.json."""
+    def unwrap(cls, config: Any) -> "HookedTransformerConfig":
+        """A configuration of its own from another one, TransformerLens' too, or from a dict."""
+        if isinstance(config, cls):
+            return replace(config)
+        return cls.from_dict(dict(config) if isinstance(config, dict) else config.to_dict())
+
+    @classmethod
+    def of_model(cls, config: Mapping[str, Any], name: str) -> "HookedTransformerConfig":
+        """The configuration of a model with this config.json."""
         if config.get("add_cross_attention"):
             raise ValueError(f"{name}: a GPT-2 with cross-attention has no TransformerLens form; use Model.run_with_cache")
         width, heads = config["n_embd"], config["n_head"]

@@ -95,7 +95,8 @@ class FactoredMatrix:
         factor = array(scalar)
         if factor.size != 1:
             raise AssertionError(f"* takes one number, found shape {factor.shape}; use @ for products of matrices")
-        return self._made(self._a * factor.reshape(()), self._b)
+        # In the type of A: a number of Python has none of its own.
+        return self._made(self._a * self._a.dtype.type(factor.item()), self._b)
 
     __rmul__ = __mul__
 

@@ -1,15 +1,15 @@
-"""The way back: gradients at every hook point from the gradient at the logits, written out by hand.
+"""The backward pass without torch: gradients at every hook point from the gradient at the logits.
 
 Each step is the transpose of one in `components`. Norms, patterns and activations are differentiated, and no weight gets a gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from .arrays import array, torch_module
+from .arrays import array
 from .components import LayerNorm, TransformerBlock, by_head
 from .hook_points import HookPoint
 
@@ -29,7 +29,8 @@ class Tape:
         """Keeps the values of a run, whose forward hooks may look and may not edit."""
         model, before = self.model, {}
         if model.acts_to_saes:
-            raise NotImplementedError("backward hooks do not run through SAEs; take them out with reset_saes")
+            names = ", ".join(model.acts_to_saes)
+            raise NotImplementedError(f"{names}: arrays have no gradients through SAEs; use tensors='torch', or reset_saes")
 
         def note(value: Any, hook: HookPoint) -> None:
             before[hook.name] = array(value).copy()
@@ -37,7 +38,7 @@ class Tape:
         def compare(value: Any, hook: HookPoint) -> None:
             if not np.array_equal(array(value), before[hook.name], equal_nan=True):
                 raise NotImplementedError(
-                    f"{hook.name}: a forward hook edits this value while backward hooks are on; gradients are those of the unedited model"
+                    f"{hook.name}: a forward hook edits this value, and arrays have no gradients through edits; use tensors='torch'"
                 )
 
         def keep(value: Any, hook: HookPoint) -> None:
@@ -62,22 +63,6 @@ class Tape:
             gradient = _through_block(model.blocks[layer], of, gradient)
         for point in (model.hook_embed, model.hook_pos_embed):
             point.backward(gradient)
-
-    def traced(self, value: np.ndarray, back: Callable[[np.ndarray], None]) -> Any:
-        """A tensor with this value, whose `backward()` calls `back` with the gradient at it."""
-        torch, kind = torch_module(), self.model.kind
-
-        def forward(ctx: Any, anchor: Any) -> Any:
-            return torch.from_numpy(np.asarray(value))
-
-        def backward(ctx: Any, gradient: Any) -> Any:
-            with kind.of(gradient):
-                back(array(gradient))
-            return torch.zeros(())
-
-        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        function: Any = type("Traced", (torch.autograd.Function,), methods)
-        return function.apply(torch.zeros((), requires_grad=True))
 
 
 def loss_gradient(logits: np.ndarray, tokens: np.ndarray, mask: np.ndarray | None, gradient: np.ndarray) -> np.ndarray:

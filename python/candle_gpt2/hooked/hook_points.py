@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import Kind, array, like
+from .arrays import Kind, array, is_live, is_tensor, like, tensor, torch_module
 from .slices import Slice
 from .warned import warn
 
 Name = str | Callable[[str], bool]
 NamesFilter = None | str | Sequence[str] | Callable[[str], bool]
 Hook = Callable[..., Any]
+#: Result of `load_state_dict`, as torch returns it.
+Keys = namedtuple("Keys", ["missing_keys", "unexpected_keys"])
 
 # Hook points whose values have an axis of heads between that of positions and the last.
 WITH_HEADS = tuple(f"hook_{name}" for name in ("q", "k", "v", "z", "result", "q_input", "k_input", "v_input", "attn_in"))
@@ -101,6 +104,28 @@ class Module:
         """All weights by name."""
         return dict(self.named_parameters())
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Keys:
+        """Copies weights from a dict by name. Returns missing_keys and unexpected_keys; strict: a RuntimeError if there are any.
+
+        The attention masks in TransformerLens' state dicts are ignored."""
+        owners = {
+            f"{prefix}.{name}" if prefix else name: (module, name) for prefix, module in self.named_modules() for name in module.weights
+        }
+        given = {name: value for name, value in state_dict.items() if not name.endswith((".mask", ".IGNORE"))}
+        keys = Keys([name for name in owners if name not in given], [name for name in given if name not in owners])
+        if strict and (keys.missing_keys or keys.unexpected_keys):
+            raise RuntimeError(f"load_state_dict: missing keys {keys.missing_keys}, unexpected keys {keys.unexpected_keys}")
+        # Checked before any is copied.
+        for name in owners.keys() & given.keys():
+            module, weight = owners[name]
+            expected, found = np.shape(array(getattr(module, weight))), np.shape(array(given[name]))
+            if expected != found:
+                raise RuntimeError(f"load_state_dict: {name}: expected shape {expected}, found {found}")
+        for name in owners.keys() & given.keys():
+            module, weight = owners[name]
+            setattr(module, weight, given[name])
+        return keys
+
     def eval(self) -> Any:
         """Itself: there is no dropout."""
         return self
@@ -110,8 +135,21 @@ class Module:
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Itself: there are no gradients."""
+        """Itself, with weights that require gradients: autograd then follows every run, as in TransformerLens."""
+        for name, weight in self.named_parameters():
+            if is_tensor(weight):
+                weight.requires_grad_(requires_grad)
+            elif requires_grad:
+                raise TypeError(f"{name}: arrays have no gradients; import torch before the model is opened, or pass tensors='torch'")
         return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of all weights, which from then on require gradients, see `requires_grad_`."""
+        for weight in self.requires_grad_().parameters():
+            if set_to_none or weight.grad is None:
+                weight.grad = None
+            else:
+                weight.grad.zero_()
 
 
 @dataclass
@@ -132,26 +170,40 @@ class HookPoint(Module):
         self.bwd_hooks: list[LensHandle] = []
         #: What hooks keep from one call to the next, until the hooks are reset.
         self.ctx: dict[Any, Any] = {}
+        # Transcoders that read the value after all hooks.
+        self.readers: list[Callable[[Any], None]] = []
 
     def forward(self, value: Any) -> Any:
         """The value after all hooks, in the order in which they were added."""
         for handle in self.fwd_hooks:
-            shown = self.kind.out(value)
+            # A copy: what is edited in its place may be needed in the backward pass.
+            shown = value.clone() if is_live(value) else self.kind.out(value)
             found = handle.hook(shown, hook=self)
-            if found is not None and found is not shown:
-                value = like(value, self._returned(handle.hook, found, value))
+            if found is None:
+                found = shown
+            if found is not shown or is_live(shown):
+                found = self._returned(handle.hook, found, value)
+                value = found if is_live(value) or is_live(found) else like(value, found)
+        if self.bwd_hooks and self.kind.is_torch and torch_module().is_grad_enabled():
+            # A tensor of its own, whose gradient is that of this hook point alone.
+            value = value.clone() if is_live(value) else tensor(value).requires_grad_()
+            value.register_hook(self.backward)
+        for read in self.readers:
+            read(value)
         return value
 
     def backward(self, gradient: Any) -> Any:
         """The gradient at this place after all backward hooks."""
         for handle in self.bwd_hooks:
             found = handle.hook(self.kind.out(gradient), hook=self)
+            if isinstance(found, tuple) and len(found) == 1:  # as TransformerLens 2 asks for it
+                (found,) = found
             gradient = gradient if found is None else self._returned(handle.hook, found, gradient)
         return gradient
 
-    def _returned(self, hook: Hook, found: Any, value: Any) -> np.ndarray:
-        """What a hook returned in the place of a value, as an array of its type; a ValueError if it does not fit there. The batch may
-        grow from one text, or shrink to one."""
+    def _returned(self, hook: Hook, found: Any, value: Any) -> Any:
+        """The result of a hook in place of a value: a live tensor, or an array of the value's type; a ValueError if it does not fit there.
+        The batch may grow from one text, or shrink to one."""
         before = array(value)
         try:
             given = array(found)
@@ -161,7 +213,10 @@ class HookPoint(Module):
         if is_array:
             batches = {given.shape[:1], before.shape[:1]} - {(1,)}
             if given.ndim == before.ndim and given.shape[1:] == before.shape[1:] and len(batches) < 2:
-                return given.astype(before.dtype, copy=False)
+                if is_live(found):
+                    return found.to("cpu", torch_module().float32)
+                given = given.astype(before.dtype, copy=False)
+                return given if is_live(value) else like(value, given)
         function = getattr(hook, "func", hook)  # of a partial
         name = getattr(function, "__name__", type(function).__name__)
         what = f"an array of shape {given.shape}" if is_array else f"a value of type {type(found).__name__}"
@@ -318,6 +373,11 @@ class HookedRootModule(Module):
         self.remove_all_hook_fns(direction, including_permanent, level)
         self.is_caching = False
 
+    def as_hooks(self, entry: Any) -> list[tuple[Name, Hook]]:
+        """The pairs of a name and a hook that an entry of fwd_hooks or bwd_hooks stands for."""
+        name, hook = entry
+        return [(name, hook)]
+
     @contextmanager
     def hooks(
         self,
@@ -326,11 +386,11 @@ class HookedRootModule(Module):
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
     ) -> Iterator[Any]:
-        """Hooks for as long as this lasts. Backward hooks run in `backward`, which must come before the end."""
+        """Context manager that adds hooks and removes them at its end. Backward hooks run in `backward`, which must come before the end."""
         self.context_level += 1
         try:
             for dir, hooks in (("fwd", fwd_hooks), ("bwd", bwd_hooks)):
-                for name, hook in hooks:
+                for name, hook in (pair for entry in hooks for pair in self.as_hooks(entry)):
                     for point in self._points_for(name, hook):
                         point.add_hook(hook, dir, level=self.context_level)
             yield self
@@ -348,8 +408,10 @@ class HookedRootModule(Module):
         clear_contexts: bool = False,
         **model_kwargs: Any,
     ) -> Any:
-        """What `forward` gives with these hooks, pairs of a name or a function of names and a hook. bwd_hooks need
-        reset_hooks_end=False, or they are gone before `backward` runs them."""
+        """Returns the output of `forward` with these hooks, which are removed afterwards.
+
+        fwd_hooks, bwd_hooks: pairs of a hook point's name, or a function of names, and a hook; fwd_hooks also takes `Steering` and
+        `ControlVector`. bwd_hooks need reset_hooks_end=False, so that `backward` can run them."""
         if bwd_hooks and reset_hooks_end:
             raise ValueError("bwd_hooks: removed before they can run; pass reset_hooks_end=False, or use `with model.hooks(bwd_hooks=…)`")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
@@ -384,6 +446,7 @@ class HookedRootModule(Module):
 
         def keep(value: Any, hook: HookPoint, end: str = "") -> None:
             name = hook.name or ""
+            value = value.detach() if is_live(value) else value
             if remove_batch_dim:
                 value = value[0]
             axis = -3 if name.endswith(WITH_HEADS) else -2
@@ -439,8 +502,10 @@ class HookedRootModule(Module):
         pos_slice: Any = None,
         **model_kwargs: Any,
     ) -> tuple[Any, Any]:
-        """What `forward` gives, and a dict of what is at the hook points that names_filter picks: all, a name, a list, or a function
-        of names. incl_bwd: also the gradients of what it gives, which must be a loss, under the names with `_grad` behind."""
+        """Returns the output of `forward` and a dict of the activations at the hook points.
+
+        names_filter: which hook points, by a name, a list of names or a function of names; all of them by default. incl_bwd: also the
+        gradients of the output, which must be a loss, under the names with `_grad` appended."""
         kept, fwd, bwd = self.get_caching_hooks(
             names_filter, incl_bwd, device, remove_batch_dim=remove_batch_dim, pos_slice=pos_slice
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import array, has_tensor, tensor
+from .arrays import array, has_tensor, matching, tensor
 from .cache import ActivationCache
 from .progress import progress
 from .utils import get_act_name
@@ -68,11 +68,12 @@ def generic_activation_patch(
     index_df: Any = None,
     return_index_df: bool = False,
 ) -> Any:
-    """The metric of the logits of the corrupted run for each patch.
+    """Patches activations of the clean run into the corrupted run, one at a time, and returns the metric of each patched run.
 
-    corrupted_tokens (b, p); clean_cache: of a run over as many tokens; patching_metric: from logits (b, p, V) to a number. The axes are
-    those of index_axis_names, layer, pos, head or head_index, dest_pos, src_pos; or index_df, a table of pandas or rows of indices, of
-    which the first is the layer, and the result has one axis.
+    corrupted_tokens (b, p); clean_cache: of a run over as many tokens; patching_metric: from logits (b, p, V) to a number.
+    index_axis_names: axes of the result, among layer, pos, head or head_index, dest_pos, src_pos. index_df: instead, a pandas DataFrame
+    or rows of indices, whose first column is the layer; the result then has one axis. return_index_df: also return the indices, as a
+    DataFrame if pandas is installed.
     """
     sizes = {"layer": model.cfg.n_layers, "head": model.cfg.n_heads, "head_index": model.cfg.n_heads}
     sizes |= dict.fromkeys(("pos", "src_pos", "dest_pos"), corrupted_tokens.shape[-1])
@@ -90,7 +91,16 @@ def generic_activation_patch(
         found[place] = array(patching_metric(logits)).item()
     out = model.kind.out(found.reshape(shape))
     out = tensor(out) if has_tensor(corrupted_tokens) else out
-    return (out, rows if index_df is None else index_df) if return_index_df else out
+    return (out, _table(rows, index_axis_names) if index_df is None else index_df) if return_index_df else out
+
+
+def _table(rows: list[Sequence[int]], names: Any) -> Any:
+    """Rows as a DataFrame, if pandas is installed."""
+    try:
+        from pandas import DataFrame  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        return rows
+    return DataFrame(rows, columns=list(names))
 
 
 def _patched(
@@ -106,7 +116,7 @@ def _patched(
         clean = clean_cache[name]
 
         def patch(value: Any, hook: Any, index: Sequence[int] = index, clean: Any = clean) -> Any:
-            return setter(value, index, clean)
+            return setter(value, index, matching(value, clean))
 
         residual = before[1].clone() if has_tensor(before[1]) else before[1].copy()
         yield model.run_with_hooks(residual, fwd_hooks=[(name, patch)], start_at_layer=layer, tokens=tokens)
@@ -191,8 +201,9 @@ def get_act_patch_direct_path(
     component: str = "q",
     verbose: bool = True,
 ) -> Any:
-    """The metric of the corrupted run when one later head alone sees the clean output of a head (src_layer, src_head), in what its
-    queries, keys or values are made of (component "q", "k" or "v"): (layer, head), 0 up to src_layer."""
+    """Path patching: the metric when one later head's query, key or value input gets the clean output of head (src_layer, src_head).
+
+    component: "q", "k" or "v". Returns (layer, head); 0 for layers up to src_layer."""
     if component not in ("q", "k", "v"):
         raise ValueError(f"component: expected 'q', 'k' or 'v', found {component!r}")
     name = get_act_name("z", src_layer)

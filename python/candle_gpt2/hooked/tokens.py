@@ -7,6 +7,7 @@ import numpy as np
 
 from .._native import Model
 from .arrays import array, tensor
+from .in_memory import ForeignTokenizer, NoTokenizer
 
 
 def checked_side(side: str) -> str:
@@ -28,16 +29,20 @@ class Encoding(dict[str, Any]):
 class Tokenizer:
     """The tokenizer of a model, with the attributes of transformers' that notebooks read."""
 
-    def __init__(self, model: Model, padding_side: str = "right") -> None:
-        self._model = model
+    def __init__(self, model: Model | ForeignTokenizer | NoTokenizer, padding_side: str = "right") -> None:
+        self._model: Any = model
         self.padding_side = padding_side
         config = model.config
-        self.eos_token_id: int = config["eos_token_id"] if config.get("eos_token_id") is not None else config["bos_token_id"]
-        self.bos_token_id: int = config["bos_token_id"] if config.get("bos_token_id") is not None else self.eos_token_id
+        # None without a tokenizer.
+        bos: Any = config.get("bos_token_id")
+        eos: Any = config.get("eos_token_id")
+        eos = eos[0] if isinstance(eos, list) else eos
+        self.eos_token_id: Any = bos if eos is None else eos
+        self.bos_token_id: Any = self.eos_token_id if bos is None else bos
         # GPT-2 has no token for padding: the end-of-text token pads, and a mask tells them apart.
-        self.pad_token_id = self.eos_token_id
+        self.pad_token_id: Any = self.eos_token_id
         self.name_or_path = model.name
-        self.vocab_size: int = config["vocab_size"]
+        self.vocab_size: int = int(config["vocab_size"] or 0)
 
     @property
     def padding_side(self) -> str:
@@ -91,12 +96,16 @@ class Tokenizer:
         return Encoding(input_ids=rows, attention_mask=masks)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with nothing before it."""
-        return self._model.encode(text)
+        """Token ids of a text, without a BOS token."""
+        return list(self._model.encode(text))
 
     def decode(self, tokens: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         """The text of token ids."""
-        return self._model.decode(array(tokens).reshape(-1), skip_special_tokens)
+        return str(self._model.decode(array(tokens).reshape(-1), skip_special_tokens))
+
+    def str_tokens(self, tokens: Any) -> list[str]:
+        """The text of each token id."""
+        return list(self._model.str_tokens(array(tokens)))
 
     def batch_decode(self, rows: Iterable[Any], skip_special_tokens: bool = False, **_: Any) -> list[str]:
         """The text of each row."""
@@ -109,7 +118,7 @@ class Tokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         """The ids of all tokens by what the tokenizer calls them, a space `Ġ`."""
-        return self._model.vocab()
+        return dict(self._model.vocab())
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -125,8 +134,9 @@ def padded(rows: list[list[int]], pad: int, side: str) -> np.ndarray:
 
 
 def attention_mask(tokenizer: Tokenizer, tokens: np.ndarray, prepend_bos: bool, padding_side: str | None = None) -> np.ndarray:
-    """1 for every token, 0 for padding at the side where it is, (b, p). Padding and the beginning of a text may be the same token:
-    with padding at the left, the last of them is the beginning."""
+    """1 for tokens, 0 for padding, (b, p). If the padding token is also BOS, the last one of the left padding counts as BOS."""
+    if tokenizer.pad_token_id is None:
+        return np.ones_like(tokens, np.int64)
     is_token = tokens != tokenizer.pad_token_id
     if (padding_side or tokenizer.padding_side) == "right":
         is_seen = np.logical_or.accumulate(is_token[:, ::-1], 1)[:, ::-1]

@@ -2,27 +2,34 @@
 
 import difflib
 import inspect
+import re
+import shutil
+import warnings
+import weakref
 from collections import namedtuple
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from .._native import Model
+from .._native import ControlVector, Model, Steering
 from . import utils
-from .arrays import Kind, array, torch_module
+from .arrays import Kind, added, array, is_live, matching, no_gradients, read_only, tensor, torch_module
 from .cache import ActivationCache
 from .components import Embed, KeyValues, LayerNorm, PosEmbed, TransformerBlock, Unembed
 from .config import HookedTransformerConfig
 from .factored_matrix import FactoredMatrix
 from .gradients import Tape, loss_gradient
-from .hook_points import HookedRootModule, HookPoint
+from .hook_points import Hook, HookedRootModule, HookPoint, Keys, Name
+from .in_memory import ForeignTokenizer, NoTokenizer, is_transformers, model_of
 from .progress import progress
 from .splice import WithSAEs
 from .tokens import Tokenizer, attention_mask, checked_side, padded
+from .warned import warn
 from .weights import Weights
 
 #: What ``return_type="both"`` gives.
@@ -41,8 +48,15 @@ SWITCHES = {
 }
 
 
+def _check_return_type(return_type: str | None) -> None:
+    if return_type not in ("input", "str", "tokens"):
+        raise ValueError(f"return_type: expected 'input', 'str' or 'tokens', found {return_type!r}")
+
+
 class HookedTransformer(WithSAEs, HookedRootModule):
-    """A GPT-2 whose inside can be read and edited at every hook point, with the names of TransformerLens 2.x.
+    """A GPT-2 with TransformerLens' names: prepends BOS to texts by default, and `generate` returns prompt and continuation.
+
+    `native` is the engine's `Model`, which does neither; `prepend_bos` is a keyword of both.
 
     >>> from candle_gpt2 import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("gpt2")
@@ -50,30 +64,41 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     >>> cache["pattern", 3].shape
     (1, 12, 9, 9)
 
-    Values are arrays of numpy. They are tensors of torch if torch was imported when the model was opened, or if what a method is given
-    is a tensor.
+    Values are numpy arrays, or torch tensors if torch was imported before the model was opened; `tensors=` chooses. A method that gets a
+    tensor returns tensors, whenever torch was imported.
+
+    `HookedTransformer(cfg)` makes an untrained model of a GPT-2 configuration: a HookedTransformerConfig, TransformerLens' own, or a
+    dict. tokenizer: one of transformers, or a `Model` whose tokenizer is used; without it the model takes token ids only.
     """
 
     def __init__(
         self,
-        cfg: HookedTransformerConfig,
+        cfg: HookedTransformerConfig | dict[str, Any] | Any,
+        tokenizer: Any = None,
+        move_to_device: bool = True,
+        default_padding_side: str = "right",
+        *,
         native: Model | None = None,
         weights: Weights | None = None,
-        default_padding_side: str = "right",
-        is_torch: bool = False,
+        tensors: str | None = None,
     ) -> None:
-        if native is None or weights is None:
-            raise NotImplementedError(
-                "a configuration alone makes no model here: open one with HookedTransformer.from_pretrained, and train one with "
-                "candle_gpt2.train"
-            )
         super().__init__()
-        self.cfg = cfg
-        self.native = native
-        self.kind = Kind(is_torch)
-        self.tokenizer = Tokenizer(native, default_padding_side)
+        self.cfg = cfg = HookedTransformerConfig.unwrap(cfg)
+        cfg.check()
+        weights = Weights.untrained(cfg) if weights is None else weights
+        self._native = native
+        self._is_native_stale = False
+        self.kind = Kind.chosen(tensors)
+        source = native if tokenizer is None else tokenizer
+        if source is None:
+            source = NoTokenizer(cfg.d_vocab)
+        elif not isinstance(source, Model):
+            source = ForeignTokenizer(source)
+        self.tokenizer = Tokenizer(source, default_padding_side)
         self._weights = weights
-        # Of the last run with backward hooks: the shape of what it gave, and the way back from the gradient there.
+        # Of the present run: tokens before it in the KV cache, and where each text begins.
+        self._past, self._starts = 0, np.zeros(1, np.int64)
+        # Of the last run with backward hooks: the shape of its output, and the backward pass from the gradient there.
         self._way_back: tuple[tuple[int, ...], Callable[[np.ndarray], None]] | None = None
         self.embed = Embed(self.kind, W_E=weights.W_E)
         self.hook_embed = HookPoint(self.kind)
@@ -99,30 +124,47 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         default_padding_side: str = "right",
         dtype: Any = "float32",
         tensors: str | None = None,
+        hf_model: Any = None,
+        tokenizer: Any = None,
         **options: Any,
     ) -> Self:
-        """Opens a model, a name of the Hugging Face Hub, a path, a `Model`, or, without any, the one inside the package, and processes
-        its weights as TransformerLens does.
+        """Opens a model and processes its weights as TransformerLens does.
 
-        fold_ln, center_writing_weights, center_unembed, fold_value_biases: steps that change activations and no prediction.
-        refactor_factored_attn_matrices: also make W_Q and W_K of each head even and W_O's rows orthonormal. default_prepend_bos: put
-        <|endoftext|> before texts, True if None. tensors: "numpy" or "torch", what methods give; by default torch if it is imported.
-        Everything is computed in float32 on the CPU. Other options are those of `Model.from_pretrained`.
+        model_name: a name on the Hugging Face Hub, a path, a `Model`, a GPT-2 of transformers in memory, or None for the built-in model.
+        fold_ln, center_writing_weights, center_unembed, fold_value_biases: processing steps, which change activations but no prediction.
+        refactor_factored_attn_matrices: also balance W_Q and W_K of each head and orthonormalize the rows of W_O. default_prepend_bos:
+        prepend <|endoftext|> to texts, True if None. tensors: "numpy" or "torch", the type of outputs; torch by default if it is
+        imported. hf_model: a GPT-2 of transformers, whose weights are used. tokenizer: one of transformers, or a path; by default that
+        of model_name. Everything is computed in float32 on the CPU. Other options are those of `Model.from_pretrained`.
         """
         if str(device or "cpu") not in ("cpu", "auto"):
             raise ValueError(f"device: this model runs on the CPU, found {device!r}; Model runs on GPUs")
         if str(dtype).removeprefix("torch.") not in ("float32", "f32"):
             raise ValueError(f"dtype: this model computes in float32, found {dtype!r}")
-        if tensors not in (None, "numpy", "torch") or (tensors == "torch" and torch_module() is None):
-            raise ValueError(f"tensors: expected 'numpy', or 'torch' after `import torch`, found {tensors!r}")
+        Kind.chosen(tensors)
+        if is_transformers(model_name):
+            model_name, hf_model = None, model_name
         if isinstance(model_name, str) and not Path(model_name).exists():
             model_name = ALIASES.get(model_name, model_name)
-        native = model_name if isinstance(model_name, Model) else cls._opened(model_name, options)
-        cfg = HookedTransformerConfig.of_model(native.config, native.name)
+        folder = None
+        if isinstance(model_name, Model):
+            if hf_model is not None:
+                raise ValueError("hf_model: give a name or a path beside it, not a Model, which has weights of its own")
+            native, name = model_name, model_name.name
+        elif hf_model is not None:
+            name = str(model_name or hf_model.config.name_or_path or "")
+            native, folder = model_of(hf_model, name, tokenizer, options)
+        else:
+            given = {} if tokenizer is None or hasattr(tokenizer, "encode") else {"tokenizer": tokenizer}
+            native = cls._opened(model_name, {**options, **given})
+            name = native.name
+        cfg = HookedTransformerConfig.of_model(native.config, name)
         cfg.default_prepend_bos = default_prepend_bos is not False
         weights = Weights.of_checkpoint(native.parameters(), cfg)
-        is_torch = torch_module() is not None if tensors is None else tensors == "torch"
-        model = cls(cfg, native, weights, default_padding_side, is_torch)
+        foreign = tokenizer if hasattr(tokenizer, "encode") else None
+        model = cls(cfg, foreign, default_padding_side=default_padding_side, native=native, weights=weights, tensors=tensors)
+        if folder is not None:
+            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
         model.process_weights_(
             fold_ln,
             center_writing_weights,
@@ -134,7 +176,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
 
     @classmethod
     def _opened(cls, name: str | PathLike[str] | None, options: dict[str, Any]) -> Model:
-        """The model of this name; an error tells what there is."""
+        """The model of this name; an error lists the names that there are."""
         known = {**inspect.signature(cls.from_pretrained).parameters, **inspect.signature(Model.from_pretrained).parameters}
         del known["options"]
         for option in options.keys() - known.keys():
@@ -154,7 +196,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def from_pretrained_no_processing(
         cls, model_name: str | PathLike[str] | Model | None = None, **options: Any
     ) -> Self:
-        """The same with the weights as they are stored."""
+        """Opens a model without processing its weights; see `from_pretrained`."""
         raw = dict.fromkeys(("fold_ln", "center_writing_weights", "center_unembed", "fold_value_biases"), False)
         return cls.from_pretrained(model_name, **{**raw, **options})
 
@@ -167,7 +209,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         *,
         fold_value_biases: bool = True,
     ) -> None:
-        """Processes the weights where they are, as `from_pretrained` says; a step that was done before changes nothing."""
+        """Processes the weights in place, see `from_pretrained`; a step that was done before changes nothing."""
         weights = self._weights
         if fold_ln:
             weights.fold_ln()
@@ -180,6 +222,72 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             weights.fold_value_biases()
         if refactor_factored_attn_matrices:
             weights.refactor_factored_attn_matrices()
+
+    @property
+    def native(self) -> Model:
+        """The engine's Model: no BOS token by default, and its `generate` returns the continuation only. Warns if its weights are older."""
+        if self._native is None:
+            raise RuntimeError("native: a model that was made from a configuration has no Model of the engine")
+        if self._is_native_stale:
+            warn("native: the engine's Model has the weights from before load_state_dict")
+        return self._native
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Keys:
+        """Copies weights from a dict by TransformerLens' names. Returns missing_keys and unexpected_keys, a RuntimeError if strict.
+
+        The weights are copied as they are: those of an unprocessed model belong into an unprocessed one, or into
+        `load_and_process_state_dict`."""
+        if self.cfg.normalization_type == "LNPre":
+            norms = {name: value for name, value in state_dict.items() if re.search(r"(^|\.)ln(1|2|_final)\.[wb]$", name)}
+            for name, value in norms.items():
+                if (array(value) != (1 if name.endswith("w") else 0)).any():
+                    raise ValueError(
+                        f"{name}: the norms of this model are folded into its weights; load this state with load_and_process_state_dict into a "
+                        "model of from_pretrained_no_processing"
+                    )
+            # TransformerLens has none in such a model.
+            own = {name: value for name, value in self.state_dict().items() if re.search(r"(^|\.)ln(1|2|_final)\.[wb]$", name)}
+            state_dict = {**own, **state_dict}
+        keys = super().load_state_dict(state_dict, strict)
+        self._is_native_stale = self._native is not None
+        return keys
+
+    def load_and_process_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        fold_ln: bool = True,
+        center_writing_weights: bool = True,
+        center_unembed: bool = True,
+        fold_value_biases: bool = True,
+        refactor_factored_attn_matrices: bool = False,
+    ) -> None:
+        """Copies the weights of an unprocessed model and processes them, see `from_pretrained`."""
+        self.load_state_dict(state_dict)
+        self.process_weights_(
+            fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases=fold_value_biases
+        )
+
+    def as_hooks(self, entry: Any) -> list[tuple[Name, Hook]]:
+        """The pairs of a name and a hook that an entry of fwd_hooks stands for; a Steering and a ControlVector of `native` are entries."""
+        if isinstance(entry, ControlVector):
+            directions = entry.directions.items()
+            return [(f"blocks.{layer}.hook_resid_post", partial(self._steer, vectors=one[None], everywhere=True)) for layer, one in directions]
+        if isinstance(entry, Steering):
+            hook = partial(self._steer, vectors=entry.vectors, everywhere=entry.everywhere)
+            return [(f"blocks.{entry.layer}.hook_resid_pre", hook)]
+        return super().as_hooks(entry)
+
+    def _steer(self, value: Any, hook: HookPoint, vectors: np.ndarray, everywhere: bool) -> Any:
+        """Adds vectors (n, C) at the first positions of each text, or one (1, C) at every position."""
+        if everywhere:
+            return value + matching(value, vectors)
+        if self._past > 0:
+            return None
+        added = np.zeros(value.shape, np.float32)
+        for row, start in enumerate(np.broadcast_to(self._starts, len(added))):
+            there = added[row, start : start + len(vectors)]
+            there += vectors[: len(there)]
+        return value + matching(value, added)
 
     def __repr__(self) -> str:
         of = self.cfg
@@ -243,7 +351,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             ids = np.atleast_1d(array(input).squeeze())
             if ids.ndim != 1:
                 raise AssertionError(f"expected token ids (p) or (1, p), found shape {ids.shape}")
-        return self.native.str_tokens(ids)
+        return self.tokenizer.str_tokens(ids)
 
     def to_single_token(self, string: str) -> int:
         """The id of a text that is one token; an AssertionError if it is none or more."""
@@ -253,7 +361,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
 
     def to_single_str_token(self, int_token: int) -> str:
         """The text of an id."""
-        return self.native.str_tokens([int(int_token)])[0]
+        return self.tokenizer.str_tokens([int(int_token)])[0]
 
     def get_token_position(
         self,
@@ -288,19 +396,18 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         stop_at_layer: int | None = None,
         past_kv_cache: list[KeyValues] | None = None,
     ) -> Any:
-        """Runs the model over a text, texts, or ids (p) or (b, p); with start_at_layer over the residual stream (b, p, C) before that
-        block.
+        """Runs the model and returns its output; BOS is prepended to texts by default.
 
-        return_type: "logits" (b, p, V), "loss", the mean of −log p(next token), "both", or None. loss_per_token: the loss of each,
-        (b, p − 1). stop_at_layer: the residual stream before that block, and nothing behind it is computed; negative from the end.
-        With backward hooks a tensor's `backward()` runs them, or the method `backward`.
+        input: a text, a list of texts, or token ids (p) or (b, p); with start_at_layer the residual stream (b, p, C) before that block.
+        return_type: "logits" (b, p, V), "loss", the mean cross-entropy of the next tokens, "both", or None. loss_per_token: the loss of
+        each token, (b, p − 1). stop_at_layer: return the residual stream before that block; negative counts from the end. Backward hooks
+        run in the output's `backward()`, or without torch in `model.backward()`. Autograd follows the run from the first value or weight
+        that requires a gradient, see `requires_grad_`.
         """
-        tape = Tape(self) if any(point.bwd_hooks for point in self.hook_points()) else None
-        if tape and not (start_at_layer is None and stop_at_layer is None and past_kv_cache is None and return_type):
-            raise ValueError("backward hooks need a whole run: no start_at_layer, stop_at_layer, past_kv_cache or return_type=None")
+        is_whole = start_at_layer is None and stop_at_layer is None and past_kv_cache is None and return_type is not None
         if return_type not in ("logits", "loss", "both", None):
             raise ValueError(f"return_type: expected 'logits', 'loss', 'both' or None, found {return_type!r}")
-        with self.kind.of(input), tape.recording() if tape else nullcontext():
+        with self.kind.of(input), self._recording(is_whole) as tape:
             ids: np.ndarray | None
             if start_at_layer is None:
                 ids = self._tokens(input, prepend_bos, padding_side)
@@ -309,6 +416,7 @@ class HookedTransformer(WithSAEs, HookedRootModule):
                 ids = None if tokens is None else array(tokens)
                 residual = self._residual(input, start_at_layer, ids)
                 mask = self._mask(ids, prepend_bos, padding_side, attention_mask)
+                self._begin(0, mask)
             layers = range(self.cfg.n_layers)[start_at_layer or 0 : stop_at_layer]
             for layer in layers:
                 entry = None if past_kv_cache is None else past_kv_cache[layer]
@@ -328,7 +436,24 @@ class HookedTransformer(WithSAEs, HookedRootModule):
             loss = self._given(tape, found, lambda gradient: loss_gradient(logits, ids, mask, gradient))
             return loss if return_type == "loss" else Output(of_logits, loss)
 
-    def _residual(self, input: Any, layer: int, ids: np.ndarray | None) -> np.ndarray:
+    @contextmanager
+    def _recording(self, is_whole: bool) -> Iterator[Tape | None]:
+        """What backward hooks need during a run: torch's autograd, or without torch a tape."""
+        if not any(point.bwd_hooks for point in self.hook_points()):
+            yield None
+        elif self.kind.is_torch:
+            with torch_module().enable_grad():
+                yield None
+        elif is_whole:
+            tape = Tape(self)
+            with tape.recording():
+                yield tape
+        else:
+            raise ValueError(
+                "backward hooks need a whole run without torch: no start_at_layer, stop_at_layer, past_kv_cache or return_type=None"
+            )
+
+    def _residual(self, input: Any, layer: int, ids: np.ndarray | None) -> Any:
         """The residual stream (b, p, C) that a run begins with at a block."""
         residual = array(input)
         if residual.ndim != 3 or residual.shape[2] != self.cfg.d_model or residual.dtype.kind != "f":
@@ -339,18 +464,15 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         if ids is not None and ids.shape != residual.shape[:2]:
             expected = residual.shape[:2]
             raise ValueError(f"tokens: expected ids of the positions of the residual stream, shape {expected}, found {ids.shape}")
-        return residual
+        return input.to("cpu", torch_module().float32) if is_live(input) else residual
 
     def _given(self, tape: Tape | None, value: Any, at_logits: Callable[[np.ndarray], np.ndarray]) -> Any:
         """What a run gives, from which backward hooks are reached; at_logits: the gradient at the logits from that at the value."""
-        if tape is None:
-            return self.kind.out(value)
-
-        def back(gradient: np.ndarray) -> None:
-            tape.back(at_logits(gradient))
-
-        self._way_back = np.shape(value), back
-        return tape.traced(value, back) if self.kind.is_torch else value
+        if tape is not None:
+            self._way_back = np.shape(value), lambda gradient: tape.back(at_logits(gradient))
+        elif is_live(value) and any(point.bwd_hooks for point in self.hook_points()):
+            self._way_back = tuple(value.shape), lambda gradient: value.backward(tensor(gradient.astype(np.float32)))
+        return self.kind.out(value)
 
     def backward(self, gradient: Any = None) -> None:
         """Runs the backward hooks of the last run: what `backward()` of a tensor does, without torch. gradient: of one's metric, in the
@@ -372,17 +494,22 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         padding_side: str | None = None,
         mask: Any = None,
         past: list[KeyValues] | None = None,
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """The residual stream before the first block, and the mask of the padding if it matters."""
+    ) -> tuple[Any, np.ndarray | None]:
+        """The residual stream before the first block, and the padding mask if it matters."""
         before = past[0].past_keys if past else None
         offset = 0 if before is None else before.shape[1]
         mask = self._mask(ids, prepend_bos, padding_side, mask, offset)
+        self._begin(offset, mask)
         if offset + ids.shape[1] > self.cfg.n_ctx:
             raise ValueError(f"{offset + ids.shape[1]} tokens; the context holds {self.cfg.n_ctx}")
         if ids.shape[1] == 0:
             raise ValueError("no tokens: the text is empty and prepend_bos is False")
         embed = self.hook_embed(self.embed.compute(ids))
-        return embed + self.hook_pos_embed(self.pos_embed.compute(ids, offset, mask)), mask
+        return added(embed, self.hook_pos_embed(self.pos_embed.compute(ids, offset, mask))), mask
+
+    def _begin(self, past: int, mask: np.ndarray | None) -> None:
+        """Notes which positions a run has."""
+        self._past, self._starts = past, np.zeros(1, np.int64) if mask is None else mask.argmax(1)
 
     def _mask(
         self, ids: np.ndarray | None, prepend_bos: bool | None, padding_side: str | None, mask: Any, offset: int = 0
@@ -416,8 +543,9 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     def run_with_cache(
         self, *model_args: Any, return_cache_object: bool = True, remove_batch_dim: bool = False, **options: Any
     ) -> tuple[Any, Any]:
-        """What `forward` gives, and an ActivationCache of what was at the hook points; see HookedRootModule.run_with_cache for
-        names_filter, pos_slice and hooks, and `forward` for the rest."""
+        """Returns the output of `forward` and an ActivationCache of the activations at the hook points.
+
+        For names_filter, pos_slice and incl_bwd see HookedRootModule.run_with_cache, for the rest `forward`."""
         found, kept = super().run_with_cache(*model_args, remove_batch_dim=remove_batch_dim, **options)
         if return_cache_object:
             return found, ActivationCache(kept, self, has_batch_dim=not remove_batch_dim)
@@ -440,41 +568,119 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         return_type: str | None = "input",
         verbose: bool = True,
     ) -> Any:
-        """Continues texts or ids (b, p), prompt included; hooks see every step. return_type: "str", "tokens", or "input" for the type of
-        the input. Draws are numpy's (`numpy.random.seed`). verbose: show progress on a terminal."""
-        if return_type not in ("input", "str", "tokens"):
-            raise ValueError(f"return_type: expected 'input', 'str' or 'tokens', found {return_type!r}")
+        """Continues texts or ids (b, p) and returns prompt and continuation; BOS is prepended to texts by default.
+
+        Hooks run at every step. return_type: "str", "tokens", or "input" for the type of the input. Samples with numpy's generator
+        (`numpy.random.seed`). verbose: show progress on a terminal."""
+        _check_return_type(return_type)
+        sampling = (do_sample, top_k, top_p, temperature, freq_penalty)
+        stops = self._stops(stop_at_eos, eos_token_id)
+        ids, mask = self._prompts(input, prepend_bos, padding_side)
+        steps = self._continued(input, ids, mask, max_new_tokens, stops, use_past_kv_cache, sampling, verbose)
+        ids = np.concatenate([ids, *steps], 1)
+        with self.kind.of(input):
+            if return_type == "tokens" or not (self._is_text(input) or return_type == "str"):
+                return self.kind.out(ids)
+        return self._decoded(ids)
+
+    def generate_stream(
+        self,
+        input: Any = "",
+        max_new_tokens: int = 10,
+        max_tokens_per_yield: int = 25,
+        stop_at_eos: bool = True,
+        eos_token_id: int | Sequence[int] | None = None,
+        do_sample: bool = True,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        freq_penalty: float = 0.0,
+        use_past_kv_cache: bool = True,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        return_type: str | None = "input",
+        verbose: bool = True,
+    ) -> Iterator[Any]:
+        """Continues a text or ids (b, p) and yields token ids (b, n) while it generates, the prompt's first.
+
+        Yields whenever max_tokens_per_yield tokens have come together, and the rest at the end. return_type: "str" yields text. Other
+        options are those of `generate`."""
+        _check_return_type(return_type)
+
+        def given(pieces: list[np.ndarray]) -> Any:
+            ids = np.concatenate(pieces, 1)
+            if return_type == "str":
+                return self._decoded(ids)
+            with self.kind.of(input):
+                return self.kind.out(ids)
+
+        sampling = (do_sample, top_k, top_p, temperature, freq_penalty)
+        stops = self._stops(stop_at_eos, eos_token_id)
+        ids, mask = self._prompts(input, prepend_bos, padding_side)
+        pieces = [ids]
+        for new in self._continued(input, ids, mask, max_new_tokens, stops, use_past_kv_cache, sampling, verbose):
+            pieces.append(new)
+            if sum(piece.shape[1] for piece in pieces) >= max_tokens_per_yield:
+                yield given(pieces)
+                pieces = []
+        if pieces:
+            yield given(pieces)
+
+    def _prompts(self, input: Any, prepend_bos: bool | None, padding_side: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of prompts (b, p), and their padding mask. Several texts are padded on the left: the next tokens are in the last column."""
         is_text = self._is_text(input)
-        # Several texts end together: the next tokens are all in the last column.
         side = padding_side or ("left" if is_text and not isinstance(input, str) else None)
         ids = self._tokens(input, prepend_bos, side)
+        if side == "right" and is_text and (attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side) == 0).any():
+            warnings.warn("padding_side='right' continues shorter texts after their padding; use 'left'", stacklevel=3)
         if side == "left":
-            mask = attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side)
-        else:
-            mask = np.ones_like(ids)
-        stops = [] if not stop_at_eos else [self.tokenizer.eos_token_id] if eos_token_id is None else np.atleast_1d(eos_token_id)
+            return ids, attention_mask(self.tokenizer, ids, self._prepends(prepend_bos), side)
+        return ids, np.ones_like(ids)
+
+    def _decoded(self, ids: np.ndarray) -> str | list[str]:
+        """The texts of rows of ids; of one row the text alone."""
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts[0] if len(texts) == 1 else texts
+
+    def _stops(self, stop_at_eos: bool, eos_token_id: int | Sequence[int] | None) -> np.ndarray:
+        """The ids of tokens that end a text."""
+        if stop_at_eos and eos_token_id is None and self.tokenizer.eos_token_id is None:
+            raise ValueError("eos_token_id: this model has no tokenizer; give the id of the token that ends texts, or stop_at_eos=False")
+        given = self.tokenizer.eos_token_id if eos_token_id is None else eos_token_id
+        return np.atleast_1d(given) if stop_at_eos else np.zeros(0, np.int64)
+
+    def _continued(
+        self,
+        input: Any,
+        ids: np.ndarray,
+        mask: np.ndarray,
+        max_new_tokens: int,
+        stops: np.ndarray,
+        use_past_kv_cache: bool,
+        sampling: tuple[bool, int | None, float | None, float, float],
+        verbose: bool,
+    ) -> Iterator[np.ndarray]:
+        """The next tokens of each text, (b, 1), until all texts have ended."""
+        do_sample, top_k, top_p, temperature, freq_penalty = sampling
         past = [KeyValues() for _ in self.blocks] if use_past_kv_cache else None
         is_finished = np.zeros(len(ids), bool)
         new = ids
-        with self.kind.of(input):
-            for _ in progress(range(max_new_tokens), max_new_tokens, "generating", verbose):
+        for _ in progress(range(max_new_tokens), max_new_tokens, "generating", verbose):
+            with self.kind.of(input), no_gradients():
                 logits = array(self.forward(new if past else ids, attention_mask=mask, past_kv_cache=past))[:, -1]
-                if do_sample:
-                    drawn = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
-                else:
-                    drawn = logits.argmax(-1)
-                if len(stops):
-                    drawn = np.where(is_finished, stops[0], drawn)
-                    is_finished |= np.isin(drawn, stops)
-                new = drawn[:, None].astype(np.int64)
-                ids = np.concatenate([ids, new], 1)
-                mask = np.concatenate([mask, np.ones_like(new)], 1)
-                if is_finished.all():
-                    break
-            if return_type == "tokens" or not (is_text or return_type == "str"):
-                return self.kind.out(ids)
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return texts[0] if len(texts) == 1 else texts
+            if do_sample:
+                drawn = utils.sample_logits(logits, top_k, top_p, temperature, freq_penalty, ids)
+            else:
+                drawn = logits.argmax(-1)
+            if len(stops):
+                drawn = np.where(is_finished, stops[0], drawn)
+                is_finished |= np.isin(drawn, stops)
+            new = drawn[:, None].astype(np.int64)
+            yield new
+            ids = np.concatenate([ids, new], 1)
+            mask = np.concatenate([mask, np.ones_like(new)], 1)
+            if is_finished.all():
+                return
 
     # Switches.
 
@@ -501,17 +707,21 @@ class HookedTransformer(WithSAEs, HookedRootModule):
         """Whether MLPs read what is at `hook_mlp_in`."""
         self.cfg.use_hook_mlp_in = use_hook_mlp_in
 
-    # Weights.
+    # Weights. Read-only views as arrays and copies as tensors: writing to them never changes the model. `blocks[l].attn.W_Q` can be
+    # written to.
+
+    def _shown(self, weight: np.ndarray) -> Any:
+        return self.kind.out(read_only(weight))
 
     @property
     def W_E(self) -> Any:
         """(V, C)."""
-        return self.kind.out(self._weights.W_E)
+        return self._shown(self._weights.W_E)
 
     @property
     def W_pos(self) -> Any:
         """(n_ctx, C)."""
-        return self.kind.out(self._weights.W_pos)
+        return self._shown(self._weights.W_pos)
 
     @property
     def W_E_pos(self) -> Any:
@@ -521,86 +731,87 @@ class HookedTransformer(WithSAEs, HookedRootModule):
     @property
     def W_U(self) -> Any:
         """(C, V)."""
-        return self.kind.out(self._weights.W_U)
+        return self._shown(self._weights.W_U)
 
     @property
     def b_U(self) -> Any:
         """(V)."""
-        return self.kind.out(self._weights.b_U)
+        return self._shown(self._weights.b_U)
 
     @property
     def W_Q(self) -> Any:
         """(L, H, C, D)."""
-        return self.kind.out(np.moveaxis(self._weights.W_QKV[:, :, 0], 1, 2))
+        return self._shown(np.moveaxis(self._weights.W_QKV[:, :, 0], 1, 2))
 
     @property
     def W_K(self) -> Any:
         """(L, H, C, D)."""
-        return self.kind.out(np.moveaxis(self._weights.W_QKV[:, :, 1], 1, 2))
+        return self._shown(np.moveaxis(self._weights.W_QKV[:, :, 1], 1, 2))
 
     @property
     def W_V(self) -> Any:
         """(L, H, C, D)."""
-        return self.kind.out(np.moveaxis(self._weights.W_QKV[:, :, 2], 1, 2))
+        return self._shown(np.moveaxis(self._weights.W_QKV[:, :, 2], 1, 2))
 
     @property
     def W_O(self) -> Any:
         """(L, H, D, C)."""
-        return self.kind.out(self._weights.W_O)
+        return self._shown(self._weights.W_O)
 
     @property
     def W_in(self) -> Any:
         """(L, C, M)."""
-        return self.kind.out(self._weights.W_in)
+        return self._shown(self._weights.W_in)
 
     @property
     def W_out(self) -> Any:
         """(L, M, C)."""
-        return self.kind.out(self._weights.W_out)
+        return self._shown(self._weights.W_out)
 
     @property
     def b_Q(self) -> Any:
         """(L, H, D)."""
-        return self.kind.out(self._weights.b_QKV[:, 0])
+        return self._shown(self._weights.b_QKV[:, 0])
 
     @property
     def b_K(self) -> Any:
         """(L, H, D)."""
-        return self.kind.out(self._weights.b_QKV[:, 1])
+        return self._shown(self._weights.b_QKV[:, 1])
 
     @property
     def b_V(self) -> Any:
         """(L, H, D)."""
-        return self.kind.out(self._weights.b_QKV[:, 2])
+        return self._shown(self._weights.b_QKV[:, 2])
 
     @property
     def b_O(self) -> Any:
         """(L, C)."""
-        return self.kind.out(self._weights.b_O)
+        return self._shown(self._weights.b_O)
 
     @property
     def b_in(self) -> Any:
         """(L, M)."""
-        return self.kind.out(self._weights.b_in)
+        return self._shown(self._weights.b_in)
 
     @property
     def b_out(self) -> Any:
         """(L, C)."""
-        return self.kind.out(self._weights.b_out)
+        return self._shown(self._weights.b_out)
 
     @property
     def QK(self) -> FactoredMatrix:
-        """Where each head looks: W_Q W_Kᵀ, leading (L, H)."""
+        """QK circuit of each head, W_Q W_Kᵀ, leading axes (L, H)."""
         return FactoredMatrix(self.W_Q, self.W_K.swapaxes(-1, -2))
 
     @property
     def OV(self) -> FactoredMatrix:
-        """What each head moves: W_V W_O, leading (L, H)."""
+        """OV circuit of each head, W_V W_O, leading axes (L, H)."""
         return FactoredMatrix(self.W_V, self.W_O)
 
     def all_composition_scores(self, mode: str) -> Any:
-        """How much each head (l1, h1) writes of what each later one (l2, h2) reads for queries ("Q"), keys ("K") or values ("V"),
-        (L, H, L, H); 0 unless l1 < l2. Source: "A Mathematical Framework for Transformer Circuits"."""
+        """Composition scores (L, H, L, H) of each head (l1, h1) with the query, key or value input of each later head (l2, h2).
+
+        mode: "Q", "K" or "V". 0 unless l1 < l2. Source: "A Mathematical Framework for Transformer Circuits"."""
         if mode not in ("Q", "K", "V"):
             raise ValueError(f"mode: expected 'Q', 'K' or 'V', found {mode!r}")
         right = {"Q": self.QK, "K": self.QK.T, "V": self.OV}[mode]

@@ -1,11 +1,12 @@
 """The helpers of `transformer_lens.utils` that notebooks use."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from .arrays import array, like
+from .arrays import array, is_live, like, live, tensor, torch_module
 from .components import gelu_new as _gelu_new
 from .components import softmax
 from .factored_matrix import FactoredMatrix
@@ -32,6 +33,7 @@ __all__ = [
     "sample_logits",
     "test_prompt",
     "to_numpy",
+    "tokenize_and_concatenate",
     "transpose",
 ]
 
@@ -132,21 +134,25 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def lm_cross_entropy_loss(logits: Any, tokens: Any, attention_mask: Any = None, per_token: bool = False) -> Any:
-    """The mean over all predictions of −log p(next token); with per_token each of them, (b, p − 1). What predicts padding, or is
-    padding, counts nothing."""
-    log_probs = log_softmax(array(logits)[..., :-1, :])
-    found = np.take_along_axis(log_probs, array(tokens)[..., 1:, None], -1)[..., 0]
-    count: Any = found.size
+    """Mean cross-entropy of the next tokens; with per_token the loss of each, (b, p − 1). Padding is masked out."""
+    given, chosen = live(logits)[..., :-1, :], array(tokens)[..., 1:, None]
+    if is_live(given):
+        found = given.log_softmax(-1).gather(-1, tensor(chosen.astype(np.int64)))[..., 0]
+    else:
+        found = np.take_along_axis(log_softmax(given), chosen, -1)[..., 0]
+    count: Any = chosen.size
     if attention_mask is not None:
         mask = array(attention_mask)
         is_counted = (mask[:, :-1] != 0) & (mask[:, 1:] != 0)
-        found = found * is_counted
+        found = found * like(found, is_counted)
         count = is_counted.sum()
-    return like(logits, -found if per_token else np.float32(-found.sum() / count))
+    if per_token or is_live(found):
+        return like(logits, -found if per_token else -found.sum() / count)
+    return like(logits, np.float32(-found.sum() / count))
 
 
 def lm_accuracy(logits: Any, tokens: Any, per_token: bool = False) -> Any:
-    """The share of next tokens that are the most probable ones; with per_token whether each is, (b, p − 1)."""
+    """Fraction of next tokens that are the most probable ones; with per_token a bool for each, (b, p − 1)."""
     matches = array(logits).argmax(-1)[:, :-1] == array(tokens)[:, 1:]
     return like(logits, matches if per_token else np.float32(matches.mean()))
 
@@ -184,6 +190,64 @@ def sample_logits(
     cumulative = np.cumsum(softmax(logits), -1)
     drawn = np.random.random((len(logits), 1)) * cumulative[:, -1:]
     return like(final_logits, (cumulative <= drawn).sum(-1).clip(max=logits.shape[-1] - 1))
+
+
+def tokenize_and_concatenate(
+    dataset: Any,
+    tokenizer: Any,
+    streaming: bool = False,
+    max_length: int = 1024,
+    column_name: str = "text",
+    add_bos_token: bool = True,
+    num_proc: int | None = 10,
+    set_format: bool = True,
+) -> "TokenRows":
+    """Joins the tokens of texts, an end-of-text token between them, and cuts them into rows of max_length tokens.
+
+    dataset: texts, or dicts with a text under column_name, such as a Dataset of Hugging Face. As in TransformerLens each 1,000 texts are
+    cut by themselves, and their last, incomplete row is left out, or padded if it is the only one. add_bos_token: each row begins with
+    a BOS token. streaming and num_proc are ignored; set_format: rows are tensors if torch is imported."""
+    length = max_length - 1 if add_bos_token else max_length
+    found: list[np.ndarray] = []
+    batch: list[str] = []
+
+    def cut() -> None:
+        encoded = tokenizer(batch, add_special_tokens=False)["input_ids"]
+        pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        tokens = np.array([token for ids in encoded for token in (*ids, tokenizer.eos_token_id)][:-1], np.int64)
+        if len(tokens) < length:
+            tokens = np.pad(tokens, (0, length - len(tokens)), constant_values=pad)
+        found.append(tokens[: len(tokens) // length * length].reshape(-1, length))
+        batch.clear()
+
+    for row in dataset:
+        batch.append(row if isinstance(row, str) else row[column_name])
+        if len(batch) == 1000:
+            cut()
+    if batch:
+        cut()
+    rows = np.concatenate(found) if found else np.zeros((0, length), np.int64)
+    if add_bos_token:
+        rows = np.concatenate([np.full((len(rows), 1), tokenizer.bos_token_id), rows], 1)
+    return TokenRows(tensor(rows) if set_format and torch_module() is not None else rows)
+
+
+class TokenRows:
+    """Rows of token ids: `rows[i]["tokens"]` (n), `rows[:k]["tokens"]` (k, n), `rows["tokens"]` all of them."""
+
+    def __init__(self, tokens: Any) -> None:
+        self.tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, str):
+            return {"tokens": self.tokens}[index]
+        return {"tokens": self.tokens[index]}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return ({"tokens": row} for row in self.tokens)
 
 
 def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_dims: bool = True) -> Any:

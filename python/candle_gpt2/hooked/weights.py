@@ -1,6 +1,6 @@
 """Weights in TransformerLens' shapes, and what its processing makes of them.
 
-Arrays of all blocks are stacked, so that `model.W_Q` and `model.blocks[3].attn.W_Q` are views of the array that is computed with.
+Arrays of all blocks are stacked; `model.blocks[3].attn.W_Q` is a view of the array in use.
 Processing changes no prediction. Sources: TransformerLens 4.3.0, `weight_processing.py`; "A Mathematical Framework for Transformer
 Circuits", appendix on centring.
 """
@@ -37,8 +37,43 @@ class Weights:
     b_U: np.ndarray  # (V)
 
     @classmethod
+    def untrained(cls, cfg: HookedTransformerConfig) -> "Weights":
+        """Normally distributed matrices and zero biases, as GPT-2's training begins; zeros throughout without init_weights."""
+        layers, heads, width, channels, inner = cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_model, cfg.d_mlp or 0
+        deviation = cfg.initializer_range if cfg.initializer_range >= 0 else 0.8 / channels**0.5
+        generator = np.random.default_rng(cfg.seed)
+
+        def matrix(*shape: int) -> np.ndarray:
+            values = generator.standard_normal(shape, np.float32) if cfg.init_weights else np.zeros(shape, np.float32)
+            return values * np.float32(deviation)
+
+        def zeros(*shape: int) -> np.ndarray:
+            return np.zeros(shape, np.float32)
+
+        return cls(
+            W_E=matrix(cfg.d_vocab, channels),
+            W_pos=matrix(cfg.n_ctx, channels),
+            ln1_w=zeros(layers, channels) + 1,
+            ln1_b=zeros(layers, channels),
+            W_QKV=matrix(layers, channels, 3, heads, width),
+            b_QKV=zeros(layers, 3, heads, width),
+            W_O=matrix(layers, heads, width, channels),
+            b_O=zeros(layers, channels),
+            ln2_w=zeros(layers, channels) + 1,
+            ln2_b=zeros(layers, channels),
+            W_in=matrix(layers, channels, inner),
+            b_in=zeros(layers, inner),
+            W_out=matrix(layers, inner, channels),
+            b_out=zeros(layers, channels),
+            ln_w=zeros(channels) + 1,
+            ln_b=zeros(channels),
+            W_U=matrix(channels, cfg.d_vocab_out),
+            b_U=zeros(cfg.d_vocab_out),
+        )
+
+    @classmethod
     def of_checkpoint(cls, parameters: dict[str, np.ndarray], cfg: HookedTransformerConfig) -> "Weights":
-        """Those of `Model.parameters()`, whose matrices are (out, in)."""
+        """The weights of `Model.parameters()`, whose matrices are (out, in)."""
         layers, heads, width, channels = cfg.n_layers, cfg.n_heads, cfg.d_head, cfg.d_model
         inner = cfg.d_mlp or 0
 

@@ -88,6 +88,7 @@ impl Answer {
             }
             Event::Empty { sequence, .. } => {
                 if let Some(text) = state.texts.get_mut(sequence) {
+                    text.add(&state.tail);
                     text.end(StopReason::MaxNewTokens, &self.wants, &self.pieces);
                     text.see(&self.wants)?;
                 }
@@ -105,7 +106,9 @@ impl Answer {
         }
         let refusal = ApiError::from(error);
         // The message names the grammar's kind, and nothing internal.
-        let is_of_prompt = refusal.cause().is_none() && !matches!(error, GenerationError::Constraint { .. });
+        let is_of_option =
+            matches!(error, GenerationError::Constraint { .. } | GenerationError::NoTokenLeft { .. });
+        let is_of_prompt = refusal.cause().is_none() && !is_of_option;
         match self.prompts.get(prompt).filter(|_| is_of_prompt) {
             Some(prompt) => refusal.with_param(&prompt.path),
             None => refusal,

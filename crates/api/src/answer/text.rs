@@ -16,7 +16,10 @@ pub(crate) struct PromptAnswer {
     pub(super) told_from: usize,
     /// Where the request has it.
     pub(super) path: String,
+    /// Text in front of a continuation, if it is echoed: it ends with a whole character.
     pub(super) text: String,
+    /// Text of the incomplete character that may follow.
+    pub(super) tail: String,
     /// The offset of each reported token, in characters.
     pub(super) offsets: Vec<usize>,
     /// Characters of the text.
@@ -29,22 +32,41 @@ pub(crate) struct PromptAnswer {
 }
 
 impl PromptAnswer {
-    pub(crate) fn new(ids: Vec<u32>, told_from: usize, path: String, texts: usize, pieces: &Pieces) -> Self {
+    /// A prompt that `texts` texts continue. With `echo` they complete the character in which it may end.
+    ///
+    /// # Errors
+    /// If the tokenizer cannot decode the prompt.
+    pub(crate) fn new(
+        ids: Vec<u32>,
+        told_from: usize,
+        path: String,
+        (texts, echo): (usize, bool),
+        pieces: &Pieces,
+    ) -> Result<Self, ApiError> {
         let told = ids.get(told_from..).unwrap_or_default();
         let mut counter = CharCounter::default();
         let offsets = told.iter().map(|id| counter.push(pieces.bytes(*id))).collect();
-        Self {
-            text: pieces.text(told),
+        let (mut text, mut tail, mut continued) = (String::new(), String::new(), CharCounter::default());
+        if let Some(mut stream) = pieces.stream().filter(|_| echo) {
+            text = stream.follow(told).map_err(ApiError::failed)?;
+            (tail, continued) = (stream.finish().map_err(ApiError::failed)?, counter.continued());
+        }
+        let chars = if echo { counter.chars() } else { counter.finish() };
+        let answer = || TextAnswer { counter: continued.clone(), ..TextAnswer::default() };
+        let texts = std::iter::repeat_with(answer).take(texts).collect();
+        Ok(Self {
+            text,
+            tail,
             offsets,
-            chars: counter.finish(),
+            chars,
             told_from,
             path,
             ids,
             cached_tokens: 0,
             scores: Vec::new(),
             has_begun: false,
-            texts: (0..texts).map(|_| TextAnswer::default()).collect(),
-        }
+            texts,
+        })
     }
 
     /// The same, of whose texts these see the inside: one for each, or none.
@@ -116,7 +138,7 @@ impl TextAnswer {
         }
     }
 
-    fn add(&mut self, text: &str) {
+    pub(super) fn add(&mut self, text: &str) {
         self.text.push_str(text);
         self.chars += text.chars().count();
     }
@@ -164,7 +186,7 @@ impl TextAnswer {
 
     /// The stop string that ended the text: its tokens contain it right after the text.
     fn stop_string(&self, wants: &Wants, pieces: &Pieces) -> Option<String> {
-        let written = pieces.shown_text(&self.ids);
+        let written = pieces.shown_text(&self.ids).ok()?;
         let rest = written.get(self.text.len()..)?;
         wants.stops.iter().find(|stop| rest.starts_with(stop.as_str())).cloned()
     }

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use crate::ApiError;
+use crate::body::Seed;
 use crate::seen::ShownSites;
 
 /// The shape of a response.
@@ -25,7 +26,7 @@ pub(crate) struct Head {
     pub(crate) created: u64,
     pub(crate) model: String,
     /// The seed of sampling, if texts are sampled.
-    pub(crate) seed: Option<i64>,
+    pub(crate) seed: Option<Seed>,
 }
 
 /// What a response is to hold.

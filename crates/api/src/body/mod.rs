@@ -18,7 +18,7 @@ use serde_path_to_error::Segment;
 pub(crate) use told::{beginning, found, without_place, wrong_value};
 pub use unknown::{Reply, Warnings};
 pub(crate) use values::{
-    Count, Described, Integer, List, Text, TextOrList, TokenId, TokenIds, inner, number, one_of,
+    Count, Described, Integer, List, Seed, Text, TextOrList, TokenId, TokenIds, inner, number, one_of,
     whole_number, words, written,
 };
 
@@ -280,11 +280,6 @@ impl<'a> Body<'a> {
         }
         self.given = joined;
         Ok(())
-    }
-
-    /// Drops empty values of these fields, which some clients send for nothing.
-    pub(crate) fn drop_empty(&mut self, fields: &[&str]) {
-        self.given.retain(|given| !fields.contains(&given.read_as()) || !is_empty(given.json.get()));
     }
 
     /// The fields that `T` declares.

@@ -1,4 +1,4 @@
-//! Fields of a body that the interface does not have: answers and logs name them, and a strict server refuses them.
+//! Warnings of an answer: unknown fields, which a strict server refuses, and characters that the tokenizer leaves out.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ const NEAR: f64 = 0.7;
 /// Least letters of a name that is taken for the beginning of another.
 const SHORTENED: usize = 4;
 
-/// The unknown fields of a request, which was answered without them.
+/// Parts of a request that were ignored: unknown fields, and characters without a token.
 ///
 /// ```
 /// use candle_gpt2_api::{ApiOptions, Endpoint, ServedModel, Work};
@@ -34,41 +34,56 @@ const SHORTENED: usize = 4;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Warnings {
-    unknown: Vec<UnknownField>,
+    ignored: Vec<Ignored>,
     /// Unknown fields beside those.
     more: usize,
 }
 
+/// A part of a request that was ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct UnknownField {
-    /// Without control characters: a log has a line for each request.
-    path: String,
-    nearest: Option<String>,
+enum Ignored {
+    Field {
+        /// Without control characters: a log has a line for each request.
+        path: String,
+        nearest: Option<String>,
+    },
+    /// Anything else, as a sentence.
+    Other(String),
 }
 
 impl Warnings {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.unknown.is_empty()
+        self.ignored.is_empty()
     }
 
-    /// A sentence for each field.
+    /// Adds a note, such as that on a character of the prompt.
+    pub(crate) fn add(&mut self, note: Option<String>) {
+        self.ignored.extend(note.map(Ignored::Other));
+    }
+
+    /// A sentence for each part.
     pub fn iter(&self) -> impl Iterator<Item = String> {
-        let named = self.unknown.iter().map(|UnknownField { path, nearest }| {
-            format!("unknown field `{path}` was ignored{}", suggestion(nearest.as_deref()))
+        let named = self.ignored.iter().map(|ignored| match ignored {
+            Ignored::Field { path, nearest } => {
+                format!("unknown field `{path}` was ignored{}", suggestion(nearest.as_deref()))
+            }
+            Ignored::Other(note) => note.clone(),
         });
         named.chain((self.more > 0).then(|| format!("{} more unknown fields were ignored", self.more)))
     }
 
     /// Notes an unknown field, with the known name that is meant by it, if one is like it.
     pub(super) fn note<'k>(&mut self, path: &str, name: &str, known: impl Iterator<Item = &'k str>) {
-        if self.unknown.len() == MOST_NAMED {
+        if self.ignored.len() == MOST_NAMED {
             self.more += 1;
             return;
         }
         let path: String = path.chars().flat_map(char::escape_debug).collect();
-        if self.unknown.iter().all(|field| field.path != path) {
-            self.unknown.push(UnknownField { path, nearest: nearest(name, known) });
+        let is_other =
+            |ignored: &Ignored| !matches!(ignored, Ignored::Field { path: named, .. } if *named == path);
+        if self.ignored.iter().all(is_other) {
+            self.ignored.push(Ignored::Field { path, nearest: nearest(name, known) });
         }
     }
 
@@ -100,7 +115,7 @@ impl Warnings {
 
     /// The first of them as a reason to refuse the request.
     pub(crate) fn refusal(&self) -> Option<ApiError> {
-        let UnknownField { path, nearest } = self.unknown.first()?;
+        let Ignored::Field { path, nearest } = self.ignored.first()? else { return None };
         let message = match nearest {
             Some(nearest) => format!("unknown field `{path}`; did you mean `{nearest}`?"),
             None => {
@@ -181,8 +196,8 @@ mod tests {
 
     #[test]
     fn warnings_are_the_last_entry_of_an_object() {
-        let unknown = vec![UnknownField { path: "a\\\"".into(), nearest: Some("b".into()) }];
-        let warnings = Warnings { unknown, more: 2 };
+        let ignored = vec![Ignored::Field { path: "a\\\"".into(), nearest: Some("b".into()) }];
+        let warnings = Warnings { ignored, more: 2 };
         let expected = r#""warnings":["unknown field `a\\\"` was ignored; did you mean `b`?","2 more unknown fields were ignored"]}"#;
         assert_eq!(warnings.added_to("{}".into()), format!("{{{expected}"));
         assert_eq!(warnings.added_to("{\"x\":1}\n".into()), format!("{{\"x\":1,{expected}"));

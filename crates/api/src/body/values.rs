@@ -75,19 +75,63 @@ pub(crate) fn whole_number(json: &str) -> Option<i64> {
     })
 }
 
-/// A whole number of any size and sign.
+/// A whole number of 64 bits with a sign.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Integer(pub(crate) i64);
 
 impl<'de> Deserialize<'de> for Integer {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        written(deserializer, "a whole number", whole_number).map(Self)
+        let expected = format_args!("a whole number from {} to {}", i64::MIN, i64::MAX);
+        written(deserializer, expected, whole_number).map(Self)
     }
 }
 
 impl Described for Integer {
     fn schema() -> Value {
         json!({ "type": "integer", "format": "int64" })
+    }
+}
+
+/// A seed of 64 bits. A negative one is the same as that number plus 2^64.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Seed {
+    /// A seed as OpenAI's clients write it.
+    Signed(i64),
+    /// A seed beyond `i64`, as the command line takes it.
+    Unsigned(u64),
+}
+
+impl Seed {
+    /// The seed of the random numbers.
+    pub(crate) fn bits(self) -> u64 {
+        match self {
+            Self::Signed(seed) => seed.cast_unsigned(),
+            Self::Unsigned(seed) => seed,
+        }
+    }
+}
+
+impl Serialize for Seed {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Signed(seed) => serializer.serialize_i64(*seed),
+            Self::Unsigned(seed) => serializer.serialize_u64(*seed),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Seed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let expected = format_args!("a whole number from {} to {}", i64::MIN, u64::MAX);
+        written(deserializer, expected, |json| {
+            whole_number(json).map(Self::Signed).or_else(|| json.parse().ok().map(Self::Unsigned))
+        })
+    }
+}
+
+impl Described for Seed {
+    fn schema() -> Value {
+        json!({ "type": "integer" })
     }
 }
 

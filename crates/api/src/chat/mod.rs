@@ -17,7 +17,7 @@ use crate::body::{
 };
 use crate::completion::known;
 use crate::options::{self, MAX_LOGPROBS, MAX_TOKENS, Options};
-use crate::prompts::{check_length, encode_piece, kept, to_read, truncate};
+use crate::prompts::{check_length, encode_piece, kept, lost_note, to_read, truncate};
 use crate::{ApiError, ServedModel, Warnings};
 
 /// Most messages of a conversation, and parts of a message: more than any context holds.
@@ -190,8 +190,8 @@ impl ChatRequest {
         known(&FIELDS)
     }
 
-    /// The tokens of the conversation, as the model's template writes it.
-    pub(crate) fn prompt(&self, served: &ServedModel) -> Result<Vec<u32>, ApiError> {
+    /// The tokens of the conversation, as the model's template writes it, and a note on a character without a token.
+    pub(crate) fn prompt(&self, served: &ServedModel) -> Result<(Vec<u32>, Option<String>), ApiError> {
         let unusable = |what: &String| {
             let message = format!(
                 "the chat template of this model cannot be used ({what}); use /v1/completions, or start the server with another \
@@ -218,6 +218,6 @@ impl ChatRequest {
         let read = to_read(&text, kept, "messages", served)?;
         let mut ids = encode_piece(read, "messages", served)?;
         truncate(&mut ids, kept);
-        Ok(served.vocabulary.start_if_empty(ids))
+        Ok((served.vocabulary.start_if_empty(ids), lost_note([read], "messages", served)))
     }
 }

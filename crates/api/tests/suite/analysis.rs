@@ -95,7 +95,7 @@ fn who_waits_may_end_an_analysis_and_a_text() {
     let mut session = Session::new(tiny().model.clone(), served, scheduler.unwrap());
     for (endpoint, body) in [
         (Endpoint::LookLens, json!({ "prompt": [5, 6, 7] })),
-        (Endpoint::Completions, json!({ "prompt": [5, 6, 7], "max_tokens": 5 })),
+        (Endpoint::Completions, json!({ "prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": true })),
     ] {
         let work = session.served().read(endpoint, body.to_string().as_bytes(), None).unwrap();
         assert_eq!(session.answer(work, || false).unwrap(), None, "{endpoint:?}");

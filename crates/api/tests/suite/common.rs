@@ -85,6 +85,14 @@ pub(crate) fn tiny_with(file: &str, contents: &str, template: ChatTemplateChoice
     Tested { model, served }
 }
 
+/// The tiny checkpoint with an added token, whose id is 299.
+pub(crate) fn tiny_with_token(token: &str) -> Tested {
+    let folder = CheckpointFolder::tiny().with_added_token(token);
+    let model = load(folder.path());
+    let served = ServedModel::new(&model, options()).unwrap();
+    Tested { model, served }
+}
+
 /// The call of a body.
 pub(crate) fn call(body: &Value) -> Result<Call, ApiError> {
     let request = CompletionRequest::parse(body.to_string().as_bytes())?;

@@ -1,10 +1,10 @@
 //! Whole responses.
 
-use candle_gpt2_api::{Call, ChatTemplateChoice};
+use candle_gpt2_api::{Call, ChatTemplateChoice, CompletionRequest};
 use candle_gpt2_generation::{Event, GenerationError, RequestId, StopReason, score};
 use serde_json::{Value, json};
 
-use crate::common::{SCORE_TOLERANCE, call, logprobs, tiny, tiny_with, token_of};
+use crate::common::{SCORE_TOLERANCE, call, logprobs, tiny, tiny_with, tiny_with_token, token_of};
 
 #[test]
 fn a_response_has_openais_shape() {
@@ -187,6 +187,21 @@ fn texts_conform_to_what_is_asked_for() {
         let parsed: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert!(["x", "y"].contains(&parsed["a"].as_str().unwrap()), "{text}");
     }
+    // An empty schema allows any JSON, and no other text.
+    for body in [
+        json!({ "guided_json": {} }),
+        json!({ "json_schema": {} }),
+        json!({ "structured_outputs": { "json": {} } }),
+    ] {
+        let mut body = body;
+        (body["prompt"], body["max_tokens"], body["temperature"]) = (json!("Wh"), json!(1), json!(0));
+        let response = tiny().complete(&body);
+        let text = response["choices"][0]["text"].as_str().unwrap();
+        assert!(
+            text.starts_with(|first: char| "{[\"-ntf".contains(first) || first.is_ascii_digit()),
+            "{text}"
+        );
+    }
     let choices = ["a (b", "What."];
     for body in [json!({ "guided_choice": choices }), json!({ "structured_outputs": { "choice": choices } })]
     {
@@ -220,14 +235,17 @@ fn what_fails_on_the_way_is_told_without_the_inside() {
     let error = fail(GenerationError::NotFinite);
     assert_eq!((error.status(), error.kind()), (500, "server_error"));
     assert_eq!(error.to_string(), "the server failed to serve this request; its log says why");
-    assert_eq!(fail(GenerationError::NoTokenLeft).status(), 400);
+    assert_eq!(
+        fail(GenerationError::NoTokenLeft { options: vec!["min_new_tokens"] }).param(),
+        Some("min_tokens")
+    );
     assert_eq!(fail(GenerationError::Constraint { what: "no".into() }).to_string(), "no");
 }
 
 #[test]
 fn a_prompt_that_cannot_be_continued_is_named_as_the_request_has_it() {
     let named = |call: Call, prompt| {
-        let refusal = call.answer.refused(prompt, &GenerationError::NoTokenLeft);
+        let refusal = call.answer.refused(prompt, &GenerationError::EmptyPrompt);
         refusal.param().map(str::to_owned)
     };
     for (prompt, place, path) in [(json!("a"), 0, "prompt"), (json!(["a", "b"]), 1, "prompt[1]")] {
@@ -236,4 +254,77 @@ fn a_prompt_that_cannot_be_continued_is_named_as_the_request_has_it() {
     let chat = tiny_with("notes.txt", "", ChatTemplateChoice::EosJoin);
     let call = chat.chat(&json!({ "messages": [{ "role": "user", "content": "a" }] })).unwrap();
     assert_eq!(named(call, 0).as_deref(), Some("messages"));
+}
+
+/// huggingface/tokenizers#1996: an added token is its own text in every field of an answer.
+#[test]
+fn an_added_token_is_the_same_text_everywhere() {
+    for token in ["für", "kuća", "ĠĠ", "中文"] {
+        let tested = tiny_with_token(token);
+        let body = json!({ "prompt": [65], "max_tokens": 2, "logit_bias": { "299": 100 }, "temperature": 0, "echo": true,
+            "logprobs": 0 });
+        let choice = &tested.complete(&body)["choices"][0];
+        assert_eq!(choice["text"], json!(format!("a{token}{token}")), "{choice}");
+        assert_eq!(choice["logprobs"]["tokens"], json!(["a", token, token]));
+        let chunks = tested.stream(&body);
+        let streamed: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+        assert_eq!(streamed, format!("a{token}{token}"));
+        let stopped = json!({ "prompt": "a", "max_tokens": 9, "logit_bias": { "299": 100 }, "temperature": 0, "stop": token });
+        assert_eq!(tested.complete(&stopped)["choices"][0]["text"], "");
+        let by_regex = json!({ "prompt": "a", "max_tokens": 9, "logit_bias": { "299": 100 }, "temperature": 0,
+            "guided_regex": format!("({token}){{2}}") });
+        assert_eq!(tested.complete(&by_regex)["choices"][0]["text"], json!(format!("{token}{token}")));
+    }
+}
+
+/// A character whose bytes the prompt begins and the text ends is whole in an echo.
+#[test]
+fn an_echo_joins_a_character_of_prompt_and_text() {
+    // `⁄` is the bytes of the tokens 159, 224 and 227.
+    for (prompt, next, text, offset) in [
+        (json!([65, 159, 224]), json!([227]), "a⁄", 1),
+        (json!([65, 159]), json!([224]), "a\u{FFFD}", 1),
+        (json!([65, 159]), json!([66]), "a\u{FFFD}b", 2),
+        (json!([65]), json!([66]), "ab", 1),
+    ] {
+        let body = json!({ "prompt": prompt, "max_tokens": 1, "allowed_token_ids": next, "echo": true, "logprobs": 0 });
+        let choice = &tiny().complete(&body)["choices"][0];
+        assert_eq!((&choice["text"], choice["finish_reason"].as_str()), (&json!(text), Some("length")));
+        let offsets = choice["logprobs"]["text_offset"].as_array().unwrap();
+        assert_eq!(offsets.last(), Some(&json!(offset)), "{choice}");
+        let chunks = tiny().stream(&body);
+        let streamed: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+        assert_eq!(streamed, text);
+    }
+    let nothing = json!({ "prompt": [65, 159], "max_tokens": 0, "echo": true });
+    assert_eq!(tiny().complete(&nothing)["choices"][0]["text"], "a\u{FFFD}");
+}
+
+/// Exclusions of different options intersect; an empty intersection is an error that names them.
+#[test]
+fn contradicting_options_are_an_error() {
+    for (options, named) in [
+        (json!({ "allowed_token_ids": [66], "bad_words": ["b"] }), vec!["bad_words", "allowed_token_ids"]),
+        (json!({ "guided_regex": "a", "bad_words": ["a"] }), vec!["bad_words", "the regular expression"]),
+        (
+            json!({ "guided_regex": "a+", "allowed_token_ids": [67] }),
+            vec!["allowed_token_ids", "the regular expression"],
+        ),
+        (
+            json!({ "guided_json": { "enum": ["a"] }, "bad_words": ["\"", "\"a"] }),
+            vec!["bad_words", "the JSON schema"],
+        ),
+        (json!({ "allowed_token_ids": [0], "min_tokens": 3 }), vec!["min_tokens", "allowed_token_ids"]),
+        (json!({ "guided_regex": "a", "min_tokens": 3 }), vec!["min_tokens", "the regular expression"]),
+    ] {
+        let mut body = options;
+        (body["prompt"], body["max_tokens"], body["temperature"]) = (json!("Wh"), json!(6), json!(0));
+        let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
+        let call = Call::of_completion(request, &tiny().served, None).unwrap();
+        let error = tiny().run(call).unwrap_err();
+        assert_eq!((error.status(), error.param()), (400, Some(named[0])), "{body}: {error}");
+        assert!(named.iter().all(|name| error.to_string().contains(name)), "{body}: {error}");
+    }
 }

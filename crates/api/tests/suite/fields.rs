@@ -19,14 +19,13 @@ fn config(body: &Value) -> GenerationConfig {
 }
 
 #[test]
-fn without_anything_a_text_is_drawn_as_openai_draws_it() {
+fn a_request_without_options_gets_the_defaults_of_every_front_end() {
     let call = call(&json!({})).unwrap();
     let request = &call.requests[0];
     assert_eq!((request.prompt.as_slice(), call.requests.len(), call.stream), (&[0][..], 1, false));
     let expected = GenerationConfig {
         max_new_tokens: 47, // 100, but for the context of 48
         do_sample: true,
-        top_k: 0,
         eos_token_id: vec![0],
         seed: request.config.seed,
         ..GenerationConfig::default()
@@ -38,12 +37,12 @@ fn without_anything_a_text_is_drawn_as_openai_draws_it() {
     );
 }
 
-/// vLLM's `--generation-config auto`: what the checkpoint's file says of sampling, where a request does not; `none` is OpenAI's.
+/// The defaults of `gpt2 generate`: the checkpoint's file, where a request is silent. `none` leaves the file out.
 #[test]
-fn what_a_request_leaves_open_the_checkpoint_says() {
+fn the_checkpoint_sets_what_a_request_leaves_open() {
     let file = json!({
         "temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5, "max_new_tokens": 3,
-        "num_beams": 4, "no_repeat_ngram_size": 2, "do_sample": false,
+        "num_beams": 4, "no_repeat_ngram_size": 2, "seed": 4, "num_return_sequences": 4,
     });
     let mut tested = tiny_with("generation_config.json", &file.to_string(), ChatTemplateChoice::Checkpoint);
     let config = |tested: &Tested, body: &Value| {
@@ -51,9 +50,8 @@ fn what_a_request_leaves_open_the_checkpoint_says() {
         let call = Call::of_completion(request, &tested.served, None).unwrap();
         GenerationConfig { seed: 0, ..(*call.requests[0].config).clone() }
     };
-    let openai = GenerationConfig {
+    let own = GenerationConfig {
         do_sample: true,
-        top_k: 0,
         eos_token_id: config(&tested, &json!({})).eos_token_id,
         max_new_tokens: 47,
         ..GenerationConfig::default()
@@ -64,17 +62,40 @@ fn what_a_request_leaves_open_the_checkpoint_says() {
         top_p: 0.9,
         min_p: Some(0.1),
         repetition_penalty: 1.5,
+        no_repeat_ngram_size: 2,
         max_new_tokens: 3,
-        ..openai.clone()
+        ..own.clone()
     };
     assert_eq!(config(&tested, &json!({})), stated);
-    let body = json!({ "temperature": 1, "top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "max_tokens": 47 });
-    assert_eq!(config(&tested, &body), openai);
+    let body = json!({
+        "temperature": 1, "top_k": 50, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "max_tokens": 47,
+    });
+    assert_eq!(config(&tested, &body), own);
     let greedy = config(&tested, &json!({ "temperature": 0 }));
     assert_eq!((greedy.do_sample, greedy.top_k), (false, 7));
     let none = ApiOptions { use_generation_config: false, ..options() };
     tested.served = ServedModel::new(&tested.model, none).unwrap();
-    assert_eq!(config(&tested, &json!({})), openai);
+    assert_eq!(config(&tested, &json!({})), own);
+}
+
+#[test]
+fn a_greedy_checkpoint_samples_only_if_a_request_asks_for_it() {
+    let file = json!({ "do_sample": false, "repetition_penalty": 1.2 }).to_string();
+    let tested = tiny_with("generation_config.json", &file, ChatTemplateChoice::Checkpoint);
+    for (body, samples) in [
+        (json!({}), false),
+        (json!({ "seed": 3 }), false),
+        (json!({ "temperature": 0.7 }), true),
+        (json!({ "temperature": 0 }), false),
+        (json!({ "top_k": 5 }), true),
+        (json!({ "top_p": 0.9 }), true),
+        (json!({ "top_p": 0 }), false),
+        (json!({ "repetition_penalty": 1 }), false),
+    ] {
+        let request = CompletionRequest::parse(body.to_string().as_bytes()).unwrap();
+        let call = Call::of_completion(request, &tested.served, None).unwrap();
+        assert_eq!(call.requests[0].config.do_sample, samples, "{body}");
+    }
 }
 
 #[test]
@@ -246,7 +267,6 @@ fn prompt_and_new_tokens_fit_into_the_context_or_are_refused_with_the_numbers() 
         "message": "prompt[1]: this model's context is 48 tokens, and 49 were asked for: 48 of the prompt and 1 new ones \
                     (max_tokens); shorten the prompt, or ask for fewer",
         "type": "invalid_request_error", "param": "prompt[1]", "code": "context_length_exceeded",
-        "n_prompt_tokens": 48, "n_ctx": 48,
     } });
     assert_eq!(serde_json::from_str::<Value>(&found.to_json()).unwrap(), expected);
     // A text of a million characters is refused by its length alone.

@@ -1,8 +1,12 @@
 //! Bodies that mean no good: each is refused, or harmless.
 
-use candle_gpt2_api::{ApiError, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Endpoint};
+use candle_gpt2_api::{
+    ApiError, Call, ChatRequest, ChatTemplateChoice, CompletionRequest, Endpoint, ServedModel, Work,
+};
+use candle_gpt2_testing::{CheckpointFolder, tokenizer_json};
+use serde_json::{Value, json};
 
-use crate::common::{reply, tiny, tiny_with};
+use crate::common::{load, options, reply, tiny, tiny_with};
 
 fn refused(body: &[u8]) -> ApiError {
     let request =
@@ -212,13 +216,13 @@ fn long_texts_are_encoded_as_far_as_memory_goes() {
     let text = "to be or not to be, \u{e9} ".repeat(41_000);
     let body = serde_json::json!({ "prompt": text }).to_string();
     let found = reply(Endpoint::Tokenize, body.as_bytes()).unwrap();
-    let found: serde_json::Value = serde_json::from_str(&found).unwrap();
+    let found: Value = serde_json::from_str(&found).unwrap();
     let expected = tiny().model.vocabulary().tokenizer().unwrap().encode_fast(text.as_str(), true).unwrap();
     assert!(found["tokens"] == serde_json::json!(expected.get_ids()));
 
     let json =
         std::fs::read(candle_gpt2_testing::fixture_path("tiny-checkpoint").join("tokenizer.json")).unwrap();
-    let mut json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+    let mut json: Value = serde_json::from_slice(&json).unwrap();
     json["pre_tokenizer"]["add_prefix_space"] = true.into();
     let other = tiny_with("tokenizer.json", &json.to_string(), ChatTemplateChoice::Checkpoint);
     let error = other.served.read(Endpoint::Tokenize, body.as_bytes(), None).unwrap_err();
@@ -281,5 +285,52 @@ fn the_other_bodies_are_read_as_carefully() {
         "{\"messages\": {\"role\": 1}}",
     ] {
         assert_eq!(ChatRequest::parse(body.as_bytes()).unwrap_err().status(), 400, "{body}");
+    }
+}
+
+/// A tokenizer with tokens beyond the model's vocabulary is the checkpoint's fault, and never the server's failure.
+#[test]
+fn texts_with_a_token_beyond_the_vocabulary_are_refused() {
+    let folder = CheckpointFolder::tiny();
+    let json = std::fs::read(folder.file("tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_slice(&json).unwrap();
+    json["added_tokens"].as_array_mut().unwrap().push(json!({ "id": 300, "content": "<x>", "special": false,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }));
+    let folder = folder.with("tokenizer.json", json.to_string());
+    let model = load(folder.path());
+    let served = ServedModel::new(&model, options()).unwrap();
+    for (endpoint, body) in [
+        (Endpoint::Completions, json!({ "prompt": "a <x>" })),
+        (Endpoint::Completions, json!({ "prompt": "a", "bad_words": ["<x>"] })),
+        (Endpoint::Tokenize, json!({ "content": "a <x>" })),
+        (Endpoint::Embeddings, json!({ "input": "a <x>" })),
+        (Endpoint::LookLens, json!({ "prompt": "a <x>" })),
+    ] {
+        let error = served.read(endpoint, body.to_string().as_bytes(), None).unwrap_err();
+        assert_eq!(error.status(), 400, "{body}: {error}");
+        assert!(error.to_string().contains("the tokenizer does not belong to this checkpoint"), "{error}");
+    }
+}
+
+/// huggingface/tokenizers drops characters without a token; an answer says so.
+#[test]
+fn characters_without_a_token_are_named() {
+    let json = tokenizer_json(&json!({ "type": "Fuse" }), &["</s>", "a", "b", " "], &[]);
+    let folder = CheckpointFolder::tiny().with("tokenizer.json", json);
+    let model = load(folder.path());
+    let served = ServedModel::new(&model, options()).unwrap();
+    let warnings = |endpoint, body: &Value| match served.read(endpoint, body.to_string().as_bytes(), None) {
+        Ok(Work::Reply(reply)) => reply.warnings.iter().collect::<Vec<_>>(),
+        Ok(Work::Texts(call)) => call.answer.warnings().iter().collect(),
+        other => panic!("{other:?}"),
+    };
+    for (endpoint, field) in [(Endpoint::Completions, "prompt"), (Endpoint::Tokenize, "content")] {
+        let found = warnings(endpoint, &json!({ field: "ab b1a" }));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].starts_with(&format!("{field}: the tokenizer has no token for '1' (line 1, column 5)")),
+            "{found:?}"
+        );
+        assert_eq!(warnings(endpoint, &json!({ field: "ab ba" })), Vec::<String>::new());
     }
 }

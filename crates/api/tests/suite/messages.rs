@@ -103,11 +103,10 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
         ),
         (
             "seed",
-            json!(9_223_372_036_854_775_808_u64),
-            "seed: expected a whole number, found 9223372036854775808",
+            json!(1.5),
+            "seed: expected a whole number from -9223372036854775808 to 18446744073709551615, found 1.5",
             "seed",
         ),
-        ("seed", json!(1.5), "seed: expected a whole number, found 1.5", "seed"),
         (
             "logit_bias",
             json!([]),
@@ -243,6 +242,66 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
             "guided_choice[1]",
         ),
         (
+            "guided_choice",
+            json!([]),
+            "guided_choice: expected a list of texts that are not empty, found []",
+            "guided_choice",
+        ),
+        (
+            "guided_regex",
+            json!(""),
+            "guided_regex: expected a string of 1 to 8192 bytes, found an empty one",
+            "guided_regex",
+        ),
+        (
+            "guided_grammar",
+            json!(""),
+            "guided_grammar: expected a string of 1 to 262144 bytes, found an empty one",
+            "guided_grammar",
+        ),
+        (
+            "guided_json",
+            json!(false),
+            "guided_json: expected a JSON schema, which is an object, found false",
+            "guided_json",
+        ),
+        (
+            "guided_json",
+            json!(""),
+            "guided_json: expected a string of 1 to 262144 bytes, found an empty one",
+            "guided_json",
+        ),
+        (
+            "json_schema",
+            json!([]),
+            "json_schema: expected a JSON schema, which is an object, found []",
+            "json_schema",
+        ),
+        (
+            "response_format",
+            json!({}),
+            "response_format: expected a type, `text`, `json_object` or `json_schema`, found {}",
+            "response_format",
+        ),
+        (
+            "structured_outputs",
+            json!({}),
+            "structured_outputs: expected one of json, regex, grammar, choice and json_object, found {}",
+            "structured_outputs",
+        ),
+        (
+            "structured_outputs",
+            json!({ "json_object": false }),
+            "structured_outputs: expected one of json, regex, grammar, choice and json_object, found {\"json_object\":false}",
+            "structured_outputs",
+        ),
+        (
+            "seed",
+            json!(18_446_744_073_709_551_616_f64),
+            "seed: expected a whole number from -9223372036854775808 to 18446744073709551615, found 1.8446744073709552e+19",
+            "seed",
+        ),
+        (
             "response_format",
             json!({ "type": "xml" }),
             "response_format.type: expected `text`, `json_object` or `json_schema`, found \"xml\"",
@@ -287,5 +346,18 @@ fn a_value_that_is_wrong_is_named_with_what_was_expected() {
             (400, Some(param), "invalid_request_error"),
             "{message}"
         );
+    }
+}
+
+#[test]
+fn an_empty_description_beside_another_is_refused() {
+    for (name, value) in
+        [("guided_choice", json!([])), ("guided_json", json!({})), ("response_format", json!({}))]
+    {
+        let mut body = with(name, value);
+        body["guided_regex"] = json!("a");
+        let error = error(&body);
+        assert_eq!(error.status(), 400, "{name}");
+        assert!(error.to_string().contains(name) || error.param() == Some("guided_regex"), "{name}: {error}");
     }
 }

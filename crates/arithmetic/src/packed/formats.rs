@@ -24,7 +24,7 @@ macro_rules! weight_formats {
             /// smallest squared error. The first candidate takes it to -16, so the squared error is at most that of
             /// `|w - s q| ≤ max|w| (1/16 + 2^-10)` for scales that are normal f16 numbers. A group of multiples `s q`, such as a
             /// block of GGUF's Q5_0, is held as it is. A model has its embedding and head in q6, if they are not stored in Q5_0.
-            Q5 "q5" Quantized<super::q5::Fives>, tables Q6, exactly Q5_0;
+            Q5 "q5" Quantized<super::q5::Fives>, tables Q6;
             /// 4-bit indices into a table of 16 integers, with an f16 scale for every 32 inputs of an output, 4.5 bits a weight:
             /// `w ≈ s t[q]` with the nearest entry, and of a row of candidate scales the one with the smallest squared error. The
             /// entries lie closer together around zero, as weights do. The first candidate takes the weight of the largest magnitude

@@ -9,7 +9,7 @@ use crate::simd::LANES;
 use crate::threads::{Parts, computed_in_parts};
 
 macro_rules! formats {
-    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident $(, exactly $stored:ident)?;)+) => {
+    ($($(#[$doc:meta])* $format:ident $name:literal $block:ty, tables $tables:ident;)+) => {
         /// The precision in which the weights of linear layers are held.
         ///
         /// With f32 and f16 weights products are computed in f32. With integer weights they are computed in integers: each row of

@@ -1,5 +1,7 @@
 //! `MultiHeadAttention` against PyTorch, and its laws: causality, caching, batching, fused against separate.
 
+use std::sync::Arc;
+
 use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
 use candle_gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
@@ -509,5 +511,42 @@ fn real_gpt2_attention_equals_transformers() -> Result<()> {
             assert!(worst <= 0.0, "h.{block} {name}: {worst:e} beyond {RELATIVE:e} of the channel's largest");
         }
     }
+    Ok(())
+}
+
+/// A failed call leaves the cache as it was: another try does not attend to its own keys twice.
+#[test]
+fn an_error_leaves_the_cache_unchanged() -> Result<()> {
+    let (_, layer) = separate_and_fused()?;
+    let mut cache = cache(2, 16)?;
+    let x = pattern(&[2, 3, 15], 2.0, 0);
+    step(&layer, &x, &AttentionMask::Causal, &mut cache)?;
+    let before = cache.tensors()?.map(|tensor| values(&tensor));
+    let rows = || -> Arc<[usize]> { [1, 2].into() };
+    let five_tokens = pattern(&[1, 5, 15], 2.0, 9);
+    let additive = AttentionMask::Additive(Tensor::zeros((7, 7), DType::F32, &Device::Cpu)?);
+    let mut refused = |x: &Tensor, mask: &AttentionMask, pass: &mut Pass| {
+        let error = layer.forward_with(x, None, mask, Some(&mut cache), pass).unwrap_err().to_string();
+        assert_eq!(cache.lengths(), [3, 3], "{error}");
+        error
+    };
+    let of_rows = refused(&five_tokens, &AttentionMask::Causal, &mut Pass::inference().of_rows(rows()));
+    assert_eq!(of_rows, "attention: expected texts of 3 tokens in all, found 5 queries and 5 keys");
+    let three_tokens = five_tokens.narrow(1, 0, 3)?;
+    for mask in [&AttentionMask::Bidirectional, &additive] {
+        let error = refused(&three_tokens, mask, &mut Pass::inference().of_rows(rows()));
+        assert!(error.contains("give `AttentionMask::Causal`"), "{error}");
+    }
+    let error = refused(&x, &AttentionMask::CausalRows(rows()), &mut Pass::inference());
+    assert!(error.contains("works without a cache"), "{error}");
+    refused(&x, &additive, &mut Pass::inference());
+    // The same of the layer below, whose queries have another width than the keys.
+    let attention = ScaledDotProduct::new(6);
+    let (q, k) = (pattern(&[2, 4, 3, 8], 1.0, 0), pattern(&[2, 4, 3, 6], 1.0, 1));
+    attention
+        .forward_cached(&q, [&k, &k], &AttentionMask::Causal, &mut cache, &mut Pass::inference())
+        .unwrap_err();
+    assert_eq!(cache.lengths(), [3, 3]);
+    assert_eq!(cache.tensors()?.map(|tensor| values(&tensor)), before);
     Ok(())
 }

@@ -1,9 +1,12 @@
 //! A session answers as the library does: what a page shows is what the program writes.
 
 use candle_gpt2_browser::Session;
-use candle_gpt2_engine::{DeviceChoice, LoadedModel, ModelOptions, Silent, built_in_transcoders};
+use candle_gpt2_engine::{BUILT_IN, DeviceChoice, LoadedModel, ModelOptions, Silent, built_in_transcoders};
 use candle_gpt2_generation::{GenerationConfig, TokenGenerator};
-use candle_gpt2_look::{Attention, Found, Graph, Lens, Look, LookSubject, OneHead, Reader, Text};
+use candle_gpt2_interpret::{GraphOptions, ReplacementModel, Run};
+use candle_gpt2_look::{
+    Attention, Found, Graph, Lens, Look, LookSubject, OneHead, Reader, Text, read_transcoders,
+};
 use candle_gpt2_pictures::graph_data;
 use candle_gpt2_testing::CheckpointFolder;
 use serde_json::{Value, json};
@@ -55,7 +58,7 @@ fn texts_are_those_of_the_library() {
         do_sample: false,
         ..model.defaults().unwrap().config().clone()
     };
-    let drawn = GenerationConfig { do_sample: true, top_k: 0, ..start.clone() };
+    let drawn = GenerationConfig { do_sample: true, ..start.clone() };
     for (config, options) in [
         (start.clone(), json!({ "temperature": 0 })),
         (GenerationConfig { seed: 7, ..drawn.clone() }, json!({ "seed": 7 })),
@@ -188,19 +191,16 @@ fn features_and_graphs_are_those_of_the_transcoders_that_are_given() {
 
     let model = built_in();
     let reader = Reader::without_bos(model.vocabulary());
-    let subject = LookSubject::new(&model, "stories".into(), &reader);
-    let graph = Graph {
-        transcoders: Some("built-in".into()),
-        max_feature_nodes: 600,
-        ..Graph::new(Text::Words(PROMPT.into()))
-    };
-    let found = graph.at(&subject, &Silent).unwrap();
-    let expected: Value =
-        serde_json::from_str(&graph_data(&found.report, found.graph.as_ref().unwrap())).unwrap();
-    let answer = ask(&session, "look/graph", &body);
-    assert_eq!(answer, expected);
-    let features = ask(&session, "look/features", &json!({ "prompt": PROMPT, "layers": [2], "top": 1 }));
     let ids = model.vocabulary().encode(PROMPT).unwrap();
+    let graph = Graph { max_feature_nodes: 600, ..Graph::default() };
+    let transcoders = read_transcoders(BUILT_IN.as_ref(), model.config()).unwrap();
+    let run = Run::new(model.model(), &ids).unwrap();
+    let options = GraphOptions { max_feature_nodes: 600, ..GraphOptions::default() };
+    let replacement = ReplacementModel::new(&run, &transcoders, &options).unwrap();
+    let (report, picture) = graph.of_replacement(&replacement, &ids, "stories", &reader).unwrap();
+    let expected: Value = serde_json::from_str(&graph_data(&report, &picture)).unwrap();
+    assert_eq!(ask(&session, "look/graph", &body), expected);
+    let features = ask(&session, "look/features", &json!({ "prompt": PROMPT, "layers": [2], "top": 1 }));
     assert_eq!(features["values"].as_array().unwrap().len(), ids.len());
 }
 

@@ -7,34 +7,36 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
-use candle_gpt2_engine::{HubOptions, WeightDType, device_name, process};
+use candle_gpt2_engine::{HubOptions, ModelOptions, device_name, process};
 use candle_gpt2_generation::{GenerationConfig, History, Sampler};
 use candle_gpt2_kernels::{LargePages, region_count};
 use clap::{ArgMatches, Args, FromArgMatches};
 use serde::Serialize;
 
 use crate::exit::UsageError;
-use crate::model_arguments::ModelArguments;
+use crate::model_arguments::{ModelArguments, PositionalModel};
 use crate::output;
 use crate::progress::Terminal;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 bench --model MODEL
-  gpt2 bench --model MODEL --dtype q8 --threads 2 --json
-  gpt2 bench --model MODEL --dtype q8 --threads 1,2,4,8,16 --json    # a line each
-  gpt2 bench --model MODEL --device cuda --dtype f16 --json
-  GPT2_INSTRUCTION_SET=avx2 gpt2 bench --model MODEL --json    # or portable, avx512, neon …: what another processor would get
+  gpt2 bench MODEL
+  gpt2 bench MODEL --dtype q8 --threads 2 --json
+  gpt2 bench MODEL --dtype q8 --threads 1,2,4,8,16 --json    # a line each
+  gpt2 bench MODEL --device cuda --dtype f16 --json
+  GPT2_INSTRUCTION_SET=avx2 gpt2 bench MODEL --json    # or portable, avx512, neon …: what another processor would get
 
 Prefill reads a prompt and computes the logits of its last position. Decode generates 128 tokens after 8, \
-and 64 after 896, by greedy search. pass_at_512 is the time of a forward pass over 2, 4 and 8 tokens, with \
+as far as they fit the context, and 64 after 896, by greedy search. pass_at_512 is the time of a forward pass over 2, 4 and 8 tokens, with \
 the logits of each, relative to a pass over one, after 512 tokens. decode_batch generates 32 tokens after 8 \
 at batch sizes 8 and 32, and counts the tokens of all sequences. regions_per_token is the number of \
 parallel regions in a decode step, page_faults_per_token the number of page faults.")]
 pub(crate) struct BenchArguments {
     #[command(flatten)]
     threads: ThreadCounts,
+    #[command(flatten)]
+    positional: PositionalModel,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
     /// Print one JSON object: device, dtype, kv_dtype, instruction_set, records_steps (NVIDIA GPUs only), threads, load_s, large_pages_mib, peak_rss_mib, prefill, decode, regions_per_token, page_faults_per_token, decode_at_896, pass_at_512, decode_batch
@@ -141,6 +143,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     }
     // Without a tokenizer, whose memory would count.
     let options = arguments.model.options(hub);
+    let options = ModelOptions { model: arguments.positional.or(&options.model), ..options };
     let device = options.open_device(&Terminal)?;
     process::use_tf32(options.tf32);
     let checkpoint = options.open_checkpoint(&Terminal)?;
@@ -153,18 +156,27 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     let mut bench = Bench { model: &model, device: &device, records_steps: None };
 
     let n_positions = model.config().n_positions;
-    let needed = DECODE.0 + DECODE.1;
+    let needed = WARM_UP.0 + WARM_UP.1;
     if n_positions < needed {
-        let message =
-            format!("a context of {n_positions} tokens is too short to measure, which takes {needed}");
+        let message = format!(
+            "a context of {n_positions} tokens is too short to measure, expected at least {needed}; give another model"
+        );
         return Err(UsageError(message).into());
+    }
+    let new_tokens = DECODE.1.min(n_positions - DECODE.0);
+    if new_tokens < DECODE.1 {
+        let message = format!(
+            "the context has {n_positions} tokens: decode generates {new_tokens} after {} in place of {}",
+            DECODE.0, DECODE.1
+        );
+        output::print_note(&message);
     }
     // Once unseen: the first tokens start the threads and take memory that later ones find.
     bench.decode(WARM_UP, 1)?;
     let before = (region_count(), page_faults());
-    let decode = bench.decode(DECODE, 1)?;
+    let decode = bench.decode((DECODE.0, new_tokens), 1)?;
     // The prompt counts as one step more.
-    let steps = (DECODE.1 + 1) as f64;
+    let steps = (new_tokens + 1) as f64;
     let regions_per_token = device.is_cpu().then(|| (region_count() - before.0) as f64 / steps);
     let page_faults_per_token =
         page_faults().zip(before.1).map(|(now, before)| (now - before) as f64 / steps);
@@ -182,7 +194,7 @@ pub(crate) fn run(arguments: &BenchArguments, hub: &HubOptions) -> Result<ExitCo
     }
     let report = Report {
         device: device_name(&device),
-        dtype: arguments.model.options.dtype.map_or("stored", WeightDType::name),
+        dtype: options.weight_type(&checkpoint, &device),
         kv_dtype: model.kv_dtype().name(),
         instruction_set: device.is_cpu().then(process::instruction_set),
         records_steps: bench.records_steps,
@@ -230,10 +242,10 @@ fn print(report: &Report) -> Result<()> {
         }
     }
     for (name, count) in
-        [("regions", report.regions_per_token), ("page faults", report.page_faults_per_token)]
+        [("parallel regions", report.regions_per_token), ("page faults", report.page_faults_per_token)]
     {
         if let Some(count) = count {
-            line(name, count, "a token")?;
+            line(name, count, "per token")?;
         }
     }
     for (tokens, times) in &report.pass_at_512 {

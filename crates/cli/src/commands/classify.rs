@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2::HeadKind;
-use candle_gpt2_engine::{Classification, HubOptions, Label, LabelledToken, Opened, Question, RankedChoice};
+use candle_gpt2_engine::{
+    BUILT_IN, Classification, HubOptions, Label, LabelledToken, Opened, Question, RankedChoice,
+};
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
@@ -62,6 +64,13 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
     if arguments.keep_last == Some(0) {
         return Err(UsageError("--keep-last: expected at least 1, found 0".into()).into());
     }
+    let options = &arguments.model.options;
+    if options.model == Path::new(BUILT_IN) && options.adapter.is_empty() {
+        let message = "classify needs a model with labels: give --model a GPT2ForSequenceClassification, a GPT2ForTokenClassification or, for \
+                       --choice, a GPT2DoubleHeadsModel, as `gpt2 train --task classify` and transformers write them; with a language model, \
+                       `gpt2 score --choice` ranks texts";
+        return Err(UsageError(message.into()).into());
+    }
     let opened = arguments.model.open_classifier(hub)?;
     if arguments.choice.is_empty()
         && arguments.file.prompts_file.is_none()
@@ -74,7 +83,11 @@ pub(crate) fn run(arguments: &ClassifyArguments, hub: &HubOptions) -> Result<Exi
         return classify_rows(path, arguments, opened);
     }
     let vocabulary = opened.vocabulary();
-    let question = match arguments.input.read(vocabulary)? {
+    let given = arguments.input.read(vocabulary)?;
+    if let Given::Text(text) = &given {
+        vocabulary.lost_note(text).iter().for_each(|note| output::print_note(note));
+    }
+    let question = match given {
         Given::Ids(ids) => Question::of_ids(vocabulary, ids, arguments.keep_last)?,
         Given::Text(text) if arguments.choice.is_empty() => {
             Question::of_text(vocabulary, &text, arguments.keep_last)?
@@ -102,6 +115,7 @@ fn classify_rows(path: &Path, arguments: &ClassifyArguments, opened: Opened) -> 
         path,
         "classifying",
         &settings,
+        &vocabulary,
         |row| row.question(&vocabulary, choice, *keep_last),
         |rows| Ok(rows.classify(&opened.load_classifier(&Terminal)?, file.batch_size)?),
     )

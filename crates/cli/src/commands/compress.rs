@@ -1,4 +1,4 @@
-//! `gpt2 compress` and `gpt2 decompress`: any file by a model and an arithmetic coder, with gzip's manners.
+//! `gpt2 compress` and `gpt2 decompress`: any file by a model and an arithmetic coder.
 
 use std::io::{BufReader, sink};
 use std::path::{Path, PathBuf};
@@ -6,34 +6,35 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 use candle_gpt2_compression::{Compressed, Compressor, SUFFIX, Summary};
-use candle_gpt2_engine::{BUILT_IN, DeviceChoice, HubOptions, ModelOptions, WeightDType};
+use candle_gpt2_engine::{AdapterChoice, BUILT_IN, DeviceChoice, HubOptions, ModelOptions, WeightDType};
 use clap::{Arg, Args};
 use serde::Serialize;
 
 use super::in_place::{InPlaceArguments, Target, check_terminal};
 use super::train::InterruptedTerminal;
 use crate::exit::UsageError;
-use crate::model_arguments::{CommonArguments, ModelArguments};
+use crate::model_arguments::{AdapterArguments, CommonArguments, ModelArguments};
 use crate::progress::Terminal;
 use crate::{interrupt, output};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 compress letters.txt                  # it becomes letters.txt.gpt2z
-  gpt2 compress -k letters.txt --model gpt2      # keep letters.txt
+  gpt2 compress letters.txt                  # writes letters.txt.gpt2z
+  gpt2 compress --rm letters.txt --model gpt2    # and removes letters.txt
   gpt2 compress < letters.txt > letters.gpt2z
   gpt2 compress --estimate letters.txt --json
   gpt2 decompress letters.txt.gpt2z
 
-Any bytes can be compressed; text like the model's training data compresses best. Decompressing needs the \
-same model, which computes the same logits and restores every byte, with any number of threads. A megabyte \
-takes minutes: the model reads every token.")]
+Any bytes can be compressed; text like the model's training data compresses best, and for other text gzip \
+or a larger model (--model gpt2) does better. Decompressing needs the same model, which computes the same \
+logits and restores every byte, with any number of threads. A megabyte takes minutes: the model reads every \
+token.")]
 pub(crate) struct CompressArguments {
     #[command(flatten)]
     pub(crate) place: InPlaceArguments,
-    /// Only report bits per byte; write and remove nothing
-    #[arg(long, conflicts_with_all = ["keep", "force", "stdout", "out"])]
+    /// Only report bits per byte; write nothing
+    #[arg(long, conflicts_with_all = ["rm", "keep", "force", "stdout", "out"])]
     pub(crate) estimate: bool,
     #[command(flatten)]
     pub(crate) model: ModelArguments,
@@ -48,7 +49,7 @@ pub(crate) struct CompressArguments {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 decompress letters.txt.gpt2z          # it becomes letters.txt
+  gpt2 decompress letters.txt.gpt2z          # writes letters.txt
   gpt2 decompress -c letters.txt.gpt2z | less
   gpt2 decompress letters.txt.gpt2z --model gpt2 -o copy.txt
 
@@ -60,7 +61,9 @@ pub(crate) struct DecompressArguments {
     /// The model that compressed the file: a folder, a weights file, a name on the Hugging Face Hub, or built-in
     #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
-    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    #[command(flatten)]
+    pub(crate) adapter: AdapterArguments,
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
@@ -103,8 +106,9 @@ pub(crate) fn run_compress(arguments: &CompressArguments, hub: &HubOptions) -> R
             );
         }
     }
-    let loaded = model.open(hub)?.load(&Terminal)?;
-    let compressor = Compressor::new(&loaded, &name(&model.options.model), *context)?;
+    let options = model.options(hub).with_base_model(&Terminal)?;
+    let loaded = model.open_as(&options)?.load(&Terminal)?;
+    let compressor = Compressor::new(&loaded, &name(&options), *context)?;
     interrupt::end_job_without_result()?;
     let length = source.length;
     let mut compress = |to: &mut dyn std::io::Write| {
@@ -119,18 +123,30 @@ pub(crate) fn run_compress(arguments: &CompressArguments, hub: &HubOptions) -> R
     };
     if *json {
         output::write_json(&Report { output, summary })?;
-    } else if *estimate {
-        let Summary { bytes, compressed_bytes, bits_per_byte, .. } = summary;
-        let bits = bits_per_byte.map_or("-".to_owned(), |bits| format!("{bits:.3}"));
-        let grouped = |bytes| output::grouped(usize::try_from(bytes).unwrap_or(usize::MAX));
-        let (bytes, compressed) = (grouped(bytes), grouped(compressed_bytes));
-        output::write_line(&format!("{bits} bits per byte: {bytes} bytes become {compressed}"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Summary { bytes, compressed_bytes, bits_per_byte, .. } = summary;
+    let bits = bits_per_byte.map_or("-".to_owned(), |bits| format!("{bits:.3}"));
+    let grouped = |bytes| output::grouped(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let (before, after) = (grouped(bytes), grouped(compressed_bytes));
+    match output {
+        Some(path) => {
+            let share = compressed_bytes as f64 * 100.0 / (bytes.max(1)) as f64;
+            let path = path.display();
+            output::write_line(&format!(
+                "{path}: {after} bytes, {share:.1}% of {before}, {bits} bits per byte"
+            ))?;
+        }
+        None if *estimate => {
+            output::write_line(&format!("{bits} bits per byte: {before} bytes become {after}"))?
+        }
+        None => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn run_decompress(arguments: &DecompressArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let DecompressArguments { place, model, tokenizer, common } = arguments;
+    let DecompressArguments { place, model, adapter, tokenizer, common } = arguments;
     let source = place.source()?;
     let target = place.target(without_suffix)?;
     let compressed = Compressed::open(BufReader::new(source.reader))?;
@@ -140,6 +156,7 @@ pub(crate) fn run_decompress(arguments: &DecompressArguments, hub: &HubOptions) 
         dtype: Some(header.dtype),
         kv_dtype: Some(header.kv_dtype),
         tokenizer: tokenizer.clone(),
+        adapter: adapter.adapter.clone(),
         ..common.checkpoint_options(model, hub)
     };
     let loaded = options.open(&Terminal)?.load(&Terminal)?;
@@ -148,9 +165,14 @@ pub(crate) fn run_decompress(arguments: &DecompressArguments, hub: &HubOptions) 
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a model is called in a file: the last part of its path.
-fn name(model: &Path) -> String {
-    model.file_name().unwrap_or(model.as_os_str()).to_string_lossy().into_owned()
+/// The model's name with those of its adapters, without folders.
+fn name(options: &ModelOptions) -> String {
+    let last = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let adapters = options.adapter.iter().map(|adapter| {
+        let path = last(&adapter.path);
+        AdapterChoice { path: path.into(), ..adapter.clone() }.to_string()
+    });
+    std::iter::once(last(&options.model)).chain(adapters).collect::<Vec<_>>().join(" + ")
 }
 
 fn with_suffix(path: &Path) -> Result<PathBuf> {

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use candle_gpt2_engine::{Job, LoadedModel, Text};
-use candle_gpt2_generation::{GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor};
+use candle_gpt2_generation::{
+    GeneratedToken, GenerationConfig, GenerationError, LogitsProcessor, StopReason,
+};
 
 use crate::progress::Terminal;
 use crate::{interrupt, output};
@@ -59,7 +61,19 @@ pub(super) fn continue_prompt(
         let reason = reason.unwrap_or_default();
         output::print_status(&format!("{count} tokens{first}, {tokens_per_s:.1} tokens/s{reason}"));
     }
+    if let Some(text) = texts.iter().find(|text| conforming.is_some() && !is_whole(text.stop_reason)) {
+        let reason = text.stop_reason.name();
+        output::print_note(&format!(
+            "the text was cut off ({reason}) and may not conform; raise `max_new_tokens`; a JSON schema allows further \
+             properties unless it has \"additionalProperties\": false"
+        ));
+    }
     Ok(Continued { texts, tokens_per_s, time_to_first_token_s })
+}
+
+/// Whether a text that must conform ended where the grammar allows it.
+fn is_whole(reason: StopReason) -> bool {
+    matches!(reason, StopReason::Eos | StopReason::Complete)
 }
 
 /// A job of one prompt, whose texts Ctrl-C ends.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use candle_gpt2_engine::{HubOptions, ModelOptions, Opened, PromptTexts};
+use candle_gpt2_generation::{LongPrompt, WhenFull};
 use clap::Args;
 use serde::Serialize;
 use serde_json::json;
@@ -110,8 +111,8 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
     let steering = &generation.steering;
     let more = json!({
         "encoder_states": encoder.encoder_states,
-        "long_prompt": format!("{:?}", config.long_prompt),
-        "when_full": format!("{:?}", config.when_full),
+        "long_prompt": long_prompt_name(config.long_prompt),
+        "when_full": when_full_name(config.when_full),
         "steering": steering.settings(),
         "conforming": generation.grammar.settings()?,
         "config": config,
@@ -121,6 +122,7 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
         path,
         "generating",
         &settings,
+        &vocabulary,
         |row| row.prompt(&vocabulary, &config),
         |rows| {
             let loaded = steering::load(opened, steering)?;
@@ -128,4 +130,38 @@ fn generate_rows(path: &Path, arguments: &GenerateArguments, opened: Opened) -> 
             Ok(rows.generate(&loaded, batch_size, &config, &conforming, &Terminal)?)
         },
     )
+}
+
+/// The choice in the settings of a run. Runs of earlier versions resume by it: a name never changes.
+fn long_prompt_name(choice: LongPrompt) -> String {
+    match choice {
+        LongPrompt::Keep { head, last } => format!("Keep {{ head: {head}, last: {last} }}"),
+        _ => "Refuse".into(),
+    }
+}
+
+/// Same as [`long_prompt_name`] for the end of the context.
+fn when_full_name(choice: WhenFull) -> String {
+    match choice {
+        WhenFull::Slide { head } => format!("Slide {{ head: {head} }}"),
+        _ => "Stop".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_settings_never_change() {
+        let keep = LongPrompt::Keep { head: 2, last: 7 };
+        assert_eq!(
+            [long_prompt_name(LongPrompt::Refuse), long_prompt_name(keep)],
+            ["Refuse", "Keep { head: 2, last: 7 }"]
+        );
+        assert_eq!(
+            [when_full_name(WhenFull::Stop), when_full_name(WhenFull::Slide { head: 3 })],
+            ["Stop", "Slide { head: 3 }"]
+        );
+    }
 }

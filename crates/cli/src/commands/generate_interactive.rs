@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use candle_gpt2_engine::Opened;
+use candle_gpt2_generation::GenerationConfig;
 use candle_gpt2_kernels::interruptible;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -22,7 +23,9 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
     let loaded = steering::load(opened, &generation.steering)?;
     let mut editor = DefaultEditor::new().context("the terminal cannot be used")?;
     interrupt::end_texts()?;
-    loop {
+    // Each prompt has a seed of its own, so that the same prompt draws another text.
+    for turn in 0.. {
+        let config = GenerationConfig { seed: config.seed.wrapping_add(turn), ..config.clone() };
         let line = match editor.readline("> ") {
             Ok(line) => line,
             // Ctrl-C at the prompt drops the line, Ctrl-D ends.
@@ -41,6 +44,7 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
         let _ = editor.add_history_entry(&line);
         let continued = || -> Result<()> {
             let vocabulary = loaded.vocabulary();
+            vocabulary.lost_note(&line).iter().for_each(|note| output::print_note(note));
             let prompt = vocabulary.prompt(vocabulary.encode(&line)?, &config)?;
             interrupt::while_generating(|| {
                 interruptible(Arc::new(interrupt::is_requested), || {
@@ -56,4 +60,5 @@ pub(super) fn run(generation: &GenerationArguments, opened: Opened) -> Result<Ex
             Ok(()) => {}
         }
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,5 +1,5 @@
-//! Where `gpt2 compress` and `gpt2 decompress` read and write: as gzip does, a file is replaced by one of another name, and what comes
-//! from standard input goes to standard output.
+//! Input and output of `gpt2 compress` and `gpt2 decompress`: a file becomes one of another name beside it, as with zstd, and standard input
+//! goes to standard output.
 
 use std::fs::{self, File, FileTimes};
 use std::io::{IsTerminal, Read, Write, stdin, stdout};
@@ -10,26 +10,27 @@ use candle_gpt2_weights::{create_file, expect_free, replace_file};
 use clap::Args;
 
 use crate::exit::UsageError;
+use crate::input::STANDARD_INPUT;
 use crate::output;
-
-/// The name of standard input, and of no file.
-const STANDARD_INPUT: &str = "-";
 
 #[derive(Debug, Args)]
 pub(crate) struct InPlaceArguments {
     /// File to read; without one, or with -, standard input is read and standard output written
     #[arg(value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Keep FILE, which is otherwise removed once its replacement is complete
-    #[arg(short, long)]
+    /// Remove FILE once the new file is complete
+    #[arg(long, conflicts_with_all = ["keep", "stdout", "out"])]
+    pub(crate) rm: bool,
+    /// Keep FILE, which is the default
+    #[arg(short, long, hide = true)]
     pub(crate) keep: bool,
     /// Overwrite an existing output file, and write compressed data even to a terminal
     #[arg(short, long)]
     pub(crate) force: bool,
-    /// Write to standard output, and keep FILE
+    /// Write to standard output
     #[arg(short = 'c', long)]
     pub(crate) stdout: bool,
-    /// File to write instead of the default name; FILE is kept
+    /// File to write instead of the default name
     #[arg(short, long, value_name = "OUT", conflicts_with = "stdout")]
     pub(crate) out: Option<PathBuf>,
 }
@@ -92,22 +93,22 @@ impl InPlaceArguments {
         Ok(Target::File(path))
     }
 
-    /// Writes the result, which appears whole or not at all if it is a file, and then removes the file that it replaces.
+    /// Writes the result, which appears whole or not at all if it is a file, and then removes FILE if `--rm` is given.
     pub(crate) fn write<T>(
         &self,
         target: &Target,
         work: impl FnOnce(&mut dyn Write) -> Result<T>,
     ) -> Result<T> {
         let Target::File(path) = target else { return work(&mut output::binary()?) };
-        let replaced = self.path().filter(|_| self.out.is_none());
+        let source = self.path().filter(|_| self.out.is_none());
         let mut done = None;
         let write = |partial: &Path| {
-            let mut file = File::create(partial)?;
+            let mut file = if source.is_some() { create_private(partial)? } else { File::create(partial)? };
             let result = work(&mut file);
             let is_done = result.is_ok();
             done = Some(result);
-            match (is_done, replaced) {
-                (true, Some(replaced)) => Ok(take_after(&file, replaced)?),
+            match (is_done, source) {
+                (true, Some(source)) => Ok(take_after(&file, source)?),
                 (true, None) => Ok(()),
                 // The error itself is in `done`.
                 (false, _) => Err("failed".into()),
@@ -119,16 +120,25 @@ impl InPlaceArguments {
         };
         let done = done.transpose()?;
         written?;
-        if let Some(replaced) = replaced.filter(|_| !self.keep) {
-            fs::remove_file(replaced).with_context(|| replaced.display().to_string())?;
+        if let Some(source) = source.filter(|_| self.rm) {
+            fs::remove_file(source).with_context(|| source.display().to_string())?;
         }
         done.context("nothing was written")
     }
 }
 
-/// Gives a file the permissions and the time of the one that it replaces.
-fn take_after(file: &File, replaced: &Path) -> std::io::Result<()> {
-    let metadata = fs::metadata(replaced)?;
+/// Creates a file that no other user can read until it has the permissions of its source.
+fn create_private(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// Gives a file the permissions and the time of its source.
+fn take_after(file: &File, source: &Path) -> std::io::Result<()> {
+    let metadata = fs::metadata(source)?;
     file.set_permissions(metadata.permissions())?;
     match metadata.modified() {
         Ok(modified) => file.set_times(FileTimes::new().set_modified(modified)),

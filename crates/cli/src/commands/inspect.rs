@@ -5,22 +5,24 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2::{HeadKind, LedgerRow};
-use candle_gpt2_engine::{Comparison, HubOptions, InspectOptions, Inspected, Inspection, VocabularySizes};
+use candle_gpt2_engine::{
+    BUILT_IN, Comparison, HubOptions, InspectOptions, Inspected, Inspection, VocabularySizes,
+};
 use candle_gpt2_weights::Statistics;
 use clap::Args;
 
-use crate::model_arguments::CommonArguments;
+use crate::model_arguments::{CommonArguments, PositionalModel};
 use crate::output::{grouped, mebibytes, write_json, write_line};
 use crate::progress::Terminal;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 inspect --model MODEL
+  gpt2 inspect MODEL
   gpt2 inspect --preset gpt2-xl --ledger
-  gpt2 inspect --model MODEL --tensors
-  gpt2 inspect --model MODEL --diff OTHER
-  gpt2 inspect --model MODEL --json | jq .parameters")]
+  gpt2 inspect MODEL --tensors
+  gpt2 inspect MODEL --diff OTHER
+  gpt2 inspect MODEL --json | jq .parameters")]
 pub(crate) struct InspectArguments {
     #[command(flatten)]
     pub(crate) subject: InspectSubject,
@@ -40,22 +42,23 @@ pub(crate) struct InspectArguments {
     pub(crate) json: bool,
 }
 
-/// What to inspect: one of both.
+/// What to inspect: a model or a preset.
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
 pub(crate) struct InspectSubject {
-    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
-    #[arg(short, long, value_name = "MODEL")]
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    positional: PositionalModel,
+    /// Checkpoint folder, weights file in any format that the program reads, a model on the Hub (gpt2, owner/name[@revision]), or built-in
+    #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
+    model: PathBuf,
     /// A published model, which needs no files: distilgpt2, gpt2, gpt2-medium, gpt2-large or gpt2-xl
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["positional", "model"])]
     pub(crate) preset: Option<String>,
 }
 
 pub(crate) fn run(arguments: &InspectArguments, hub: &HubOptions) -> Result<ExitCode> {
     let InspectArguments { subject, tensors, diff, common, .. } = arguments;
     let options = InspectOptions {
-        model: subject.model.clone(),
+        model: subject.preset.is_none().then(|| subject.positional.or(&subject.model)),
         preset: subject.preset.clone(),
         tensors: *tensors,
         diff: diff.clone(),

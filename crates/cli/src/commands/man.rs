@@ -9,14 +9,19 @@ use candle_gpt2_weights::replace_file;
 use clap::{Args, Command};
 use clap_mangen::Man;
 
+use crate::exit::UsageError;
 use crate::output;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   gpt2 man > gpt2.1 && man ./gpt2.1
+  gpt2 man generate | man -l -
   gpt2 man --out ~/.local/share/man/man1    # then: man gpt2-generate")]
 pub(crate) struct ManArguments {
+    /// Commands whose page to print, such as `generate` or `look lens` [default: the program's]
+    #[arg(value_name = "COMMAND", conflicts_with = "out")]
+    commands: Vec<String>,
     /// Write a page for each command into this folder: gpt2.1, gpt2-generate.1 and so on
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -29,7 +34,15 @@ pub(crate) fn run(arguments: &ManArguments, program: Command) -> Result<ExitCode
     let mut command = without_help(program).mut_subcommand("look", without_help);
     command.build();
     match &arguments.out {
-        None => output::write_text(&page(&Man::new(command))?)?,
+        None => {
+            let mut command = &command;
+            for name in &arguments.commands {
+                let missing =
+                    || UsageError(format!("there is no command `{name}` in `{}`", command.get_name()));
+                command = command.find_subcommand(name).ok_or_else(missing)?;
+            }
+            output::write_text(&page(&Man::new(command.clone()))?)?;
+        }
         Some(folder) => {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
             let pages = write_pages(&command, folder)?;

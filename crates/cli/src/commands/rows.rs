@@ -1,13 +1,16 @@
 //! Every row of a file of prompts: what `generate`, `classify` and `score` do with `--prompts-file`. How rows are read, ordered and
 //! written, and how an interrupted job resumes, is in `candle_gpt2_engine::RowsJob`.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_core::Device;
 use candle_gpt2::KvDType;
-use candle_gpt2_engine::{EngineError, FailedRow, Row, Rows, RowsJob, RowsOutput, WeightDType, device_name};
+use candle_gpt2_engine::{
+    EngineError, FailedRow, Row, Rows, RowsJob, RowsOutput, Vocabulary, WeightDType, device_name,
+};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -56,6 +59,7 @@ impl FileArguments {
         input: &Path,
         what: &str,
         settings: &Value,
+        vocabulary: &Vocabulary,
         tokens: impl Fn(&Row) -> Result<T, EngineError>,
         work: impl FnOnce(&mut Rows<'_, T>) -> Result<()>,
     ) -> Result<ExitCode> {
@@ -66,7 +70,16 @@ impl FileArguments {
         let told = |error: EngineError| exit::message(&error.into());
         let content = input::read_file(input)?;
         let job = RowsJob { input, content, output, settings, what, told: &told, reporter: &Terminal };
-        let failed = job.run(tokens, work)?;
+        let is_noted = Cell::new(false);
+        let noted = |row: &Row| {
+            let lost = if is_noted.get() { None } else { row.lost_note(vocabulary) };
+            if let Some(lost) = lost {
+                output::print_note(&format!("{}: `{}`: {lost}", input.display(), row.beginning()));
+                is_noted.set(true);
+            }
+            tokens(row)
+        };
+        let failed = job.run(noted, work)?;
         for FailedRow { line, error } in &failed {
             output::print_error(&format!("{}: line {line}: {error}", input.display()));
         }

@@ -103,6 +103,7 @@ fn score_rows(path: &Path, arguments: &ScoreArguments, opened: Opened) -> Result
         path,
         "scoring",
         &settings(model, opened.device(), more),
+        &vocabulary,
         |row| {
             let ids = row.tokens(&vocabulary)?;
             check_text(&ids, shortest, config)?;
@@ -131,8 +132,7 @@ fn score_text(arguments: &ScoreArguments, opened: Opened, input: Input) -> Resul
     };
     let ScoredText { logprobs, loss, perplexity, alternatives } = scored;
     for (place, (id, logprob)) in ids.iter().zip(logprobs).enumerate() {
-        let tokenizer = loaded.vocabulary().tokenizer();
-        let token = tokenizer.and_then(|tokenizer| tokenizer.decode(&[*id], false).ok());
+        let token = loaded.vocabulary().decode(&[*id], false).ok();
         output::write_line(&line(*id, token, logprob))?;
         for TokenLogprob { id, token, logprob } in alternatives.get(place).into_iter().flatten() {
             output::write_line(&format!("    {}", line(*id, token.clone(), Some(*logprob))))?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use candle_gpt2::Gpt2Config;
 use candle_gpt2_engine::process::{allow_open_files, use_one_heap};
-use candle_gpt2_engine::{BUILT_IN, HubOptions};
+use candle_gpt2_engine::{BUILT_IN, HubOptions, ModelOptions};
 use candle_gpt2_interpret::Dictionary;
 use candle_gpt2_look::{built_in_dictionaries, read_dictionary};
 use candle_gpt2_server::{
@@ -65,7 +65,7 @@ pub(crate) struct ServeArguments {
     /// File with the API keys that requests may use, one per line; lines that begin with # are skipped
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Defaults for sampling options that a request does not set: the checkpoint's generation_config.json (auto) or OpenAI's (none)
+    /// Defaults for options that a request does not set: the checkpoint's generation_config.json (auto), or none of it (none)
     #[arg(long, value_name = "WHICH", default_value = "auto", value_parser = ["auto", "none"], hide_possible_values = true)]
     generation_config: String,
     /// Report the number of cached prompt tokens in each response; identical requests then no longer get identical responses
@@ -139,7 +139,8 @@ pub(crate) fn run(arguments: &ServeArguments, hub: &HubOptions) -> Result<ExitCo
     let mut listening = Listening::new(options)?;
     let opened = arguments.model.open_any(hub)?;
     listening.api().dictionaries = dictionaries(&arguments.dictionaries, opened.config())?;
-    if arguments.model.options.model == Path::new(BUILT_IN) {
+    let ModelOptions { model, adapter, .. } = &arguments.model.options;
+    if model == Path::new(BUILT_IN) && adapter.is_empty() {
         listening.api().transcoders = Arc::new(built_in_dictionaries()?.into());
     }
     let model: Model = match opened.config().head.has_language_model() {
@@ -172,7 +173,7 @@ fn options(arguments: &ServeArguments) -> Result<ServerOptions> {
         ..Limits::default()
     };
     let api = ApiOptions {
-        name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options.model)),
+        name: names.served_model_name.clone().unwrap_or_else(|| name_of(&model.options)),
         aliases: names.alias.clone(),
         chat_template: chat_template(names.chat_template.as_deref())?,
         worker: worker::program(),
@@ -248,8 +249,9 @@ fn chat_template(choice: Option<&Path>) -> Result<ChatTemplateChoice> {
     }
 }
 
-/// What a model is called without where it lies: no path leaves this machine.
-fn name_of(model: &Path) -> String {
+/// The name of a model, or of its first adapter, without folders: no path leaves this machine.
+fn name_of(options: &ModelOptions) -> String {
+    let model = options.adapter.first().map_or(options.model.as_path(), |adapter| &adapter.path);
     let found = fs::canonicalize(model).ok().filter(|_| model != Path::new(BUILT_IN));
     let name = found.as_deref().unwrap_or(model);
     let last = found.as_deref().and_then(Path::file_name).unwrap_or(name.as_os_str());

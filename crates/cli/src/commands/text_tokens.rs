@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use candle_gpt2_engine::{BUILT_IN, HubOptions};
-use candle_gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
+use candle_gpt2_weights::{CharacterCheck, Tokenizer, encode, load_tokenizer, token_bytes};
 use serde::{Serialize, Serializer};
 
 use super::tokenize::TokenizeArguments;
@@ -47,6 +47,10 @@ pub(crate) fn run(arguments: &TokenizeArguments, hub: &HubOptions) -> Result<Exi
         Token { index, id, text: String::from_utf8_lossy(&bytes).into_owned(), bytes }
     };
     let ids = encode(&tokenizer, &text)?;
+    if let Some(lost) = CharacterCheck::new(&tokenizer).and_then(|check| check.first_lost(&tokenizer, &text))
+    {
+        output::print_note(&lost.to_string());
+    }
     let tokens = ids.iter().copied().enumerate().map(token);
     if arguments.json {
         output::write_json(&Report { tokens })?;

@@ -37,7 +37,7 @@ pub(crate) struct TokenizeArguments {
     /// Checkpoint whose tokenizer is used: a folder, a weights file in any format that the program reads, or a model on the Hub
     #[arg(short, long, value_name = "CHECKPOINT", group = "vocabulary")]
     pub(crate) model: Option<PathBuf>,
-    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's]
     #[arg(long, value_name = "FILE", group = "vocabulary")]
     pub(crate) tokenizer: Option<PathBuf>,
     /// Folder to write; it must be new or empty, except with --resume

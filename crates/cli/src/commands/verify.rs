@@ -1,33 +1,42 @@
 //! `gpt2 verify`: is the checkpoint sound?
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Result;
-use candle_gpt2_engine::{HubOptions, ModelOptions, Verification, VerifyOptions, WeightDType};
+use anyhow::{Context, Result};
+use candle_gpt2_engine::{
+    BUILT_IN, HubOptions, ModelOptions, PublishedCheck, PublishedValues, Verification, VerifyOptions,
+    WeightDType,
+};
 use candle_gpt2_kernels::KvDType;
 use clap::Args;
 
-use crate::exit::{self, EXIT_FAILURE, is_closed_pipe};
+use crate::exit::{self, EXIT_FAILURE, UsageError, is_closed_pipe};
 use crate::flags;
-use crate::model_arguments::CommonArguments;
+use crate::input::read_text;
+use crate::model_arguments::{CommonArguments, PositionalModel};
 use crate::output;
 use crate::progress::Terminal;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  gpt2 verify --model MODEL
-  gpt2 verify --model MODEL --json
-  gpt2 verify --model converted.gguf --against DIR --tolerance 0.1
-  gpt2 verify --model built-in --fingerprint --dtype q8
+  gpt2 verify MODEL
+  gpt2 verify MODEL --json
+  gpt2 verify converted.gguf --against DIR --tolerance 0.1
+  gpt2 verify --fingerprint --dtype q8
+  gpt2 verify gpt2 --published    # OpenAI's GPT-2 against published values
+  gpt2 verify my-model --published=values.json
 
 It checks that every tensor is there, with its shape and finite values; that a separate head does not contradict a tied one; \
 that the tokenizer and the special tokens fit the vocabulary; and that a fixed prompt has the same logits with a cache and \
-without. The exit code is 0 when the checkpoint is sound, 1 when it is not.")]
+without. --published compares parameter counts, shapes, tokens, greedy texts, logits and losses with published \
+values, a line each with the largest difference and the source. The exit code is 0 when all of this holds, 1 when it does not.")]
 pub(crate) struct VerifyArguments {
-    /// Checkpoint folder, weights file in any format that the program reads, or a model on the Hub (gpt2, owner/name[@revision])
-    #[arg(short, long, value_name = "MODEL")]
+    #[command(flatten)]
+    positional: PositionalModel,
+    /// Checkpoint folder, weights file in any format that the program reads, a model on the Hub (gpt2, owner/name[@revision]), or built-in
+    #[arg(short, long, value_name = "MODEL", default_value = BUILT_IN)]
     pub(crate) model: PathBuf,
     /// Also compare the logits of a fixed prompt with those of another checkpoint
     #[arg(long, value_name = "OTHER")]
@@ -38,18 +47,21 @@ pub(crate) struct VerifyArguments {
     /// Also print the SHA-256 of the logits after each token of a fixed prompt, which is the same on every machine
     #[arg(long)]
     pub(crate) fingerprint: bool,
-    /// Precision of the weights for --fingerprint: f32, f16, q8, q6, q5 or q4 [default: the checkpoint's dtype, as f16 or f32]
-    #[arg(long, value_name = "TYPE", requires = "fingerprint")]
+    /// Compare with published values of the model, or with those of a table in the form of the program's
+    #[arg(long, value_name = "TABLE", num_args = 0..=1, require_equals = true, default_missing_value = BUILT_IN)]
+    pub(crate) published: Option<PathBuf>,
+    /// Precision of the weights for --fingerprint and --published: f32, f16, q8, q6, q5 or q4 [default: the checkpoint's dtype, as f16 or f32]
+    #[arg(long, value_name = "TYPE")]
     pub(crate) dtype: Option<WeightDType>,
     /// Precision of the KV cache for --fingerprint: f32, f16 or q8 [default: f32, and f16 if the weights are not f32]
     #[arg(long, value_name = "TYPE", requires = "fingerprint")]
     pub(crate) kv_dtype: Option<KvDType>,
-    /// Tokenizer: a tokenizer.json, or a folder with one or with vocab.json and merges.txt [default: the model's folder]
+    /// Tokenizer: a tokenizer.json, spiece.model or vocab.txt, or a folder with one of them or with vocab.json and merges.txt [default: the model's folder]
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference; with --fingerprint also fingerprint
+    /// Print one JSON object: sound, problems, notes, cache_difference, against_difference; of a classifier also batch_difference; with --fingerprint also fingerprint, with --published also published
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -62,11 +74,19 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitCode> {
-    let VerifyArguments { model, against, tolerance, fingerprint, dtype, kv_dtype, tokenizer, common, json } =
+    let VerifyArguments { against, tolerance, fingerprint, dtype, kv_dtype, tokenizer, common, json, .. } =
         arguments;
-    let options =
-        VerifyOptions { against: against.clone(), tolerance: *tolerance, fingerprint: *fingerprint };
-    let model = common.checkpoint_options(model, hub);
+    if dtype.is_some() && !fingerprint && arguments.published.is_none() {
+        return Err(UsageError("--dtype needs --fingerprint or --published".into()).into());
+    }
+    let published = arguments.published.as_deref().map(published_values).transpose()?;
+    let options = VerifyOptions {
+        against: against.clone(),
+        tolerance: *tolerance,
+        fingerprint: *fingerprint,
+        published,
+    };
+    let model = common.checkpoint_options(&arguments.positional.or(&arguments.model), hub);
     let model = ModelOptions { dtype: *dtype, kv_dtype: *kv_dtype, tokenizer: tokenizer.clone(), ..model };
     let verified = model.verify(&options, &Terminal);
     let report = match verified.map_err(anyhow::Error::from) {
@@ -82,12 +102,28 @@ pub(crate) fn run(arguments: &VerifyArguments, hub: &HubOptions) -> Result<ExitC
     Ok(if report.sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILURE) })
 }
 
+/// The table of a file, or the program's.
+fn published_values(path: &Path) -> Result<PublishedValues> {
+    if path == Path::new(BUILT_IN) {
+        return Ok(PublishedValues::built_in()?);
+    }
+    let text = read_text(path)?;
+    PublishedValues::from_json(&text).with_context(|| path.display().to_string())
+}
+
 fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
     if arguments.json {
         return output::write_json(report);
     }
     for problem in &report.problems {
         output::write_line(&flags::in_place_of_options(problem))?;
+    }
+    for check in &report.published {
+        let verdict = if check.holds { "holds  " } else { "differs" };
+        let PublishedCheck { check, source, difference, tolerance, .. } = check;
+        output::write_line(&format!(
+            "{verdict} {check}: largest difference {difference:.1e}, {tolerance:.1e} allowed ({source})"
+        ))?;
     }
     for note in &report.notes {
         output::write_line(&format!("note: {note}"))?;
@@ -108,7 +144,8 @@ fn print(arguments: &VerifyArguments, report: &Verification) -> Result<()> {
     if let Some(fingerprint) = &report.fingerprint {
         output::write_line(&format!("fingerprint: {fingerprint}"))?;
     }
-    output::write_line(&match report.problems.len() {
+    let differing = report.published.iter().filter(|check| !check.holds).count();
+    output::write_line(&match report.problems.len() + differing {
         0 if !report.has_tokenizer() => {
             "sound, but without a tokenizer: text needs `--tokenizer FILE`".to_owned()
         }

@@ -8,6 +8,9 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use crate::{Problem, in_page, markdown_files};
 
+/// Pages of the repository on GitHub, from a file at its root.
+const GITHUB_PAGES: [&str; 2] = ["../../deployments/github-pages", "../../releases/latest"];
+
 /// Follows every link that leads into the repository.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let files = markdown_files(root);
@@ -86,6 +89,10 @@ fn follow(
     let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
     if path.starts_with('/') {
         return Err(format!("`{link}` is no relative link"));
+    }
+    // GitHub shows the README at two levels below the repository's address, which no file knows.
+    if file.parent() == Some(root) && GITHUB_PAGES.contains(&path) {
+        return Ok(None);
     }
     let folder = file.parent().unwrap_or(root);
     let target = if path.is_empty() { file.to_owned() } else { plain(&folder.join(path)) };

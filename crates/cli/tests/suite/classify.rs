@@ -136,7 +136,11 @@ fn wrong_calls_are_refused() {
     refused("sequence", &[&long, "--keep-last", "41"], "cannot keep 41 tokens: the model's context has 40");
     refused("sequence", &["a", "--batch-size", "2"], "--prompts-file");
     refused("sequence", &["a", "--ids", "1"], "cannot be used with");
-    let language_model = run(&["classify", "a"]);
+    let unnamed = run(&["classify", "a"]);
+    assert_refused(&unnamed, USAGE, "give --model a GPT2ForSequenceClassification");
+    assert!(unnamed.stderr.contains("`gpt2 score --choice` ranks texts"), "{}", unnamed.stderr);
+    let tiny = fixture_path("tiny-checkpoint");
+    let language_model = run(&["classify", "a", "--model", tiny.to_str().unwrap()]);
     assert_refused(&language_model, USAGE, "GPT2LMHeadModel, a language model");
     assert!(language_model.stderr.contains("(`gpt2 train --task classify`)"), "{}", language_model.stderr);
 }

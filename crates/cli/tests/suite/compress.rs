@@ -34,22 +34,39 @@ fn written(output: &Output) -> &[u8] {
     &output.stdout
 }
 
+/// Runs a command that reports on one line, and returns the line.
+fn line(arguments: &[&str]) -> String {
+    let told = run(arguments);
+    assert_eq!(
+        (told.code, told.stderr.as_str(), told.stdout.lines().count()),
+        (SUCCESS, "", 1),
+        "{arguments:?}"
+    );
+    told.stdout
+}
+
 fn silent(arguments: &[&str]) {
     let told = run(arguments);
     assert_eq!((told.code, told.stdout.as_str(), told.stderr.as_str()), (SUCCESS, "", ""), "{arguments:?}");
 }
 
 #[test]
-fn a_file_is_replaced_and_comes_back() {
+fn a_file_is_kept_or_removed_and_comes_back() {
     let folder = temporary_folder();
     let file = folder.path().join("letters.txt");
     let compressed = folder.path().join("letters.txt.gpt2z");
     let text = TEXT.repeat(4);
     fs::write(&file, &text).unwrap();
     let modified = fs::metadata(&file).unwrap().modified().unwrap();
-    silent(&["compress", path(&file)]);
+    let saved = line(&["compress", path(&file)]);
+    assert_eq!(entries(folder.path()), ["letters.txt", "letters.txt.gpt2z"]);
+    let size = fs::metadata(&compressed).unwrap().len();
+    assert!(size < text.len() as u64);
+    let share = size as f64 * 100.0 / text.len() as f64;
+    let expected = format!("{}: {size} bytes, {share:.1}% of {}, ", path(&compressed), text.len());
+    assert!(saved.starts_with(&expected) && saved.ends_with(" bits per byte\n"), "{saved}");
+    line(&["compress", "--force", "--rm", path(&file)]);
     assert_eq!(entries(folder.path()), ["letters.txt.gpt2z"]);
-    assert!(fs::metadata(&compressed).unwrap().len() < text.len() as u64);
     assert_eq!(fs::metadata(&compressed).unwrap().modified().unwrap(), modified);
     // What has the suffix is not compressed again, and what has none not restored, without a name for the result.
     assert_refused(&run(&["compress", path(&compressed)]), FAILURE, "it ends in .gpt2z already");
@@ -61,11 +78,12 @@ fn a_file_is_replaced_and_comes_back() {
     for arguments in [["compress", path(&file)], ["decompress", path(&compressed)]] {
         assert_refused(&run(&arguments), FAILURE, "it exists already");
     }
-    silent(&["decompress", "-f", path(&compressed)]);
+    silent(&["decompress", "-f", "--rm", path(&compressed)]);
     assert_eq!(entries(folder.path()), ["letters.txt"]);
+    assert_refused(&run(&["compress", "--rm", "-k", path(&file)]), USAGE, "cannot be used with");
     // With a name for the result the file stays.
     let other = folder.path().join("other");
-    silent(&["compress", path(&file), "-o", path(&other)]);
+    line(&["compress", path(&file), "-o", path(&other)]);
     assert_eq!(entries(folder.path()), ["letters.txt", "other"]);
     let told = run(&["decompress", "--stdout", path(&other)]);
     assert_eq!((told.code, told.stdout), (SUCCESS, text));
@@ -225,3 +243,32 @@ fn assert_ctrl_c(file: &Path) {
 
 #[cfg(not(unix))]
 fn assert_ctrl_c(_: &Path) {}
+
+/// The partial result of a private file is private from the start.
+#[cfg(unix)]
+#[test]
+fn no_other_user_reads_a_partial_result() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::time::{Duration, Instant};
+
+    let folder = temporary_folder();
+    let file = folder.path().join("secret.txt");
+    fs::write(&file, TEXT.repeat(2_000)).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let mut child = program(&["compress", path(&file)]).stderr(Stdio::null()).spawn().unwrap();
+    let start = Instant::now();
+    let mode = loop {
+        let partial = fs::read_dir(folder.path()).unwrap().find_map(|entry| {
+            let entry = entry.unwrap();
+            (entry.path() != file).then(|| entry.metadata().ok()).flatten()
+        });
+        if let Some(metadata) = partial.filter(|metadata| metadata.is_file()) {
+            break metadata.mode() & 0o777;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no partial result");
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(mode, 0o600);
+}

@@ -184,7 +184,10 @@ fn words_and_tokens_are_banned_and_forced() {
     let first = free[0].to_string();
     assert!(!ids(&["--logit-bias", &format!("{first}=-inf")]).contains(&free[0]));
     assert_eq!(ids(&["--logit-bias", "7=1e6"]), [7; 12]);
-    assert_eq!(ids(&["--forced-bos-token-id", "55"])[0], 55);
+    // As in transformers, a token is forced behind a prompt of one token.
+    assert_eq!(ids(&["--forced-bos-token-id", "55"]), free);
+    let one = ["--ids", "40", "--greedy", "--max-new-tokens", "2", "--json", "--forced-bos-token-id", "55"];
+    assert_eq!(generate(&folder, &one).json()["ids"][0], 55);
     let text =
         generate(&folder, &["The dog", "--greedy", "--max-new-tokens", "1", "--json"]).json()["text"].clone();
     let banned = ids(&["--bad-word", text.as_str().unwrap()]);
@@ -338,7 +341,7 @@ fn wrong_options_end_with_code_2() {
         (&["--num-beams", "4", "--num-beam-groups", "2"], "--diversity-penalty"),
         (&["--num-beams", "2", "--num-return-sequences", "3"], "more than --num-beams 2"),
         (&["--num-beams", "2", "--stop", "x"], "--stop"),
-        (&["--num-beams", "2", "--slide"], "slides"),
+        (&["--num-beams", "2", "--slide"], "--slide cannot be combined"),
         (&["--greedy", "--num-return-sequences", "2"], "the same"),
         (&["--num-beams", "18446744073709551615"], "--num-beams: expected at least 1 and at most 4096"),
         (&["--min-new-tokens", "9", "--max-new-tokens", "5"], "more than --max-new-tokens 5"),
@@ -577,4 +580,24 @@ fn a_file_of_prompts_gives_the_scores_of_its_lines() {
     assert_eq!((to_file.code, fs::read_to_string(&output).unwrap()), (FAILURE, found.stdout));
     assert_refused(&run(&[&flags[..], &["--batch-size", "2"]].concat()), USAGE, "one by one");
     assert_refused(&run(&[&flags[..], &["--choice", "a"]].concat()), USAGE, "cannot be used with");
+}
+
+#[test]
+fn a_hyphen_is_standard_input() {
+    let folder = CheckpointFolder::tiny();
+    let arguments = ["generate", "--model", path(folder.path()), "--greedy", "--json"];
+    let found = run_with_input(&[&arguments[..], &["-"]].concat(), b"One day").json();
+    let expected = generate(&folder, &["One day", "--greedy", "--json"]).json();
+    assert_eq!(without_speed(found), without_speed(expected));
+    let literal = generate(&folder, &["--prompt", "-", "--greedy", "--json"]).json();
+    assert_ne!(literal["prompt_ids"], json!([]));
+}
+
+#[test]
+fn a_top_p_of_0_keeps_the_most_probable_token() {
+    let folder = CheckpointFolder::tiny();
+    let ids = |flags: &[&str]| {
+        generate(&folder, &[&["--ids", "5,9,70", "--json"], flags].concat()).json()["ids"].clone()
+    };
+    assert_eq!(ids(&["--top-p", "0", "--seed", "3"]), ids(&["--greedy"]));
 }

@@ -176,3 +176,60 @@ fn broken_grammars_are_refused() {
     let arguments = ["--ids", "5", "--json-schema", &schema];
     assert_refused(&generate(&no_tokenizer, &arguments), USAGE, "s.json: the model has no tokenizer");
 }
+
+/// huggingface/tokenizers#1996: generation, JSON, beams and scores write an added token as it is.
+#[test]
+fn an_added_token_is_its_own_text() {
+    for token in ["für", "kuća", "ĠĠ", "中文"] {
+        let folder = CheckpointFolder::tiny().with_added_token(token);
+        let added = ["a", "--logit-bias", "299=1000", "-n", "2"];
+        for more in
+            [&["--json"][..], &["--json", "--num-beams", "2"], &["--json", "--regex", &format!("({token})+")]]
+        {
+            let report = generate(&folder, &[&added[..], more].concat()).json();
+            assert_eq!(report["text"], json!(format!("{token}{token}")), "{more:?}: {report}");
+        }
+        let text = format!("a{token}");
+        let scored = run(&["score", "--model", path(folder.path()), &text]);
+        assert!(scored.stdout.contains(&format!("{token:?}")), "{}", scored.stdout);
+    }
+}
+
+/// Options that exclude tokens intersect: no token is generated that one of them forbids.
+#[test]
+fn contradicting_options_end_with_their_names() {
+    let folder = folder();
+    for (options, named) in [
+        (&["--regex", "b", "--bad-word", "b"][..], "--bad-word or the regular expression"),
+        (&["--regex", "b+", "--logit-bias", "66=-inf"], "--logit-bias or the regular expression"),
+        (&["--regex", "b", "--bad-word", "b", "--num-beams", "2"], "--bad-word or the regular expression"),
+        (
+            &["--regex", "aa", "--no-repeat-ngram-size", "1"],
+            "--no-repeat-ngram-size or the regular expression",
+        ),
+        (&["--regex", "a", "--min-new-tokens", "3"], "--min-new-tokens or the regular expression"),
+    ] {
+        let run = generate(&folder, &[&["W", "--max-new-tokens", "6"][..], options].concat());
+        assert_eq!(run.code, FAILURE, "{}", run.stderr);
+        assert!(run.stderr.contains(&format!("each is excluded by {named}; ")), "{}", run.stderr);
+    }
+}
+
+#[test]
+fn a_text_that_is_cut_off_has_a_note() {
+    let folder = folder();
+    let schema = folder.file("s.json");
+    let cut = generate(&folder, &["a", "--json-schema", path(&schema), "--max-new-tokens", "2"]);
+    assert_eq!(cut.code, SUCCESS, "{}", cut.stderr);
+    assert!(
+        cut.stderr.contains("cut off (max_new_tokens)") && cut.stderr.contains("--max-new-tokens"),
+        "{}",
+        cut.stderr
+    );
+    for whole in [
+        generate(&folder, &["a", "--json-schema", path(&schema), "--max-new-tokens", "45"]),
+        generate(&folder, &["a", "--max-new-tokens", "2"]),
+    ] {
+        assert_eq!((whole.code, whole.stderr.contains("cut off")), (SUCCESS, false), "{}", whole.stderr);
+    }
+}

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use candle_gpt2_testing::{fixture_path, json_fixture};
+use candle_gpt2_testing::{fixture_path, json_fixture, pattern};
 use serde_json::{Value, json};
 
 const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -38,6 +38,11 @@ impl Hub {
     /// Serves the files of `folder` as the model `someone/tiny`, and `someone/gated`, which needs a token; and the dataset
     /// `someone/texts` with one file at each of two revisions.
     fn new(folder: &Path, mood: Mood) -> Self {
+        Self::serving("someone/tiny", folder, mood)
+    }
+
+    /// Serves the files of `folder` as the model `name` instead.
+    fn serving(name: &'static str, folder: &Path, mood: Mood) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
@@ -48,6 +53,7 @@ impl Hub {
             .collect();
         let has_broken_off = AtomicBool::new(false);
         let server = Server {
+            name,
             files,
             endpoint: endpoint.clone(),
             requests: Arc::clone(&requests),
@@ -114,6 +120,7 @@ impl Hub {
 }
 
 struct Server {
+    name: &'static str,
     files: HashMap<String, Vec<u8>>,
     endpoint: String,
     requests: Arc<Mutex<Vec<String>>>,
@@ -173,7 +180,8 @@ impl Server {
             return stream.write_all(part);
         }
         let path = path.replace("someone/gated", "someone/tiny");
-        if path == "/api/models/someone/tiny/revision/main" {
+        let name = self.name;
+        if path == format!("/api/models/{name}/revision/main") {
             let siblings: Vec<Value> = self.files.keys().map(|name| json!({ "rfilename": name })).collect();
             let body = json!({ "siblings": siblings, "sha": SHA }).to_string();
             let length = body.len();
@@ -181,7 +189,7 @@ impl Server {
         }
         // Weights are elsewhere: the Hub redirects, and the first answer carries what is known of the file.
         let (name, is_elsewhere) =
-            match (path.strip_prefix("/someone/tiny/resolve/main/"), path.strip_prefix("/elsewhere/")) {
+            match (path.strip_prefix(&format!("/{name}/resolve/main/")), path.strip_prefix("/elsewhere/")) {
                 (Some(name), _) => (name, false),
                 (_, Some(name)) => (name, true),
                 _ => return status("404 Not Found"),
@@ -384,4 +392,132 @@ fn shards_are_downloaded_with_their_index() {
     let (code, stdout, stderr) = hub.run(&["verify", "--model", "someone/tiny", "--json"], &[]);
     assert_eq!(code, 0, "{stdout} {stderr}");
     assert_eq!(std::fs::read_dir(hub.snapshot()).unwrap().count(), 6, "config, index and four shards");
+}
+
+/// The first hour with the real GPT-2, rehearsed: a repository with the files, names and shapes of OpenAI's, random weights and a
+/// made-up tokenizer of its size.
+#[test]
+fn gpt2_is_verified_inspected_run_and_compared_with_published_values() {
+    let folder = tempfile::tempdir().unwrap();
+    write_gpt2(folder.path());
+    let hub = Hub::serving("openai-community/gpt2", folder.path(), Mood::Good);
+    let run = |arguments: &[&str]| {
+        let (code, stdout, stderr) = hub.run(arguments, &[]);
+        (code, serde_json::from_str::<Value>(&stdout).unwrap_or(Value::Null), stderr)
+    };
+    let (code, report, stderr) = run(&["verify", "gpt2", "--json"]);
+    assert_eq!((code, &report["sound"], &report["problems"]), (0, &json!(true), &json!([])), "{stderr}");
+    let (code, report, stderr) = run(&["inspect", "gpt2", "--json"]);
+    assert_eq!((code, &report["parameters"]["unique"]), (0, &json!(124_439_808)), "{stderr}");
+    let generate = ["generate", "The dog", "--model", "gpt2", "--greedy", "--max-new-tokens", "4", "--json"];
+    let (code, generated, stderr) = run(&generate);
+    assert_eq!((code, generated["ids"].as_array().map(Vec::len)), (0, Some(4)), "{stderr}");
+
+    let score = ["score", "The dog", "--choice", " ran", "--model", "gpt2", "--json"];
+    let (code, scored, stderr) = run(&score);
+    assert_eq!(code, 0, "{stderr}");
+    let loss = -scored["choices"][0]["per_token"].as_f64().unwrap();
+    let values = json!([
+        { "check": "parameters", "value": 124_439_808, "source": "a made-up table" },
+        { "check": "config", "value": { "n_layer": 12, "n_head": 12, "n_embd": 768 }, "source": "a made-up table" },
+        { "check": "loss", "prompt": "The dog", "text": " ran", "value": loss, "source": "a made-up table" },
+    ]);
+    let table = folder.path().join("table.json");
+    let models = json!({ "models": [{ "names": ["gpt2"], "values": values }] });
+    std::fs::write(&table, models.to_string()).unwrap();
+    let own = format!("--published={}", table.display());
+    let (code, report, stderr) = run(&["verify", "gpt2", &own, "--dtype", "f16", "--json"]);
+    assert_eq!((code, report["published"].as_array().map(Vec::len)), (0, Some(3)), "{stderr}");
+
+    // Random weights have the published sizes and nothing else.
+    let (code, lines, stderr) = hub.run(&["verify", "gpt2", "--published"], &[]);
+    assert_eq!(code, 1, "{stderr}");
+    let beginnings = [
+        "holds   124,439,808 parameters: largest difference 0",
+        "differs logit -69.4948 of token 1936",
+        "differs loss ",
+    ];
+    for beginning in beginnings {
+        assert!(lines.lines().any(|line| line.starts_with(beginning)), "`{beginning}` is not in: {lines}");
+    }
+    let (code, _, stderr) = hub.run(&["verify", "built-in", "--published"], &[]);
+    assert_eq!(code, 1);
+    assert!(stderr.contains("no published values"), "{stderr}");
+}
+
+/// Writes the files of the Hub's repository `gpt2`: names without a prefix, matrices `(in, out)`, masks as buffers.
+fn write_gpt2(folder: &Path) {
+    let mut tensors = HashMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        let offset = tensors.len() as u64;
+        tensors.insert(name, pattern(shape, 0.1, offset << 32));
+    };
+    add("wte.weight".into(), &[50257, 768]);
+    add("wpe.weight".into(), &[1024, 768]);
+    for block in 0..12 {
+        add(format!("h.{block}.attn.bias"), &[1, 1, 1024, 1024]);
+        for (name, inputs, outputs) in [
+            ("attn.c_attn", 768, 2304),
+            ("attn.c_proj", 768, 768),
+            ("mlp.c_fc", 768, 3072),
+            ("mlp.c_proj", 3072, 768),
+        ] {
+            add(format!("h.{block}.{name}.weight"), &[inputs, outputs]);
+            add(format!("h.{block}.{name}.bias"), &[outputs]);
+        }
+        for name in ["ln_1", "ln_2"] {
+            add(format!("h.{block}.{name}.weight"), &[768]);
+            add(format!("h.{block}.{name}.bias"), &[768]);
+        }
+    }
+    add("ln_f.weight".into(), &[768]);
+    add("ln_f.bias".into(), &[768]);
+    candle_core::safetensors::save(&tensors, folder.join("model.safetensors")).unwrap();
+
+    // Each byte, and 50,000 pairs of bytes.
+    let printable = |byte: u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let others = (0..256).filter(|byte| !printable(*byte)).zip(256..);
+    let others: HashMap<u32, u32> = others.collect();
+    let bytes = (0..256).map(|byte| char::from_u32(*others.get(&byte).unwrap_or(&byte)).unwrap());
+    let bytes: Vec<char> = bytes.collect();
+    let pairs = bytes.iter().flat_map(|first| bytes.iter().map(move |second| (first, second)));
+    let pairs: Vec<(&char, &char)> = pairs.take(50_000).collect();
+    let tokens = bytes.iter().map(char::to_string).chain(pairs.iter().map(|(a, b)| format!("{a}{b}")));
+    let tokens = tokens.chain(["<|endoftext|>".to_owned()]);
+    let vocab: serde_json::Map<String, Value> =
+        tokens.zip(0..).map(|(token, id)| (token, json!(id))).collect();
+    let merges: Vec<String> = pairs.iter().map(|(a, b)| format!("{a} {b}")).collect();
+    let end = json!({
+        "id": 50256, "content": "<|endoftext|>", "special": true, "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false,
+    });
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true });
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [end], "normalizer": null,
+        "pre_tokenizer": byte_level, "post_processor": byte_level, "decoder": byte_level,
+        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": false, "vocab": vocab, "merges": merges },
+    });
+    let config = json!({
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+        "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+        "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "vocab_size": 50257,
+        "task_specific_params": { "text-generation": { "do_sample": true, "max_length": 50 } },
+    });
+    for (name, contents) in [
+        ("config.json", config.to_string()),
+        ("generation_config.json", r#"{"bos_token_id": 50256, "eos_token_id": 50256}"#.into()),
+        ("tokenizer_config.json", r#"{"model_max_length": 1024}"#.into()),
+        ("tokenizer.json", tokenizer.to_string()),
+        ("vocab.json", json!(vocab).to_string()),
+        ("merges.txt", format!("#version: 0.2\n{}\n", merges.join("\n"))),
+        ("README.md", "GPT-2\n".into()),
+        // Other frameworks' weights, which are never downloaded.
+        ("flax_model.msgpack", "not read".into()),
+        ("tf_model.h5", "not read".into()),
+        ("64.tflite", "not read".into()),
+    ] {
+        std::fs::write(folder.join(name), contents).unwrap();
+    }
 }

@@ -761,3 +761,18 @@ fn steering_goes_with_beams_files_of_prompts_and_seeds() {
         }
     }
 }
+
+#[test]
+fn the_built_in_models_transcoders_are_the_default() {
+    let text = "One day, Mia";
+    let report = run(&["look", "features", text, "--json"]).json();
+    assert_eq!(report, run(&["look", "features", text, "--sae", "built-in", "--json"]).json());
+    let last = run(&["look", "features", text, "--site", "5.resid_mid", "--json"]).json();
+    assert_ne!(report, last);
+    let elsewhere = run(&["look", "features", text, "--site", "5.resid_post"]);
+    assert_refused(
+        &elsewhere,
+        USAGE,
+        "built-in has no transcoder there; expected one of blocks.0.hook_resid_mid",
+    );
+}

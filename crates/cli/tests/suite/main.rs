@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod adapters;
 mod built_in;
 mod classify;
 mod common;

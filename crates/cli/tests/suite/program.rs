@@ -95,12 +95,12 @@ fn generate_from_ids_needs_no_tokenizer() {
 }
 
 #[test]
-fn quantized_files_say_that_they_are_computed_in_f32() {
+fn quantized_files_run_in_their_own_type_or_a_note_says_so() {
     let gguf = candle_gpt2_testing::fixture_path("formats/gguf");
     let score = |file: &str, more: &[&str]| {
         run(&[&["score", "--ids", "1,2", "--model", path(&gguf.join(file))][..], more].concat())
     };
-    let quantized = score("q8_0.gguf", &[]);
+    let quantized = score("q4_k.gguf", &[]);
     assert_eq!(
         (quantized.code, quantized.stderr.as_str()),
         (
@@ -109,9 +109,14 @@ fn quantized_files_say_that_they_are_computed_in_f32() {
         )
     );
     for (file, more) in
-        [("q8_0.gguf", &["--dtype", "q8"][..]), ("q8_0.gguf", &["--dtype", "f32"]), ("f16.gguf", &[])]
+        [("q4_k.gguf", &["--dtype", "q8"][..]), ("q8_0.gguf", &["--dtype", "f32"]), ("f16.gguf", &[])]
     {
         assert_eq!(score(file, more).stderr, "", "{file} {more:?}");
+    }
+    for (file, dtype) in [("q8_0.gguf", "q8"), ("q5_0.gguf", "q5"), ("q4_0.gguf", "q4")] {
+        let (default, chosen) = (score(file, &[]), score(file, &["--dtype", dtype]));
+        assert_eq!((default.stderr.as_str(), &default.stdout), ("", &chosen.stdout), "{file}");
+        assert_ne!(default.stdout, score(file, &["--dtype", "f32"]).stdout, "{file}");
     }
 }
 
@@ -186,6 +191,8 @@ fn inspect_prints_what_a_checkpoint_or_a_preset_is() {
         "name": "transformer.h.0.attn.c_attn.weight", "shape": [28, 84], "dtype": "F32", "role": "parameter",
     });
     assert!(report["tensors"].as_array().unwrap().contains(&expected));
+    assert_eq!(inspect(&[tiny[1], "--json"]).json(), report, "the model as an argument");
+    assert_eq!(inspect(&[]).stdout, inspect(&["built-in"]).stdout);
     let human = inspect(&tiny).stdout;
     assert!(human.contains("transformer.h.2.mlp.c_proj.weight"), "{human}");
     let measured = inspect(&[&tiny[..], &["--tensors", "--json"]].concat()).json();
@@ -308,7 +315,7 @@ fn wrong_arguments_end_with_code_2() {
     };
     refuse(&["x", "--temperature", "-0.5"], "--temperature: expected at least 0 (0 is greedy)");
     refuse(&["x", "--temperature", "warm"], "--temperature");
-    refuse(&["x", "--top-p", "0"], "--top-p: expected a number greater than 0 and at most 1, found 0");
+    refuse(&["x", "--top-p", "1.5"], "--top-p: expected from 0 to 1, found 1.5");
     refuse(&["x", "--top-k", "-3"], "--top-k");
     refuse(&["x", "--max-new-tokens", "-1"], "--max-new-tokens");
     refuse(&["x", "--seed", "a"], "--seed");
@@ -328,7 +335,16 @@ fn wrong_arguments_end_with_code_2() {
         "only NVIDIA GPUs have it, and this would run on cpu; leave it out (--tf32)",
     );
     refuse(&["x", "--colour"], "--colour");
-    assert_refused(&run(&["inspect"]), USAGE, "--preset");
+    for command in ["inspect", "verify", "bench"] {
+        let twice = run(&[command, model, "--model", model]);
+        assert_refused(&twice, USAGE, "'[MODEL]' cannot be used with '--model <MODEL>'");
+    }
+    assert_refused(&run(&["inspect", model, "--preset", "gpt2"]), USAGE, "cannot be used with");
+    assert_refused(
+        &run(&["verify", model, "--dtype", "q8"]),
+        USAGE,
+        "--dtype needs --fingerprint or --published",
+    );
     for tolerance in ["nan", "-1", "inf"] {
         let verify = run(&["verify", "--model", model, "--against", model, "--tolerance", tolerance]);
         assert_refused(&verify, USAGE, "expected a number of at least 0");
@@ -508,6 +524,57 @@ fn help_has_examples() {
         assert!(help.stdout.contains("Examples:"), "{command}");
     }
     assert!(run(&["--version"]).stdout.starts_with("gpt2 "));
+}
+
+#[test]
+fn short_help_fits_a_screen() {
+    let names = |words: &[&str]| -> Vec<String> {
+        let help = run(&[words, &["--help"]].concat()).stdout;
+        let list = help.split("Commands:\n").nth(1).unwrap_or_default().split("\n\n").next().unwrap();
+        let names = list
+            .lines()
+            .filter(|line| !line.starts_with("   "))
+            .filter_map(|line| line.split_whitespace().next());
+        names.filter(|name| *name != "help").map(str::to_owned).collect()
+    };
+    let commands = names(&[]);
+    assert!(commands.len() > 12, "{commands:?}");
+    let below = commands.iter().flat_map(|command| {
+        let below = names(&[command]).into_iter().map(|name| vec![command.clone(), name]);
+        below.chain([vec![command.clone()]]).collect::<Vec<_>>()
+    });
+    for command in below {
+        let mut words: Vec<&str> = command.iter().map(String::as_str).collect();
+        words.push("-h");
+        let help = run(&words).stdout;
+        assert!(help.contains("Usage: ") && help.lines().count() <= 40, "{command:?}: {help}");
+    }
+}
+
+#[test]
+fn shells_complete_values_and_cached_models() {
+    let cache = tempfile::tempdir().unwrap();
+    let snapshot = cache.path().join("models--someone--tiny/snapshots/1");
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::write(snapshot.join("config.json"), r#"{"model_type": "gpt2"}"#).unwrap();
+    let completed_by = |shell: &str, words: &[&str]| {
+        let mut program = program(&[&["--", "gpt2"], words].concat());
+        let output = program.env("GPT2_COMPLETE", shell).env("HF_HUB_CACHE", cache.path()).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let completed = |words: &[&str]| completed_by("fish", words);
+    assert_eq!(completed(&["generate", "--dtype", "q"]), "q8\nq6\nq5\nq4\n");
+    assert_eq!(completed(&["generate", "--kv-dtype", "f"]), "f32\nf16\n");
+    assert_eq!(completed(&["verify", "--model", "some"]), "someone/tiny\n");
+    assert_eq!(completed(&["verify", "--model", "buil"]), "built-in\n");
+    assert!(completed(&["gen"]).starts_with("generate"));
+    assert!(completed(&["generate", "--max-n"]).starts_with("--max-new-tokens"));
+    assert!(completed(&["look", "att"]).starts_with("attention"));
+    let in_nushell: Value =
+        serde_json::from_str(&completed_by("nushell", &["generate", "--max-new"])).unwrap();
+    let [candidate] = in_nushell.as_array().unwrap().as_slice() else { panic!("{in_nushell}") };
+    assert_eq!(candidate["value"], "--max-new-tokens");
+    assert!(candidate["description"].as_str().unwrap().starts_with("Maximum number of tokens"));
 }
 
 /// Panics of the tokenizers library end as errors of the file.

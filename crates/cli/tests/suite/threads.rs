@@ -34,6 +34,18 @@ fn scores_and_texts_are_the_same_on_any_number_of_threads() {
 }
 
 #[test]
+fn short_contexts_are_measured_as_far_as_they_go() {
+    let folder = CheckpointFolder::tiny();
+    let told = run(&["bench", "--json", folder.path().to_str().unwrap()]);
+    assert_eq!(told.code, SUCCESS, "{}", told.stderr);
+    let note = "the context has 48 tokens: decode generates 40 after 8 in place of 128";
+    assert!(told.stderr.contains(note), "{}", told.stderr);
+    let report: serde_json::Value = serde_json::from_str(&told.stdout).unwrap();
+    assert!(report["decode"].as_f64().unwrap() > 0.0 && report["decode_at_896"].is_null(), "{report}");
+    assert_eq!((&report["dtype"], report["prefill"].as_object().unwrap().len()), (&"f32".into(), 0));
+}
+
+#[test]
 fn several_numbers_of_threads_are_measured_one_after_the_other() {
     let told = run(&["bench", "--json", "--dtype", "q8", "--threads", "1,3"]);
     assert_eq!((told.code, told.stderr.as_str()), (SUCCESS, ""));

@@ -44,6 +44,34 @@ impl Repository {
         of_commit(revision).or_else(|| of_commit(self.commit(revision)?.trim()))
     }
 
+    /// Reason why a repository that is in the cache cannot be used at a revision, and what to do; `None` if it is not there.
+    pub(super) fn unusable(&self, revision: &str) -> Option<String> {
+        if !self.path().is_dir() {
+            return None;
+        }
+        if let Some(snapshot) = self.cached(revision) {
+            let is_broken =
+                fs::read_dir(&snapshot).into_iter().flatten().flatten().any(|entry| !entry.path().exists());
+            let what = if is_broken { "links to files that are gone" } else { "not all of its files" };
+            return Some(format!("at {revision} incompletely ({what}); download it again"));
+        }
+        // A record that is unsafe is not repeated.
+        let commit = self.commit(revision).map(|commit| CacheKey::new(commit.trim()));
+        if let Some(commit) = commit {
+            let commit = commit.map_or(String::new(), |commit| format!(" {}", commit.as_str()));
+            return Some(format!("without the snapshot{commit} of {revision}; download it again"));
+        }
+        let snapshots = fs::read_dir(self.path().join("snapshots")).into_iter().flatten().flatten();
+        let snapshots: Vec<String> =
+            snapshots.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        match snapshots.iter().min() {
+            Some(commit) => Some(format!(
+                "without refs/{revision}; name one of its snapshots after the name, as in @{commit}, or download it again"
+            )),
+            None => Some("without a snapshot; download it again".to_owned()),
+        }
+    }
+
     fn commit(&self, revision: &str) -> Option<String> {
         fs::read_to_string(self.path().join("refs").join(revision)).ok()
     }

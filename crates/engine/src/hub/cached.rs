@@ -17,6 +17,13 @@ pub(super) const WEIGHTS: [(&str, Option<(&str, &str)>); 4] = [
     ("pytorch_model.bin.index.json", Some(("pytorch_model-", ".bin"))),
 ];
 
+/// Settings of an adapter.
+#[cfg(feature = "hub")]
+pub(super) const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// Weights of an adapter, best first.
+#[cfg(feature = "hub")]
+pub(super) const ADAPTER_WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+
 /// Prefixes of repository folders in the cache.
 pub(super) const MODELS: &str = "models--";
 #[cfg(feature = "hub")]
@@ -79,6 +86,13 @@ impl CachedModels {
 pub(super) fn holds_a_model(snapshot: &Path) -> bool {
     let has_weights = WEIGHTS.iter().any(|(weights, _)| snapshot.join(weights).exists());
     snapshot.join("config.json").exists() && has_weights
+}
+
+/// Whether a snapshot holds an adapter.
+#[cfg(feature = "hub")]
+pub(super) fn holds_an_adapter(snapshot: &Path) -> bool {
+    let has_weights = ADAPTER_WEIGHTS.iter().any(|weights| snapshot.join(weights).exists());
+    snapshot.join(ADAPTER_CONFIG).exists() && has_weights
 }
 
 /// Sorted names of the repositories in a cache whose folders have this prefix.

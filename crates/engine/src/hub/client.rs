@@ -15,7 +15,9 @@ use ureq::http::header::{
 };
 
 use super::cache::{Partial, Repository};
-use super::cached::{DATASETS, MODELS, WEIGHTS, holds_a_model, names};
+use super::cached::{
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, DATASETS, MODELS, WEIGHTS, holds_a_model, holds_an_adapter, names,
+};
 use super::checked::{CacheKey, FilePath, quoted};
 use super::error::HubError;
 use super::headers::{ContentRange, encoded, header, is_http, number, origin, redirected};
@@ -25,7 +27,11 @@ use super::options::{self, HubOptions};
 use crate::{Progress, Reporter, Unit};
 
 /// Small files that are downloaded if the repository has them.
-const SMALL_FILES: [&str; 8] = [
+const SMALL_FILES: [&str; 14] = [
+    // A note says that it is not applied.
+    ADAPTER_CONFIG,
+    "chat_template.jinja",
+    "chat_template.json",
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -34,6 +40,9 @@ const SMALL_FILES: [&str; 8] = [
     "merges.txt",
     "added_tokens.json",
     "special_tokens_map.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer.model",
 ];
 /// Most shards of a model; checkpoints with more are not read either.
 const MAX_SHARDS: usize = 10_000;
@@ -57,6 +66,16 @@ pub(super) fn fetch(
 ) -> Result<PathBuf, HubError> {
     let network = Network::new(options.timeout, reporter);
     Client::new(model, options, reporter, &network)?.model()
+}
+
+/// Downloads the missing files of an adapter and returns the folder of its snapshot.
+pub(super) fn fetch_adapter(
+    adapter: &HubName,
+    options: &HubOptions,
+    reporter: &dyn Reporter,
+) -> Result<PathBuf, HubError> {
+    let network = Network::new(options.timeout, reporter);
+    Client::new(adapter, options, reporter, &network)?.adapter()
 }
 
 /// Downloads a file of a dataset if it is missing and returns the folder of the snapshot.
@@ -131,6 +150,22 @@ impl<'a> Client<'a> {
         self.download_all(&commit, &self.wanted(&names)?)
     }
 
+    pub(super) fn adapter(&self) -> Result<PathBuf, HubError> {
+        let listing = match self.listing_or_cached(&holds_an_adapter)? {
+            Ok(listing) => listing,
+            Err(folder) => return Ok(folder),
+        };
+        let commit = self.commit("sha", &listing.sha)?;
+        let has = |name: &&str| listing.siblings.iter().any(|sibling| sibling.rfilename == **name);
+        let weights = ADAPTER_WEIGHTS.iter().find(|name| has(name)).filter(|_| has(&ADAPTER_CONFIG));
+        let Some(weights) = weights else {
+            let looked_for = format!("{ADAPTER_CONFIG}, {}", ADAPTER_WEIGHTS.join(", "));
+            return Err(HubError::NoAdapter { model: self.name.to_string(), looked_for });
+        };
+        let files = [ADAPTER_CONFIG, weights].map(FilePath::new).into_iter().flatten();
+        self.download_all(&commit, &files.collect::<Vec<_>>())
+    }
+
     pub(super) fn file(&self, file: &FilePath) -> Result<PathBuf, HubError> {
         let listing = match self.listing_or_cached(&|folder| folder.join(file.as_str()).is_file())? {
             Ok(listing) => listing,
@@ -152,7 +187,10 @@ impl<'a> Client<'a> {
         let cached = || self.repository.cached(&self.name.revision).filter(|folder| is_complete(folder));
         let model = self.name.to_string();
         if self.options.network == options::Network::Offline {
-            return cached().map(Err).ok_or_else(|| HubError::NotCached { model, cache: self.contents() });
+            return cached().map(Err).ok_or_else(|| match self.unusable() {
+                Some(what) => HubError::Incomplete { model, what },
+                None => HubError::NotCached { model, cache: self.contents() },
+            });
         }
         let cause = match self.listing() {
             Err(HubError::Interrupted { cause, .. }) => cause,
@@ -197,6 +235,10 @@ impl<'a> Client<'a> {
         let escapes = |name: &&&str| name.split('/').any(|part| ["", ".", ".."].contains(&part));
         if let Some(name) = names.iter().find(escapes) {
             return Err(unsafe_name(model(), name));
+        }
+        let has_weights = WEIGHTS.iter().any(|(weights, _)| names.contains(weights));
+        if names.contains(&ADAPTER_CONFIG) && !has_weights {
+            return Err(HubError::IsAdapter { model: model() });
         }
         if !names.contains(&"config.json") {
             return Err(HubError::NoConfig { model: model() });
@@ -463,10 +505,19 @@ impl<'a> Client<'a> {
             Kind::Dataset => ("dataset", DATASETS),
         };
         let (cache, names) = (self.options.cache.display(), names(&self.options.cache, beginning));
+        if let Some(what) = self.unusable() {
+            return what;
+        }
         match names.as_slice() {
             [] => format!("the cache {cache} holds no {kind}"),
             names => format!("the cache {cache} holds {}", names.join(", ")),
         }
+    }
+
+    /// Reason why the repository cannot be used although it is in the cache.
+    fn unusable(&self) -> Option<String> {
+        let what = self.repository.unusable(&self.name.revision)?;
+        Some(format!("the cache {} holds {} {what}", self.options.cache.display(), self.name.id))
     }
 
     fn refused(&self, status: u16, model: String) -> HubError {

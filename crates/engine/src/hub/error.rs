@@ -30,6 +30,14 @@ pub enum HubError {
         /// What the cache holds, in words.
         cache: String,
     },
+    /// A part of it is missing in the cache, and the network may not be used.
+    #[error("{model}: the network may not be used, and {what}")]
+    Incomplete {
+        /// The model.
+        model: String,
+        /// The part, and what to do.
+        what: String,
+    },
     /// The Hub cannot be reached, and the model is not in the cache.
     #[error("{endpoint} cannot be reached ({cause}), and {model} is not in the cache; {cache}")]
     Unreachable {
@@ -47,6 +55,23 @@ pub enum HubError {
     NoConfig {
         /// The model.
         model: String,
+    },
+    /// The repository holds an adapter and no model.
+    #[error(
+        "{model} is an adapter, not a model; use `--adapter {model}` in place of `--model {model}`, or merge it: \
+         `gpt2 convert BASE OUT --adapter {model}`"
+    )]
+    IsAdapter {
+        /// The repository.
+        model: String,
+    },
+    /// The repository holds no adapter.
+    #[error("{model} holds no LoRA adapter (looked for {looked_for}); choose another one")]
+    NoAdapter {
+        /// The repository.
+        model: String,
+        /// The files that were looked for.
+        looked_for: String,
     },
     /// The repository has weights in other formats only, or none.
     #[error("{model} holds no weights that can be read (looked for {looked_for})")]

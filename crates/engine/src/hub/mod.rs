@@ -24,20 +24,41 @@ pub use error::HubError;
 use name::HubName;
 pub use options::{HubOptions, Network};
 
+use candle_gpt2_weights::is_checkpoint;
+
 use crate::{EngineError, Reporter};
 
-/// The local path of a model: its name if that exists or can only be a path, else the Hub's files in the cache.
+/// The local path of a model: its name if that can only be a path or is a checkpoint, else the Hub's files in the cache.
 pub(crate) fn local_path(
     model: &Path,
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let hub_model = model.to_str().and_then(HubName::of_model);
-    match hub_model {
-        Some(hub_model) if !is_local(model) && !is_file_name(model) => {
-            client::fetch(&hub_model, options, reporter)
-        }
-        _ => Ok(model.to_owned()),
+    let hub_model = model.to_str().and_then(HubName::of_model).filter(|_| !is_file_name(model));
+    let Some(hub_model) = hub_model.filter(|_| !is_checkpoint(model)) else {
+        return Ok(model.to_owned());
+    };
+    if model.exists() {
+        // Of one name the user may mean either.
+        let kind = if model.is_dir() { "folder" } else { "file" };
+        reporter.note(&format!(
+            "{hub_model} on the Hub is used: the {kind} {name} is not a checkpoint; write ./{name} for the {kind}",
+            name = model.display()
+        ));
+    }
+    client::fetch(&hub_model, options, reporter)
+}
+
+/// The local path of an adapter: its name if that exists or can only be a path, else the Hub's files in the cache.
+pub(crate) fn adapter_path(
+    adapter: &Path,
+    options: &HubOptions,
+    reporter: &dyn Reporter,
+) -> Result<PathBuf, HubError> {
+    let named = adapter.to_str().and_then(HubName::of_model).filter(|_| !is_file_name(adapter));
+    match named.filter(|_| !adapter.exists()) {
+        Some(named) => client::fetch_adapter(&named, options, reporter),
+        None => Ok(adapter.to_owned()),
     }
 }
 
@@ -83,13 +104,6 @@ pub fn dataset_file(
     }
 }
 
-/// Whether a path leads to something, a TensorFlow checkpoint named by the beginning of its files included.
-fn is_local(path: &Path) -> bool {
-    let mut index = path.as_os_str().to_owned();
-    index.push(".index");
-    path.exists() || Path::new(&index).exists()
-}
-
 /// Whether a path ends as weights files do, and as no name on the Hub does.
 fn is_file_name(path: &Path) -> bool {
     const EXTENSIONS: [&str; 8] = ["safetensors", "gguf", "bin", "pt", "pth", "ckpt", "json", "index"];
@@ -113,6 +127,14 @@ mod client {
         Err(HubError::NotBuilt { model: model.id.clone() })
     }
 
+    pub(super) fn fetch_adapter(
+        adapter: &HubName,
+        options: &HubOptions,
+        reporter: &dyn Reporter,
+    ) -> Result<PathBuf, HubError> {
+        fetch(adapter, options, reporter)
+    }
+
     pub(super) fn fetch_file(
         dataset: &HubName,
         file: &FilePath,
@@ -120,5 +142,45 @@ mod client {
         _: &dyn Reporter,
     ) -> Result<PathBuf, HubError> {
         Err(HubError::NotBuilt { model: format!("{} of {}", file.as_str(), dataset.id) })
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "hub")]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::{Progress, Silent, Unit};
+
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<String>>);
+
+    impl Reporter for Notes {
+        fn start(&self, _: &str, _: u64, _: Unit) -> Box<dyn Progress> {
+            Box::new(Silent)
+        }
+
+        fn note(&self, note: &str) {
+            self.0.lock().unwrap().push(note.to_owned());
+        }
+    }
+
+    /// Cargo runs tests in the folder of the crate, which has folders and files with names as on the Hub.
+    #[test]
+    fn a_name_on_the_hub_wins_over_what_is_not_a_checkpoint() {
+        for (name, kind) in [("src/hub", "folder"), ("src/lib.rs", "file")] {
+            assert!(Path::new(name).exists(), "{name}");
+            let notes = Notes::default();
+            let error = local_path(name.as_ref(), &HubOptions::default(), &notes).unwrap_err();
+            assert!(matches!(error, HubError::NotCached { .. }), "{error}");
+            let notes = notes.0.into_inner().unwrap().join("\n");
+            let expected = format!("the {kind} {name} is not a checkpoint; write ./{name} for the {kind}");
+            assert!(notes.contains(&expected), "{notes}");
+            // A path is a path.
+            let path = format!("./{name}");
+            let found = local_path(path.as_ref(), &HubOptions::default(), &Notes::default()).unwrap();
+            assert_eq!(found, Path::new(&path));
+        }
     }
 }

@@ -257,6 +257,17 @@ impl Row {
         }
     }
 
+    /// The first characters of its text.
+    pub fn beginning(&self) -> String {
+        const SHOWN: usize = 40;
+        self.text().chars().take(SHOWN).collect()
+    }
+
+    /// The note on the first character of its text that the tokenizer leaves out, see [`Vocabulary::lost_note`].
+    pub fn lost_note(&self, vocabulary: &Vocabulary) -> Option<String> {
+        vocabulary.lost_note(self.text())
+    }
+
     /// The prompt that a model gets for it.
     ///
     /// # Errors

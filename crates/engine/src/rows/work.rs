@@ -194,9 +194,8 @@ impl ScoredText {
         let scored = score(model.model(), ids, stride, top, on_tokens)?;
         let perplexity = scored.perplexity();
         let Score { logprobs, alternatives, loss } = scored;
-        let tokenizer = model.vocabulary().tokenizer();
         let token = |(id, logprob)| {
-            let token = tokenizer.and_then(|tokenizer| tokenizer.decode(&[id], false).ok());
+            let token = model.vocabulary().decode(&[id], false).ok();
             TokenLogprob { id, token, logprob }
         };
         let places = alternatives.into_iter().filter(|_| top > 0);

@@ -17,7 +17,7 @@ pub(crate) fn window_length(setting: &Setting<'_>) -> Result<(usize, Option<Stri
     let length = setting.context.unwrap_or(DEFAULT_WINDOW.min(n_positions));
     if !(SHORTEST_WINDOW..=n_positions).contains(&length) {
         let expected = format!("{SHORTEST_WINDOW} to {n_positions}, the model's context");
-        return Err(wrong_setting("context", expected, length.to_string()));
+        return Err(wrong_setting("`context`", expected, length.to_string()));
     }
     let note = || {
         format!("windows have {length} tokens, the model's context, and not {DEFAULT_WINDOW} as llama.cpp's")

@@ -4,6 +4,7 @@
 //! lm-evaluation-harness 0.4.13: `api/model.py` (`_encode_pair`, `loglikelihood`), `models/huggingface.py`
 //! (`_loglikelihood_tokens`), `api/task.py` (`process_results`), for a causal model.
 
+use candle_gpt2::excerpt;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::Sequence;
 
@@ -111,9 +112,16 @@ pub(super) fn item(
                 .field_error(field, "expected a token before what is scored, found none")
                 .into());
         }
-        if scored.is_empty() || scored.len() > n_positions {
+        if scored.is_empty() {
+            let what = format!(
+                "the answer `{}` after it has no token of its own; begin it with a space, or end the text before it with one",
+                excerpt(continuation)
+            );
+            return Err(record.field_error(field, &what).into());
+        }
+        if scored.len() > n_positions {
             let what =
-                format!("expected 1 to {n_positions} tokens, the model's context, found {}", scored.len());
+                format!("expected at most {n_positions} tokens, the model's context, found {}", scored.len());
             return Err(record.field_error(field, &what).into());
         }
         // The last token is scored and not read.

@@ -90,7 +90,7 @@ pub(super) fn prepare_records(
 /// The number of items that are wanted.
 pub(crate) fn limit(setting: &Setting<'_>) -> Result<usize, EvaluationError> {
     match setting.limit {
-        Some(0) => Err(wrong_setting("limit", "at least 1 item", "0")),
+        Some(0) => Err(wrong_setting("`limit`", "at least 1 item", "0")),
         limit => Ok(limit.unwrap_or(usize::MAX)),
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 pub(super) const BITS: Protocol = Protocol {
     name: "text:bits",
     about: "any text: bits per byte, character and token, perplexities per byte, token and word",
-    source: "this program: every window begins with the token that begins texts, and every token is scored once",
+    source: "this program: every window begins with the token that begins texts, and every token is scored once; texts of JSONL one by one",
     parameter: Some(Parameter {
         default: None,
         about: "tokens from the beginning of a window to that of the next; by default half the model's context",
@@ -34,31 +34,37 @@ fn prepare(data: &Data, setting: &Setting<'_>) -> Result<Prepared, EvaluationErr
         0 => (n_positions / 2).max(1),
         given => stride(given, n_positions)?,
     };
-    let text = data.text()?;
-    let ids = encode_text(setting, text)?;
     let prefix = lm_eval::prefix_token(setting.vocabulary)?;
-    // Each window is the token that begins texts and `n_positions` others, the last of which is scored and not read.
-    let window = |index: usize| {
-        let begin = index * stride;
-        let scored = if index == 0 { 0 } else { begin + n_positions - stride };
-        let end = ids.len().min(begin + n_positions);
-        (scored < end).then(|| {
-            let sequence_ids = std::iter::once(prefix).chain(ids[begin..end].iter().copied()).collect();
-            Window {
-                sequence: Sequence { ids: sequence_ids, first: 1 + scored - begin },
-                scored: scored..end,
-            }
-        })
-    };
-    let windows: Vec<_> = (0..).map_while(window).take(limit(setting)?).collect();
-    let tokens = windows.last().map_or(0, |window| window.scored.end);
+    let (mut ids, mut windows, mut bytes) = (Vec::new(), Vec::new(), 0);
+    for text in data.texts()? {
+        let before = ids.len();
+        ids.extend(encode_text(setting, &text)?);
+        bytes += text.len();
+        let of_text = &ids[before..];
+        // Each window is the token that begins texts and `n_positions` others, the last of which is scored and not read.
+        let window = |index: usize| {
+            let begin = index * stride;
+            let scored = if index == 0 { 0 } else { begin + n_positions - stride };
+            let end = of_text.len().min(begin + n_positions);
+            (scored < end).then(|| {
+                let sequence_ids =
+                    std::iter::once(prefix).chain(of_text[begin..end].iter().copied()).collect();
+                Window {
+                    sequence: Sequence { ids: sequence_ids, first: 1 + scored - begin },
+                    scored: before + scored..before + end,
+                }
+            })
+        };
+        windows.extend((0..).map_while(window));
+    }
+    windows.truncate(limit(setting)?);
+    let tokens = windows.last().map_or(0, |window: &Window| window.scored.end);
     let items: Vec<Item> = windows_as_items(setting.vocabulary, &ids, windows);
     let counted: usize = items.iter().map(bytes_of).sum();
-    let mut notes: Vec<String> = as_it_stands(data).into_iter().collect();
-    if tokens == ids.len() && counted != text.len() {
+    let mut notes = Vec::new();
+    if tokens == ids.len() && counted != bytes {
         notes.push(format!(
-            "the tokenizer does not keep the text: its tokens have {counted} bytes, the text {}; figures are by the tokens'",
-            text.len()
+            "the tokenizer does not keep the text: its tokens have {counted} bytes, the text {bytes}; figures are by the tokens'"
         ));
     }
     let covered =
@@ -83,12 +89,6 @@ fn measure(totals: &Totals, results: &[ItemResult]) -> Vec<Metric> {
         words.map(|nats| Metric::perplexity("word_perplexity", &nats)),
     ];
     figures.into_iter().flatten().collect()
-}
-
-/// The note on a file of entries that is read as a text.
-pub(crate) fn as_it_stands(data: &Data) -> Option<String> {
-    data.has_records()
-        .then(|| "a file of entries is read as plain text, with the names of its fields".to_owned())
 }
 
 /// A window of a text, and the places of the text's tokens that are scored in it.

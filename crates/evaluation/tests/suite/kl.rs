@@ -301,12 +301,12 @@ fn lengths_of_windows_are_checked_and_told() {
         let error = of(Some(wrong), STORY).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("context: expected 3 to 512, the model's context, found {wrong}")
+            format!("`context`: expected 3 to 512, the model's context, found {wrong}")
         );
         assert!(error.is_usage());
     }
     let error = prepared(&f32, STORY, None, Some(0)).unwrap_err();
-    assert_eq!(error.to_string(), "limit: expected at least 1 item, found 0");
+    assert_eq!(error.to_string(), "`limit`: expected at least 1 item, found 0");
     // A text shorter than a window is one by itself.
     let short = of(Some(64), "One day, Mia went").unwrap();
     let tokens = f32.vocabulary().encode("One day, Mia went").unwrap().len();

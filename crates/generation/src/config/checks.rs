@@ -158,7 +158,7 @@ impl GenerationConfig {
             SearchMode::Contrastive | SearchMode::TokenByToken
                 if groups > 1 || self.diversity_penalty > 0.0 =>
             {
-                conflict("`num_beam_groups` and `diversity_penalty` are of beam search; set `num_beams`")
+                conflict("`num_beam_groups` and `diversity_penalty` need beam search; set `num_beams`")
             }
             SearchMode::Contrastive | SearchMode::TokenByToken if texts > 1 && !self.do_sample => conflict(
                 "without sampling or beam search, all completions would be the same; set `num_return_sequences` to 1",
@@ -168,11 +168,11 @@ impl GenerationConfig {
                     "`prompt_lookup_num_tokens` works only when decoding token by token; it cannot be used with beam or contrastive search",
                 )
             }
-            SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => conflict(
-                "`stop_strings` end a text token by token; beam and contrastive search do not know them",
-            ),
+            SearchMode::Beams | SearchMode::Contrastive if !self.stop_strings.is_empty() => {
+                conflict("`stop_strings` cannot be combined with beam or contrastive search")
+            }
             SearchMode::Beams | SearchMode::Contrastive if self.when_full != WhenFull::Stop => {
-                conflict("the window slides token by token; beam and contrastive search end with the context")
+                conflict("`slide` cannot be combined with beam or contrastive search")
             }
             _ => Ok(()),
         }

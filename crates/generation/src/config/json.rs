@@ -2,6 +2,7 @@
 //!
 //! Source: `src/transformers/generation/configuration_utils.py`.
 
+use candle_gpt2::GIT_LFS_POINTER;
 use serde_json::{Map, Value};
 
 use super::table::{GenerationConfig, GenerationOptions, OPTIONS};
@@ -52,8 +53,14 @@ impl GenerationOptions {
     /// As [`GenerationConfig::with_json`].
     pub fn of_json(json: &str) -> Result<Self, GenerationError> {
         let refuse = |what: String| GenerationError::Json { what };
-        let mut keys: Map<String, Value> =
-            serde_json::from_str(json).map_err(|error| refuse(format!("not a JSON object: {error}")))?;
+        // Some editors put a byte order mark in front.
+        let json = json.trim_start_matches('\u{feff}');
+        let mut keys: Map<String, Value> = serde_json::from_str(json).map_err(|error| {
+            refuse(match json.starts_with(GIT_LFS_POINTER) {
+                true => "a Git LFS pointer in place of the file; run `git lfs pull`".to_owned(),
+                false => format!("not a JSON object: {error}"),
+            })
+        })?;
         // A key that is null is not set.
         keys.retain(|_, value| !value.is_null());
         for (key, neutral) in REFUSED_KEYS {

@@ -50,19 +50,10 @@ impl GenerationOptions {
         if !self.is_greedy() {
             return Cow::Borrowed(self);
         }
-        Cow::Owned(Self {
-            // A search does not sample anyway.
-            do_sample: (!self.asks_for_a_search()).then_some(false),
-            temperature: None,
-            top_k: self.top_k.filter(|_| self.is_contrastive()),
-            top_p: None,
-            min_p: None,
-            typical_p: None,
-            epsilon_cutoff: None,
-            eta_cutoff: None,
-            seed: None,
-            ..self.clone()
-        })
+        // A search does not sample anyway.
+        let do_sample = (!self.asks_for_a_search()).then_some(false);
+        let without = self.clone().without_sampling(|name| self.is_for_search(name));
+        Cow::Owned(Self { do_sample, ..without })
     }
 
     /// Notes on these options; none is an error.
@@ -195,18 +186,14 @@ impl GenerationOptions {
         self.penalty_alpha.is_some_and(|alpha| alpha != 0.0)
     }
 
-    /// The options that only sampling reads, and whether they are given. Contrastive search chooses among the top k too.
-    fn sampling_options(&self) -> [(&'static str, bool); 8] {
-        [
-            ("temperature", self.temperature.is_some()),
-            ("top_k", self.top_k.is_some() && !self.is_contrastive()),
-            ("top_p", self.top_p.is_some()),
-            ("min_p", self.min_p.is_some()),
-            ("typical_p", self.typical_p.is_some()),
-            ("epsilon_cutoff", self.epsilon_cutoff.is_some()),
-            ("eta_cutoff", self.eta_cutoff.is_some()),
-            ("seed", self.seed.is_some()),
-        ]
+    /// The options that only sampling reads here, and whether they are given.
+    fn sampling_options(&self) -> impl Iterator<Item = (&'static str, bool)> {
+        self.given_for_sampling().filter(|(name, _)| !self.is_for_search(name))
+    }
+
+    /// Whether the search that these options ask for reads the option too: contrastive search chooses among the top k.
+    fn is_for_search(&self, name: &str) -> bool {
+        name == "top_k" && self.is_contrastive()
     }
 
     /// The first option that only beam search reads.
@@ -220,6 +207,6 @@ impl GenerationOptions {
     }
 }
 
-fn first_given<const N: usize>(options: [(&'static str, bool); N]) -> Option<&'static str> {
+fn first_given(options: impl IntoIterator<Item = (&'static str, bool)>) -> Option<&'static str> {
     options.into_iter().find(|(_, is_given)| *is_given).map(|(option, _)| option)
 }

@@ -119,21 +119,15 @@ pub struct RequestField {
     pub most: f64,
     /// Another name of the field, which other servers have.
     pub alias: Option<&'static str>,
-    /// Whether a request without the field gets what the checkpoint's `generation_config.json` sets, as with vLLM.
-    pub from_checkpoint: bool,
 }
 
 impl RequestField {
     const fn from(least: f64, most: f64) -> Self {
-        Self { least, is_above: false, most, alias: None, from_checkpoint: false }
+        Self { least, is_above: false, most, alias: None }
     }
 
     const fn above(least: f64, most: f64) -> Self {
         Self { is_above: true, ..Self::from(least, most) }
-    }
-
-    const fn or_checkpoint(self) -> Self {
-        Self { from_checkpoint: true, ..self }
     }
 
     const fn alias(self, alias: &'static str) -> Self {
@@ -167,6 +161,11 @@ macro_rules! kept {
     ($kind:ty, $kept:ty) => {
         $kept
     };
+}
+
+/// Whether only sampling reads the option: all of its group do, but for the switch and the number of texts.
+fn is_for_sampling(group: &str, name: &str) -> bool {
+    group == "Sampling" && name != "do_sample" && name != "num_return_sequences"
 }
 
 macro_rules! options {
@@ -307,6 +306,23 @@ macro_rules! options {
                 kept
             }
 
+            /// The options that only sampling reads, and whether they are given.
+            pub(super) fn given_for_sampling(&self) -> impl Iterator<Item = (&'static str, bool)> {
+                let given = [$($( ($group, stringify!($name), self.$name.is_some()), )+)+];
+                let for_sampling = |(group, name, given)| is_for_sampling(group, name).then_some((name, given));
+                given.into_iter().filter_map(for_sampling)
+            }
+
+            /// Takes back the options that only sampling reads, but for those that `keeps` accepts.
+            pub(super) fn without_sampling(mut self, keeps: impl Fn(&str) -> bool) -> Self {
+                $($(
+                    if is_for_sampling($group, stringify!($name)) && !keeps(stringify!($name)) {
+                        self.$name = None;
+                    }
+                )+)+
+                self
+            }
+
             /// Puts what is set in its place, whatever it was; [`GenerationOptions::applied_to`] goes by the rules.
             pub fn put_into(&self, config: &mut GenerationConfig) {
                 $($(
@@ -346,7 +362,7 @@ options! {
         /// Maximum number of tokens to generate; generation also ends at an end-of-text token and when the context is full [default: 100]
         #[arg(short = 'n', value_name = "N")]
         max_new_tokens: usize = MAX_NEW_TOKENS;
-        /// Maximum number of tokens of prompt and completion together; --max-new-tokens takes precedence
+        /// Maximum number of tokens of prompt and completion together; a prompt with as many gets no completion; --max-new-tokens takes precedence
         #[arg(value_name = "N")]
         max_length: usize as Option<usize> = None;
         /// No end-of-text token before N new tokens
@@ -371,19 +387,19 @@ options! {
         do_sample: bool = false;
         /// Divide the logits by T: below 1 sharper, above 1 flatter, 0 takes the most probable token [default: 1]
         #[arg(value_name = "T")]
-        #[request(RequestField::from(0.0, 2.0).or_checkpoint())]
+        #[request(RequestField::from(0.0, 2.0))]
         temperature: f64 = 1.0, in TEMPERATURE;
         /// Sample from the K most probable tokens and any tied with the last; 0 keeps all [default: 50]
         #[arg(value_name = "K")]
-        #[request(RequestField::from(-1.0, MAX_WHOLE).or_checkpoint())]
+        #[request(RequestField::from(-1.0, MAX_WHOLE))]
         top_k: usize = 50;
-        /// Sample from the smallest set of tokens whose probabilities add up to P, in (0, 1] [default: 1]
+        /// Sample from the smallest set of tokens whose probabilities add up to P, in [0, 1]; 0 keeps one token [default: 1]
         #[arg(value_name = "P")]
-        #[request(RequestField::from(0.0, 1.0).or_checkpoint())]
-        top_p: f64 = 1.0, in SAMPLED_MASS;
+        #[request(RequestField::from(0.0, 1.0))]
+        top_p: f64 = 1.0, in SAMPLED_SHARE;
         /// Sample from tokens with at least P times the largest probability, with P from 0 to 1
         #[arg(value_name = "P")]
-        #[request(RequestField::from(0.0, 1.0).or_checkpoint())]
+        #[request(RequestField::from(0.0, 1.0))]
         min_p: f64 as Option<f64> = None, in SAMPLED_SHARE;
         /// Locally typical sampling with mass P, in (0, 1]
         #[arg(value_name = "P")]
@@ -410,7 +426,7 @@ options! {
         encoder_repetition_penalty: f64 = 1.0, in POSITIVE;
         /// Divide positive and multiply negative logits of all tokens so far by X, greater than 0
         #[arg(value_name = "X")]
-        #[request(RequestField::above(0.0, 1000.0).alias("repeat_penalty").or_checkpoint())]
+        #[request(RequestField::above(0.0, 1000.0).alias("repeat_penalty"))]
         repetition_penalty: f64 = 1.0, in POSITIVE;
         /// Subtract X from the logits of tokens generated so far
         #[arg(value_name = "X")]
@@ -440,7 +456,7 @@ options! {
         /// Never generate these tokens first
         #[arg(value_name = "ID", value_delimiter = ',')]
         begin_suppress_tokens: Vec<u32> = Vec::new();
-        /// Begin the completion with token ID
+        /// Begin the completion of a prompt of one token with token ID, as transformers does
         #[arg(value_name = "ID")]
         forced_bos_token_id: u32 as Option<u32> = None;
         /// Normalize the processed logits to log-probabilities; this changes the scores of beams only
@@ -461,13 +477,13 @@ options! {
         /// Token that other beam groups see in place of the next token of a finished group; by default the first end-of-text token
         #[arg(value_name = "ID")]
         pad_token_id: u32 as Option<u32> = None;
-        /// Divide a beam's score by its length to the power X: above 0 favours long completions [default: 1]
+        /// Divide a beam's score by its length to the power X: above 0 favors long completions [default: 1]
         #[arg(value_name = "X")]
         length_penalty: f64 = 1.0, in LENGTH_POWER;
         /// End the search once there are as many completions as beams (true), once a better one is unlikely (false), or once it is impossible (never)
         #[arg(value_name = "WHEN", num_args = 0..=1, default_missing_value = "true")]
         early_stopping: EarlyStopping = EarlyStopping::Heuristic;
-        /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far
+        /// Contrastive search among the --top-k most probable tokens, with weight X on being unlike the text so far; it reads each candidate, and so ends one token before the context is full
         #[arg(value_name = "X")]
         penalty_alpha: f64 = 0.0, in SHARE;
     }

@@ -19,8 +19,8 @@ use crate::{GenerationConfig, GenerationError, History};
 
 use narrow::{keep_above, keep_top_k, keep_top_p, keep_typical};
 use penalties::{
-    add_biases, change, counts, penalize_frequency, penalize_presence, penalize_repetition, remove,
-    repeating_tokens,
+    add_biases, change, completing_tokens, counts, penalize_frequency, penalize_presence,
+    penalize_repetition, remove, repeating_tokens,
 };
 pub use rules::{AllowedTokens, Constraint, LogitsFunction};
 use rules::{keep_allowed, keep_conforming};
@@ -59,14 +59,16 @@ pub enum LogitsProcessor {
         /// The ends of texts.
         eos_token_id: Vec<u32>,
     },
-    /// Keeps the tokens that the function names; if they were all removed before, it wins, and they become equal.
+    /// Keeps the tokens that the function names.
     AllowedTokens(AllowedTokens),
-    /// Keeps the tokens that the constraint allows; if they were all removed before, it wins, and they become equal.
+    /// Keeps the tokens that the constraint allows.
     Constraint(Arc<dyn Constraint>),
     /// What the function makes of them.
     Function(LogitsFunction),
-    /// Keeps one token as the first to generate.
-    ForcedFirstToken(u32),
+    /// Removes the last token of each sequence where its other tokens come last so far.
+    BadWords(Vec<Vec<u32>>),
+    /// Keeps one token after a prompt of one token, as transformers does.
+    ForcedBosToken(u32),
     /// Removes tokens.
     SuppressTokens(Vec<u32>),
     /// Removes tokens from the first place.
@@ -122,10 +124,11 @@ impl LogitsProcessor {
             Self::AllowedTokens(allowed) => keep_allowed(&(allowed.0)(history), logits)?,
             Self::Constraint(constraint) => keep_conforming(&**constraint, history.generated(), logits)?,
             Self::Function(function) => (function.0)(history, logits)?,
-            Self::ForcedFirstToken(id) => {
-                if history.generated().is_empty() {
-                    logits.fill(f32::NEG_INFINITY);
-                    change(logits, *id, |_| 0.0);
+            Self::BadWords(words) => remove(completing_tokens(words, history.ids), logits),
+            Self::ForcedBosToken(id) => {
+                if history.ids.len() == 1 {
+                    change(logits, *id, |logit| if logit > f32::NEG_INFINITY { 0.0 } else { logit });
+                    keep_allowed(&[*id], logits)?;
                 }
             }
             Self::SuppressTokens(ids) => remove(ids.iter().copied(), logits),
@@ -195,6 +198,7 @@ impl LogitsProcessor {
                     | Self::FrequencyPenalty(_)
                     | Self::NoRepeatNgram(_)
                     | Self::EncoderNoRepeatNgram(_)
+                    | Self::BadWords(_)
                     | Self::MinNewTokens { .. }
             )
         };
@@ -208,12 +212,49 @@ impl LogitsProcessor {
         (!biases.is_empty()).then(|| Self::SequenceBias(biases.into_iter().collect()))
     }
 
-    /// Whether nothing may come after these tokens but the end.
+    /// Option that may remove every token that is left, by its name in a configuration or a request.
+    fn excluding_option(&self, history: History<'_>) -> Option<&'static str> {
+        let is_first = history.generated().is_empty();
+        match self {
+            Self::SequenceBias(biases) => {
+                biases.iter().any(|(_, bias)| *bias == f64::NEG_INFINITY).then_some("logit_bias")
+            }
+            Self::NoRepeatNgram(_) => Some("no_repeat_ngram_size"),
+            Self::EncoderNoRepeatNgram(_) => Some("encoder_no_repeat_ngram_size"),
+            Self::BadWords(_) => Some("bad_words"),
+            Self::MinNewTokens { min_new_tokens, .. } => {
+                (history.generated().len() < *min_new_tokens).then_some("min_new_tokens")
+            }
+            Self::AllowedTokens(_) => Some("allowed_token_ids"),
+            Self::Constraint(constraint) => Some(constraint.option()),
+            Self::Function(_) => Some("logits_processor"),
+            Self::ForcedBosToken(_) => (history.ids.len() == 1).then_some("forced_bos_token_id"),
+            Self::SuppressTokens(_) => Some("suppress_tokens"),
+            Self::BeginSuppressTokens(_) => is_first.then_some("begin_suppress_tokens"),
+            _ => None,
+        }
+    }
+
+    /// Error for processors that together leave no token.
+    pub(crate) fn no_token_left(processors: &[Self], history: History<'_>) -> GenerationError {
+        let mut options: Vec<_> =
+            processors.iter().filter_map(|each| each.excluding_option(history)).collect();
+        options.dedup();
+        GenerationError::NoTokenLeft { options }
+    }
+
+    /// Whether nothing may come after these tokens but the end, and the end may come.
     pub(crate) fn is_complete(
         processors: &[Self],
         generated: impl Fn() -> Vec<u32>,
     ) -> Result<bool, GenerationError> {
         for processor in processors {
+            // The end is excluded, and so the next step reports that no token is left.
+            if let Self::MinNewTokens { min_new_tokens, .. } = processor
+                && generated().len() < *min_new_tokens
+            {
+                return Ok(false);
+            }
             if let Self::Constraint(constraint) = processor
                 && constraint.is_complete(&generated())?
             {
@@ -242,13 +283,12 @@ impl LogitsProcessor {
         add(of_prompt > 0, Self::EncoderNoRepeatNgram(of_prompt));
         // The end of the text is no bad word.
         let is_end = |ids: &&Vec<u32>| matches!(ids[..], [id] if config.eos_token_id.contains(&id));
-        let bad_words = config.bad_words_ids.iter().filter(|ids| !is_end(ids));
-        let bad_words: Vec<_> = bad_words.map(|ids| (ids.clone(), f64::NEG_INFINITY)).collect();
-        add(!bad_words.is_empty(), Self::SequenceBias(bad_words));
+        let bad_words: Vec<_> = config.bad_words_ids.iter().filter(|ids| !is_end(ids)).cloned().collect();
+        add(!bad_words.is_empty(), Self::BadWords(bad_words));
         let (min_new_tokens, eos_token_id) = (config.min_new_tokens, config.eos_token_id.clone());
         add(min_new_tokens > 0, Self::MinNewTokens { min_new_tokens, eos_token_id });
         if let Some(id) = config.forced_bos_token_id {
-            add(true, Self::ForcedFirstToken(id));
+            add(true, Self::ForcedBosToken(id));
         }
         add(!config.suppress_tokens.is_empty(), Self::SuppressTokens(config.suppress_tokens.clone()));
         let begin = &config.begin_suppress_tokens;

@@ -27,7 +27,9 @@ pub(super) fn keep_top_p(logits: &mut [f32], top_p: f64) {
     // the order of equals, and removes from the bottom.
     let more_probable =
         |a: &Candidate, b: &Candidate| b.probability.total_cmp(&a.probability).then(b.token.cmp(&a.token));
-    let kept = sort_until(&mut candidates, top_p, |candidate| candidate.probability, more_probable);
+    // The most probable stays, whatever the mass.
+    let mass = top_p.max(f64::MIN_POSITIVE);
+    let kept = sort_until(&mut candidates, mass, |candidate| candidate.probability, more_probable);
     candidates[kept..].iter().for_each(|candidate| logits[candidate.token] = f32::NEG_INFINITY);
 }
 

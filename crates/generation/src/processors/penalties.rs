@@ -4,6 +4,15 @@ use std::collections::BTreeMap;
 
 use crate::logits::to_f32;
 
+/// The last tokens of sequences whose other tokens come last in `ids`.
+pub(super) fn completing_tokens(sequences: &[Vec<u32>], ids: &[u32]) -> impl Iterator<Item = u32> {
+    let last = |sequence: &Vec<u32>| {
+        let (last, before) = sequence.split_last()?;
+        ids.ends_with(before).then_some(*last)
+    };
+    sequences.iter().filter_map(last)
+}
+
 pub(super) fn add_biases(biases: &[(Vec<u32>, f64)], ids: &[u32], logits: &mut [f32]) {
     for (sequence, bias) in biases {
         if let Some((last, before)) = sequence.split_last()

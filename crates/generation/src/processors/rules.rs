@@ -104,6 +104,11 @@ pub trait Constraint: Send + Sync + fmt::Debug {
     /// When the text cannot be followed, as when it does not conform.
     fn allow(&self, generated: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError>;
 
+    /// Name of the option that it comes from, for messages.
+    fn option(&self) -> &'static str {
+        "constraint"
+    }
+
     /// Whether nothing may come next but the end.
     ///
     /// # Errors
@@ -138,15 +143,8 @@ pub(super) fn keep_conforming(
     Ok(())
 }
 
-/// Removes every other token. Where the allowed ones were all removed before, they come back, and are equal.
+/// Removes every other token.
 fn keep_only(allowed: &[bool], logits: &mut [f32]) {
-    let mut is_any_left = false;
-    for (logit, allowed) in logits.iter_mut().zip(allowed) {
-        *logit = if *allowed { *logit } else { f32::NEG_INFINITY };
-        is_any_left |= *logit > f32::NEG_INFINITY;
-    }
-    if !is_any_left {
-        let kept = logits.iter_mut().zip(allowed).filter(|(_, allowed)| **allowed);
-        kept.for_each(|(logit, _)| *logit = 0.0);
-    }
+    let others = logits.iter_mut().zip(allowed).filter(|(_, allowed)| !**allowed);
+    others.for_each(|(logit, _)| *logit = f32::NEG_INFINITY);
 }

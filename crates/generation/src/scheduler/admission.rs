@@ -15,7 +15,7 @@ use crate::clock::Deadline;
 use crate::draft::Success;
 use crate::logits::rows_of;
 use crate::prefixes::{Beginning, PromptScores, Sharers, Source, Wanted};
-use crate::{GenerationError, Sampler, TextStream};
+use crate::{GenerationError, Sampler};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// As many tokens of prompts as a step computes, of which `computed` are; texts begin if there is room.
@@ -102,9 +102,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 return Ok(true);
             }
         };
-        let stream = |tokenizer: &T| {
-            TextStream::new(tokenizer.clone()).with_stop_strings(&request.config.stop_strings)
-        };
+        let stream =
+            self.tokenizer.as_ref().map(|tokenizer| request.text_stream(tokenizer.clone())).transpose()?;
         let assistant = self.assistant.as_ref().filter(|_| request.observers.is_empty());
         let mut text = Text {
             // Texts of one prompt differ by their stream; the same prompt in another request is the same text.
@@ -113,7 +112,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 request.processors.clone(),
                 request.stream.wrapping_add(sequence as u64),
             ),
-            stream: self.tokenizer.as_ref().map(stream),
+            stream,
             deadline,
             ids: request.prompt.clone(),
             scores: PromptScores::new(prompt_logprobs_of(&request, sequence)),

@@ -197,6 +197,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             reuse,
             observers,
             stop_at_layer,
+            echoed,
         } = request;
         let model = self.model.config();
         let mode = config.search_mode();
@@ -219,6 +220,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             self.requests += 1;
             return Ok(id);
         }
+        let echoed = echoed.and_then(|from| prompt.get(from..)).map(<[u32]>::to_vec);
         let prompt = config.fit_prompt(&prompt, model)?;
         let max_new_tokens = config.new_tokens(prompt.len());
         let capacity = kept_tokens(&config, prompt.len(), model.n_positions);
@@ -248,6 +250,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
                 sharers,
                 observers,
                 stop_at_layer,
+                echoed,
             });
             self.waiting.extend(texts.map(|sequence| Waiting { request: Arc::clone(&request), sequence }));
         }

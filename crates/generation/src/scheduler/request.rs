@@ -76,6 +76,9 @@ pub struct Request {
     /// The block before which the passes over its prompt [stop](candle_gpt2::Pass::stopping_at): for prompts that are only observed, with
     /// neither new tokens nor log-probabilities. At least one block is computed.
     pub stop_at_layer: Option<usize>,
+    /// First token of the prompt that is shown in front of its texts: a character that the prompt begins is part of them, see
+    /// [`TextStream::follow`](crate::TextStream::follow). `None` if no part of the prompt is shown, or the texts are searched for.
+    pub echoed: Option<usize>,
 }
 
 impl Request {
@@ -91,6 +94,7 @@ impl Request {
             reuse: None,
             observers: Vec::new(),
             stop_at_layer: None,
+            echoed: None,
         }
     }
 

@@ -8,7 +8,7 @@ use tokenizers::Tokenizer;
 use super::Scheduler;
 use super::event::{Event, Found, StopReason};
 use super::request::{Request, Search};
-use crate::{GenerationError, SearchMode, beam_search, contrastive_search};
+use crate::{GenerationError, SearchMode, beam_search, contrastive_search, decode};
 
 impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
     /// Makes the texts of the first request that waits for a search.
@@ -41,8 +41,8 @@ impl<T: Deref<Target = Tokenizer> + Clone> Scheduler<T> {
             texts = vec![(Vec::new(), reason, None); config.num_return_sequences];
         }
         let told = |(ids, stop_reason, score): (Vec<u32>, StopReason, Option<f64>)| {
-            let text = self.tokenizer.as_ref().map(|tokenizer| tokenizer.decode(&ids, true)).transpose();
-            let text = text.map_err(|error| GenerationError::Decode(error.to_string()))?.unwrap_or_default();
+            let text = self.tokenizer.as_ref().map(|tokenizer| decode(tokenizer, &ids, true)).transpose()?;
+            let text = text.unwrap_or_default();
             Ok(Found { ids, text, stop_reason, score })
         };
         texts.into_iter().map(told).collect()

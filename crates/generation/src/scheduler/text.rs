@@ -36,6 +36,20 @@ pub(super) struct Accepted {
     pub(super) sharers: Sharers,
     pub(super) observers: Vec<TextObserver>,
     pub(super) stop_at_layer: Option<usize>,
+    /// Tokens of the prompt that are shown in front of its texts.
+    pub(super) echoed: Option<Vec<u32>>,
+}
+
+impl Accepted {
+    /// Stream of the text after the prompt.
+    pub(super) fn text_stream<T: Deref<Target = Tokenizer>>(
+        &self,
+        tokenizer: T,
+    ) -> Result<TextStream<T>, GenerationError> {
+        let mut stream = TextStream::new(tokenizer).with_stop_strings(&self.config.stop_strings);
+        stream.follow(self.echoed.as_deref().unwrap_or_default())?;
+        Ok(stream)
+    }
 }
 
 /// The observed texts that gain a token in each step, each with its memory.

@@ -1,9 +1,12 @@
 //! Logits processors against transformers on random logits, the sampler against exact probabilities, ranges of options.
 
+use std::sync::Arc;
+
 use candle_gpt2_generation::{
-    AllowedTokens, EarlyStopping, GenerationConfig, GenerationError, History, LogitsFunction,
+    AllowedTokens, Constraint, EarlyStopping, GenerationConfig, GenerationError, History, LogitsFunction,
     LogitsProcessor, Sampler, WhenFull,
 };
+use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::json_fixture;
 use serde_json::{Value, json};
 
@@ -134,7 +137,7 @@ fn top_p_keeps_the_smallest_set_that_reaches_p() {
     let kept = |top_p: f64| {
         processed(&LogitsProcessor::TopP(top_p), &logits).iter().filter(|logit| logit.is_finite()).count()
     };
-    assert_eq!([0.1, 0.49, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 1, 2, 3, 4, 4]);
+    assert_eq!([0.0, 0.1, 0.49, 0.6, 0.8, 0.9, 1.0].map(kept), [1, 1, 1, 2, 3, 4, 4]);
     // Of the two least probable the one with the larger id stays, as in the reference.
     let at_the_edge = processed(&LogitsProcessor::TopP(0.8), &logits);
     assert_eq!((at_the_edge[2], at_the_edge[3].is_finite()), (GONE, true));
@@ -347,7 +350,7 @@ fn logits_that_are_not_finite_are_an_error() {
     }
     let nothing_left = vec![LogitsProcessor::SuppressTokens(vec![0, 1])];
     let error = Sampler::new(&GenerationConfig::default(), nothing_left, 0).sample(NOTHING, &mut [0.0; 2]);
-    assert!(matches!(error, Err(GenerationError::NoTokenLeft)));
+    assert!(matches!(error, Err(GenerationError::NoTokenLeft { .. })));
 }
 
 /// 100,000 draws through each processor against the probabilities that transformers' processed logits give.
@@ -435,7 +438,7 @@ fn options_out_of_their_range_are_refused_by_name() {
     for (option, values) in [
         ("max_time", vec![json!(0.0), json!(-1)]),
         ("temperature", vec![json!(0), json!(-1), json!(1e-9)]),
-        ("top_p", vec![json!(0), json!(1.1), json!(-0.5)]),
+        ("top_p", vec![json!(1.1), json!(-0.5)]),
         ("min_p", vec![json!(-0.1), json!(1.5)]),
         ("typical_p", vec![json!(0), json!(2)]),
         ("epsilon_cutoff", vec![json!(-0.1), json!(1)]),
@@ -544,4 +547,109 @@ fn a_generation_config_is_read_key_by_key() {
         let error = GenerationConfig::default().with_json(json).unwrap_err().to_string();
         assert!(error.contains(told), "{json}: {error}");
     }
+}
+
+/// A constraint that allows the same tokens everywhere.
+#[derive(Debug)]
+struct Always(Vec<bool>);
+
+impl Constraint for Always {
+    fn allow(&self, _: &[u32], allowed: &mut [bool]) -> Result<(), GenerationError> {
+        allowed.copy_from_slice(&self.0);
+        Ok(())
+    }
+
+    fn is_complete(&self, _: &[u32]) -> Result<bool, GenerationError> {
+        Ok(false)
+    }
+
+    fn option(&self) -> &'static str {
+        "regular expression"
+    }
+}
+
+/// Whatever excludes tokens excludes them for good: the tokens left are those that each option leaves, with their logits.
+#[test]
+fn exclusions_intersect_and_change_no_other_logit() {
+    const TOKENS: u64 = 12;
+    let mut random = RandomStream::with_stream(45, 0);
+    let mut empty = 0;
+    for _ in 0..2_000 {
+        let mut subset = || -> Vec<u32> { (0..12).filter(|_| random.below(3) > 0).collect() };
+        let (allowed, accepted, wanted, unbiased) = (subset(), subset(), subset(), subset());
+        let without = |kept: &[u32]| (0..12).filter(|id| !kept.contains(id)).collect::<Vec<u32>>();
+        let words = |ids: Vec<u32>| ids.into_iter().map(|id| vec![id]).collect::<Vec<_>>();
+        let ids: Vec<u32> = (0..9).map(|_| u32::try_from(random.below(TOKENS)).unwrap()).collect();
+        let history = History { ids: &ids, prompt_len: 1 };
+        let by_function = allowed.clone();
+        let all = [
+            LogitsProcessor::SequenceBias(
+                words(without(&unbiased)).into_iter().map(|ids| (ids, GONE.into())).collect(),
+            ),
+            LogitsProcessor::BadWords(words(without(&wanted))),
+            LogitsProcessor::NoRepeatNgram(2),
+            LogitsProcessor::MinNewTokens { min_new_tokens: 20, eos_token_id: vec![0, 1] },
+            LogitsProcessor::AllowedTokens(AllowedTokens::new(move |_| match by_function.is_empty() {
+                true => vec![3],
+                false => by_function.clone(),
+            })),
+            LogitsProcessor::Constraint(Arc::new(Always((0..12).map(|id| accepted.contains(&id)).collect()))),
+            LogitsProcessor::SuppressTokens(vec![7]),
+        ];
+        let processors: Vec<_> = all.into_iter().filter(|_| random.below(2) > 0).collect();
+        let logits: Vec<f32> =
+            (0..12).map(|_| f32::from(u16::try_from(random.below(999)).unwrap()) / 64.0).collect();
+        let mut expected = logits.clone();
+        for processor in &processors {
+            let mut alone = logits.clone();
+            processor.process(history, &mut alone).unwrap();
+            let gone = expected.iter_mut().zip(&alone).filter(|(_, alone)| **alone == GONE);
+            gone.for_each(|(logit, _)| *logit = GONE);
+        }
+        let mut found = logits.clone();
+        let mut sampler = Sampler::new(&GenerationConfig::default(), processors.clone(), 0);
+        let picked = sampler.sample(history, &mut found);
+        assert_eq!(found, expected, "{processors:?}");
+        match picked {
+            Ok(id) => assert!(expected[id as usize] > GONE),
+            Err(error) => {
+                assert!(expected.iter().all(|logit| *logit == GONE), "{error}");
+                empty += 1;
+            }
+        }
+    }
+    assert!(empty > 20, "{empty} empty intersections");
+}
+
+#[test]
+fn an_empty_intersection_names_the_options() {
+    let processors = vec![
+        LogitsProcessor::BadWords(vec![vec![0]]),
+        LogitsProcessor::MinNewTokens { min_new_tokens: 2, eos_token_id: vec![1] },
+        LogitsProcessor::Constraint(Arc::new(Always(vec![true, true, false]))),
+        LogitsProcessor::Temperature(0.5),
+        LogitsProcessor::Renormalize,
+    ];
+    let sample = |ids: &[u32], processors: Vec<LogitsProcessor>| {
+        let config = GenerationConfig { do_sample: true, ..GenerationConfig::default() };
+        Sampler::new(&config, processors, 0).sample(History { ids, prompt_len: 1 }, &mut [0.5, 0.25, 1.0])
+    };
+    assert_eq!(
+        sample(&[5], processors.clone()).unwrap_err().to_string(),
+        "no token is left to choose from: each is excluded by `bad_words`, `min_new_tokens` or the regular expression; relax one \
+         of them"
+    );
+    // The end is allowed after two new tokens.
+    assert_eq!(sample(&[5, 2, 2], processors).unwrap(), 1);
+}
+
+/// transformers' `ForcedBOSTokenLogitsProcessor` acts where the text so far has one token.
+#[test]
+fn a_forced_first_token_follows_a_prompt_of_one_token_only() {
+    let config = GenerationConfig { forced_bos_token_id: Some(2), ..GenerationConfig::default() };
+    let pick = |ids: &[u32]| {
+        let mut sampler = Sampler::new(&config, LogitsProcessor::of_config(&config), 0);
+        sampler.sample(History { ids, prompt_len: ids.len() }, &mut [0.5, 0.25, 0.0]).unwrap()
+    };
+    assert_eq!((pick(&[1]), pick(&[1, 1])), (2, 0));
 }

@@ -1,14 +1,13 @@
-//! What the published models write, as others have published it: acceptance tests for the real checkpoints.
+//! Published texts of penalties, beams, banned and allowed words, batches and contrastive search: acceptance tests for real checkpoints.
+//! Greedy texts, logits and losses are in the table of `gpt2 verify --published`.
 //!
-//! They run for each of `gpt2`, `gpt2-medium`, `gpt2-large`, `distilgpt2` and `DialoGPT-medium` that is a folder in the
-//! folder named by `GPT2_PUBLISHED`, and say so where it is not. The sources are the test suites of transformers,
-//! rust-bert, CTranslate2 and tinygrad, and the documentation of picoGPT and "LLMs from scratch".
+//! They run for `gpt2` and `gpt2-large`, each where it is a folder in the folder that `GPT2_PUBLISHED` names, and say so where it is
+//! not. The sources are the test suites of transformers and rust-bert.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
+use candle_gpt2::Gpt2LMHeadModel;
 use candle_gpt2_generation::{
     AllowedTokens, BatchGenerator, GenerationConfig, LogitsProcessor, Request, TextGenerator, TokenGenerator,
     beam_search, contrastive_search, score_continuations,
@@ -20,7 +19,6 @@ use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, encode};
 const PUBLISHED_VARIABLE: &str = "GPT2_PUBLISHED";
 /// Scores are published with four digits.
 const SCORE: f64 = 1e-4;
-const CPU: Device = Device::Cpu;
 
 struct Published {
     model: Gpt2LMHeadModel,
@@ -87,56 +85,15 @@ impl Published {
         let scored = score_continuations(&self.model, &self.ids(prompt), &[continuation], &|| ());
         scored.unwrap()[0].mean()
     }
-
-    fn last_logits(&self, prompt: &str) -> Vec<f32> {
-        let ids = self.ids(prompt);
-        let ids = Tensor::from_slice(&ids, (1, ids.len()), &CPU).unwrap();
-        let logits =
-            self.model.forward_with(&ids, LogitsFor::LastToken, None, &mut Pass::inference()).unwrap();
-        logits.flatten_all().unwrap().to_vec1().unwrap()
-    }
-
-    #[track_caller]
-    fn assert_next(&self, prompt: &str, id: usize, logit: f32) {
-        let logits = self.last_logits(prompt);
-        let best = (0..logits.len()).max_by(|a, b| logits[*a].total_cmp(&logits[*b])).unwrap();
-        assert_eq!(best, id);
-        assert!((logits[id] - logit).abs() < 1e-4, "expected {logit}, found {}", logits[id]);
-    }
 }
 
 #[test]
-fn gpt2_greedy_texts() {
+fn gpt2_repetition_penalty() {
     let Some(gpt2) = published("gpt2") else { return };
-    let ids: Vec<u32> = TokenGenerator::new(&gpt2.model, &[464, 3290], &gpt2.up_to(20))
-        .unwrap()
-        .map(Result::unwrap)
-        .collect();
-    let expected =
-        [373, 1043, 287, 257, 2214, 1474, 262, 16246, 286, 2688, 290, 2688, 27262, 13, 198, 198, 464, 3290];
-    assert_eq!(ids, expected);
-    for (prompt, config, expected) in [
-        (
-            "Alan Turing theorized that computers would one day become",
-            gpt2.new_tokens(40),
-            " the most powerful machines on the planet.\n\nThe computer is a machine that can perform complex \
-             calculations, and it can perform these calculations in a way that is very similar to the human brain.",
-        ),
-        (
-            "Every effort moves",
-            gpt2.new_tokens(30),
-            " forward, but it's not enough.\n\n\"I'm not going to sit here and say, 'I'm not going to do this,'",
-        ),
-        ("<|endoftext|>", gpt2.new_tokens(10), "The first time I saw the new version of"),
-        (
-            "The cat",
-            GenerationConfig { repetition_penalty: 1.1, ..gpt2.up_to(40) },
-            " was found in a field near the town of Keflavik, about 30 miles (48 kilometers) south-east of \
-             Moscow.\n\n\n",
-        ),
-    ] {
-        assert_eq!(gpt2.text(prompt, &config), expected, "{prompt:?}");
-    }
+    let config = GenerationConfig { repetition_penalty: 1.1, ..gpt2.up_to(40) };
+    let expected = " was found in a field near the town of Keflavik, about 30 miles (48 kilometers) south-east of \
+                    Moscow.\n\n\n";
+    assert_eq!(gpt2.text("The cat", &config), expected);
 }
 
 /// Two prompts of different lengths at once, without the padding that the source needs.
@@ -161,19 +118,6 @@ fn gpt2_batch_of_two() {
     assert!(gpt2.text("hi", &config).starts_with(kolkata));
     let sorry = ". I'm sorry. I'm sorry. I'm sorry. I'm sorry. I'm sorry";
     assert_eq!(gpt2.text("Hello this is a very long sentence", &config), sorry);
-}
-
-#[test]
-fn gpt2_logits() {
-    let Some(gpt2) = published("gpt2") else { return };
-    gpt2.assert_next("One two three four", 1936, -69.4948);
-}
-
-#[test]
-fn distilgpt2_logits() {
-    let Some(distilgpt2) = published("distilgpt2") else { return };
-    let prompt = "One two three four five six seven eight nine ten eleven";
-    distilgpt2.assert_next(prompt, 14104, -48.7065);
 }
 
 #[test]
@@ -281,20 +225,6 @@ fn gpt2_allowed_tokens() {
         let found = gpt2.generated(prompt, &gpt2.up_to(56), vec![one_paragraph()]);
         assert_eq!(gpt2.decoded(&found), expected, "{prompt:?}");
     }
-}
-
-#[test]
-fn gpt2_medium_greedy_texts() {
-    let Some(medium) = published("gpt2-medium") else { return };
-    let answer = "What is the answer to life, the universe, and everything?";
-    assert_eq!(medium.text(answer, &medium.new_tokens(10)), "\n\nThe answer is that we are all one");
-    assert_eq!(medium.text("Hello.", &medium.new_tokens(10)), " I'm a little late to the party, but");
-}
-
-#[test]
-fn dialogpt_medium_answers() {
-    let Some(dialogpt) = published("DialoGPT-medium") else { return };
-    assert_eq!(dialogpt.text("Hello <|endoftext|>", &dialogpt.new_tokens(20)), "Hello ! : D");
 }
 
 #[test]

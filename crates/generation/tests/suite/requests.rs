@@ -281,7 +281,7 @@ fn counts(ids: &[u32]) -> bool {
     ids.windows(2).all(|pair| pair[1] == pair[0] + 1 || pair[1] == pair[0] + 2) && matches!(ids[0], 10 | 11)
 }
 
-/// A text conforms, ends where nothing may follow, and no other processor makes it impossible; so do beams and drafts.
+/// A text conforms and ends where nothing may follow, beside other exclusions too; so do beams and drafts.
 #[test]
 fn a_text_conforms_to_its_constraint() {
     let model = tiny();
@@ -294,13 +294,13 @@ fn a_text_conforms_to_its_constraint() {
         prompt_lookup_num_tokens: Some(4),
         ..greedy.clone()
     };
-    let hostile = GenerationConfig {
-        no_repeat_ngram_size: 1,
-        bad_words_ids: vec![vec![18], vec![17]],
+    let narrowed = GenerationConfig {
+        no_repeat_ngram_size: 3,
+        bad_words_ids: vec![vec![17], vec![10], vec![13]],
         ..greedy.clone()
     };
     let beside = vec![10, 11, 12, 13, 14, 15, 16, 17, 18, 10, 11, 12];
-    for config in [greedy, drawn, hostile] {
+    for config in [greedy.clone(), drawn, narrowed] {
         let request =
             Request { processors: vec![constraint()], ..Request::new(beside.clone(), config.clone()) };
         let told = alone(&model, &request);
@@ -310,6 +310,23 @@ fn a_text_conforms_to_its_constraint() {
             assert_eq!(told.reasons[sequence], StopReason::Complete);
         }
     }
+    // The text is complete before the end is allowed.
+    let longer = GenerationConfig { min_new_tokens: 20, ..greedy };
+    let mut scheduler = scheduler(&model, options(8, 4_000, 48));
+    scheduler
+        .submit(Request { processors: vec![constraint()], ..Request::new(beside.clone(), longer) })
+        .unwrap();
+    let failed = loop {
+        let events = scheduler.step().into_result().unwrap();
+        let failed = events.into_iter().find_map(|event| match event {
+            Event::Failed { error, .. } => Some(error.to_string()),
+            _ => None,
+        });
+        if let Some(error) = failed {
+            break error;
+        }
+    };
+    assert!(failed.contains("excluded by `min_new_tokens` or `constraint`"), "{failed}");
     let beams =
         GenerationConfig { num_beams: 3, num_return_sequences: 3, max_new_tokens: 4, ..Default::default() };
     let found =

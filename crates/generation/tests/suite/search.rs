@@ -215,5 +215,5 @@ fn a_beam_that_cannot_go_on_does_not_end_the_search() {
     assert_eq!(ids, [[20, 30, 20, 30], [30, 20, 30, 20]]);
     let nothing = [LogitsProcessor::SuppressTokens((0..300).collect())];
     let error = beam_search(&model, &[1], &beams, &nothing, None, &|| ControlFlow::Continue(())).unwrap_err();
-    assert!(matches!(error, GenerationError::NoTokenLeft), "{error}");
+    assert!(matches!(error, GenerationError::NoTokenLeft { .. }), "{error}");
 }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{
     Activation, AttentionError, AttentionMask, ConfigError, FeedForward, Gpt2Config, Gpt2LMHeadModel,
-    Gpt2Model, KernelError, LayerNorm, Linear, ModelError, MultiHeadAttention, MultiHeadAttentionConfig,
-    carried,
+    Gpt2Model, KernelError, LayerNorm, Linear, LogitsFor, ModelError, MultiHeadAttention,
+    MultiHeadAttentionConfig, Pass, carried,
 };
 use candle_gpt2_testing::{Fixture, assert_close, assert_parity, fixture_path, pattern};
 use candle_nn::{AdamW, Module, Optimizer, ParamsAdamW, VarBuilder, VarMap};
@@ -185,7 +185,7 @@ fn a_model_is_a_module() -> Result<()> {
     x = x.apply(model.lm_head())?;
     assert_same(&ids(&fixture)?.apply(&model)?, &x, "logits");
     assert_same(
-        &model.head(&model.transformer().forward(&ids(&fixture)?)?, candle_gpt2::LogitsFor::EveryToken)?,
+        &model.head(&model.transformer().forward(&ids(&fixture)?)?, LogitsFor::EveryToken)?,
         &x,
         "head",
     );
@@ -200,6 +200,10 @@ fn errors_are_taken_out_of_candles() -> Result<()> {
     let expected = ModelError::ContextExceeded { past: 0, added: 33, n_positions: 32 };
     assert_eq!(carried(&error), Some(&expected));
     assert_eq!(error.to_string(), expected.to_string());
+    let far = &mut Pass::inference().from_position(usize::MAX);
+    let error = model.forward_with(&Tensor::new(&[[1u32]], &Device::Cpu)?, LogitsFor::EveryToken, None, far);
+    let expected = ModelError::ContextExceeded { past: usize::MAX, added: 1, n_positions: 32 };
+    assert_eq!(carried(&error.unwrap_err()), Some(&expected));
     let error = model.forward(&Tensor::new(&[[61u32]], &Device::Cpu)?).unwrap_err();
     assert_eq!(carried(&error), Some(&KernelError::NoSuchRow { row: 61, rows: 61 }));
 

@@ -4,6 +4,9 @@
 
 mod common;
 mod constraint;
+mod json_schema;
+mod json_schema_fuzz;
+mod json_schema_suite;
 mod refused;
 mod texts;
 mod vocabularies;

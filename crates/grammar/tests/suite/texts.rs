@@ -37,7 +37,7 @@ fn configurations(model: &LoadedModel, eos_token_id: &[u32]) -> Vec<GenerationCo
     let mut configurations = vec![GenerationConfig { do_sample: false, ..common.clone() }];
     configurations.extend((0..4).map(|seed| GenerationConfig { seed, ..drawn.clone() }));
     configurations.push(GenerationConfig { num_return_sequences: 3, ..drawn.clone() });
-    configurations.push(GenerationConfig { min_new_tokens: 30, repetition_penalty: 1.5, ..drawn.clone() });
+    configurations.push(GenerationConfig { min_new_tokens: 1, repetition_penalty: 1.5, ..drawn.clone() });
     configurations.push(GenerationConfig { prompt_lookup_num_tokens: Some(5), do_sample: false, ..common });
     configurations
 }

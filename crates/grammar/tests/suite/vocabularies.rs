@@ -3,29 +3,14 @@
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
 use candle_gpt2_kernels::RandomStream;
-use candle_gpt2_testing::CheckpointFolder;
+use candle_gpt2_testing::{CheckpointFolder, tokenizer_json};
 use candle_gpt2_weights::{Checkpoint, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::common::{allowed, cases, compiled, vocabulary, walk};
 
-/// A tokenizer of these tokens, the first of which is special, with more that were added.
 fn tokenizer(decoder: &Value, tokens: &[&str], added: &[&str]) -> Tokenizer {
-    let vocab: serde_json::Map<String, Value> =
-        tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), json!(id))).collect();
-    let token = |(id, content): (usize, &&str)| {
-        json!({ "id": id, "content": content, "special": id == 0, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false })
-    };
-    let added = added.iter().enumerate().map(|(index, content)| (tokens.len() + index, content));
-    let added_tokens: Vec<Value> = tokens.iter().enumerate().take(1).chain(added).map(token).collect();
-    let json = json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added_tokens, "normalizer": null,
-        "pre_tokenizer": null, "post_processor": null, "decoder": decoder,
-        "model": { "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": [] },
-    });
-    json.to_string().parse().unwrap()
+    tokenizer_json(decoder, tokens, added).parse().unwrap()
 }
 
 fn byte_level(tokens: &[&str], added: &[&str]) -> Tokenizer {

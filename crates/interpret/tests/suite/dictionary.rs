@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor, Var};
 use candle_gpt2::{Gpt2Config, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Dictionary, DictionaryConfig, DictionaryFormat, LatentActivation, Processing, TrainedOn, openai_site,
+    Dictionary, DictionaryConfig, DictionaryFormat, DictionaryFunction, LatentActivation, Processing,
+    TrainedOn, openai_site,
 };
 use candle_gpt2_testing::{Fixture, assert_close_absolute, fixture_path, pattern, table, values};
 use candle_gpt2_weights::TensorFile;
@@ -268,6 +269,49 @@ fn dictionaries_of_saelens_give_its_numbers() {
             }
         }
         assert!(dictionary.tensor("W_skip").is_none());
+    }
+}
+
+/// Central differences along random directions; the points are not near a kink of the activations.
+#[test]
+fn vector_jacobian_products_are_slopes() {
+    const STEP: f64 = 1e-3;
+    for name in ["plain", "topk", "jumprelu", "gated", "rescaled", "jumprelu-skip-transcoder"] {
+        let dictionary = saelens(name);
+        let expected = Fixture::open("dictionaries/expected");
+        let x = expected.tensor(&format!("{name}.input"));
+        let before = dictionary.pre_activations(&x).unwrap();
+        let latents = dictionary.activate(&before).unwrap();
+        for (function, inputs) in [
+            (DictionaryFunction::PreActivations, vec![x.clone()]),
+            (DictionaryFunction::Activate, vec![before]),
+            (DictionaryFunction::Decode, vec![latents, x]),
+        ] {
+            let result = |inputs: &[Tensor]| match function {
+                DictionaryFunction::PreActivations => dictionary.pre_activations(&inputs[0]),
+                DictionaryFunction::Activate => dictionary.activate(&inputs[0]),
+                DictionaryFunction::Decode => dictionary.decode(&inputs[0], &inputs[1]),
+            };
+            let gradient = pattern(result(&inputs).unwrap().dims(), 2.0, 3);
+            let found = dictionary.vjp(function, &inputs, &gradient).unwrap();
+            assert_eq!(found.len(), inputs.len());
+            for (index, found) in found.iter().enumerate() {
+                let direction = pattern(inputs[index].dims(), 2.0, 11);
+                let along = |a: &Tensor, b: &Tensor| values(&(a * b).unwrap()).iter().sum::<f64>();
+                let at = |step: f64| {
+                    let mut moved = inputs.clone();
+                    moved[index] = (&moved[index] + (&direction * step).unwrap()).unwrap();
+                    along(&result(&moved).unwrap(), &gradient)
+                };
+                let (slope, expected) = ((at(STEP) - at(-STEP)) / (2.0 * STEP), along(found, &direction));
+                let difference = (slope - expected).abs();
+                assert!(
+                    difference < 2e-2 + 2e-3 * slope.abs(),
+                    "{name}, {function:?}: {expected} for {slope}"
+                );
+            }
+        }
+        assert!(dictionary.vjp(DictionaryFunction::Decode, &[], &vector(&[1.])).is_err());
     }
 }
 

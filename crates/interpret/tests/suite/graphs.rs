@@ -9,7 +9,8 @@ use candle_gpt2::{
 };
 use candle_gpt2_interpret::{
     AttributionGraph, Chain, Dictionary, DictionaryConfig, Edit, FeatureChange, GraphNode, GraphOptions,
-    Record, Replace, ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders, TranscodersConfig,
+    PlacedFeature, Record, Replace, ReplacementModel, Run, TranscoderInput, TranscoderLayer, Transcoders,
+    TranscodersConfig,
 };
 use candle_gpt2_testing::{Fixture, fixture_path, json_fixture, pattern, values, worst};
 use candle_gpt2_weights::TensorFile;
@@ -445,7 +446,7 @@ fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
     let GraphNode::Feature { activation, layer: 0, .. } = graph.nodes[0] else {
         panic!("the first is of layer 0")
     };
-    let moved = graph.predicted(&[FeatureChange { node: 0, value: 0.0 }]);
+    let moved = graph.predicted(&[FeatureChange { node: 0, value: 0.0 }], &[]);
     // By hand: over paths through features, each as its pre-activation moves.
     let mut change = vec![0.0; graph.nodes.len()];
     change[0] = -activation;
@@ -467,12 +468,35 @@ fn predictions_go_through_every_feature_that_is_not_set() -> Result<()> {
     }
     let all: Vec<FeatureChange> =
         (0..replacement.features()).map(|node| FeatureChange { node, value: 0.0 }).collect();
-    let moved = graph.predicted(&all);
+    let moved = graph.predicted(&all, &[]);
     for logit in replacement.logits() {
         let direct: f64 =
             (0..replacement.features()).map(|source| -f64::from(graph.edge(logit, source))).sum();
         assert!((moved[logit] - direct).abs() < 1e-6, "all that are set leave direct edges only");
     }
+    // A unit of a feature does what its edges say, and moves the prediction as far as the feature that is set.
+    let targets = graph.targets();
+    let edges = replacement.edges(&targets)?;
+    for (node, kind) in graph.nodes[..replacement.features()].iter().enumerate().step_by(7) {
+        let GraphNode::Feature { layer, position, feature, activation } = *kind else { unreachable!() };
+        let units = replacement.unit_effects(PlacedFeature { layer, position, feature }, &targets)?;
+        for (unit, row) in units.iter().zip(&edges.rows) {
+            assert!(
+                (unit * activation - row[node]).abs() < 1e-9,
+                "{unit} times {activation} for {}",
+                row[node]
+            );
+        }
+    }
+    let GraphNode::Feature { layer, position, feature, activation } = graph.nodes[0] else { unreachable!() };
+    let units = replacement.unit_effects(PlacedFeature { layer, position, feature }, &targets)?;
+    let added: Vec<f64> = units.iter().map(|unit| -activation * unit).collect();
+    let [by_edges, by_units] =
+        [graph.predicted(&[FeatureChange { node: 0, value: 0.0 }], &[]), graph.predicted(&[], &added)];
+    for logit in replacement.logits() {
+        assert!((by_edges[logit] - by_units[logit]).abs() < 1e-6);
+    }
+    assert!(replacement.unit_effects(PlacedFeature { layer: 3, position: 0, feature: 0 }, &targets).is_err());
     Ok(())
 }
 

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, LogitsFor, Observer, Pass, Site, SiteKind};
 use candle_gpt2_interpret::{
-    Ablate, Add, By, Chain, ControlVector, Edit, InterpretError, Measure, Metric, Patching, Place, Receiver,
-    Record, Replace, Run, Saliency, Steering, estimated_grid, random_rows, record_rows, residual_sites,
-    site_gradients, site_width, token_rows, token_weights,
+    Ablate, Add, By, Chain, ControlVector, Dictionary, DictionaryConfig, Edit, InterpretError, Measure,
+    Metric, Patching, Place, Receiver, Record, Replace, Run, Saliency, Splice, Steering, estimated_grid,
+    gradients_under, random_rows, record_rows, residual_sites, site_gradients, site_width, token_rows,
+    token_weights,
 };
 use candle_gpt2_kernels::{Interrupt, interruptible};
 use candle_gpt2_testing::{assert_close, pattern, values};
@@ -451,6 +452,94 @@ fn gradients_at_every_site_are_those_of_finite_differences() -> Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// A dictionary of numbers without meaning; a transcoder if it writes another hook point than it reads.
+fn dictionary(width: usize, reads: Site, writes: Site) -> Result<Dictionary> {
+    const LATENTS: usize = 40;
+    let tensors = [
+        ("W_enc", pattern(&[width, LATENTS], 1.0, 1)),
+        ("b_enc", pattern(&[LATENTS], 1.0, 2)),
+        ("W_dec", pattern(&[LATENTS, width], 0.3, 3)),
+        ("b_dec", pattern(&[width], 0.3, 4)),
+    ];
+    let tensors = tensors.map(|(name, tensor)| (name.to_owned(), tensor)).into();
+    let kind = match reads == writes {
+        true => r#""architecture": "standard""#.to_owned(),
+        false => format!(r#""architecture": "transcoder", "hook_name_out": "{writes}", "d_out": {width}"#),
+    };
+    let config = format!(
+        r#"{{{kind}, "hook_name": "{reads}", "d_in": {width}, "d_sae": {LATENTS}, "apply_b_dec_to_input": false,
+            "model_from_pretrained_kwargs": {{}}}}"#
+    );
+    Ok(Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(&config)?)?)
+}
+
+/// A steering vector at the first block, a head that is replaced at one token, and a dictionary at the second block.
+#[test]
+fn gradients_under_edits_and_splices_are_those_of_finite_differences() -> Result<()> {
+    // Short, so that no latent turns on or off.
+    const STEP: f64 = 3e-4;
+    let case = Case::open("inverse_layer");
+    let (run, metric, width) = (case.clean(), case.metric(), case.model.config().n_embd);
+    let site = |layer, kind| Site::in_block(layer, kind);
+    let mut steering = Steering::new(&case.model, 0, pattern(&[2, width], 1.0, 5))?;
+    let mut patch = Replace::new(site(0, SiteKind::Z), Tensor::new(0.5f32, &Device::Cpu)?)
+        .at(Place { positions: Some(vec![3]), ..Place::head(1) });
+    for reads in [site(1, SiteKind::ResidPre), site(1, SiteKind::ResidMid)] {
+        let writes = if reads.kind == SiteKind::ResidPre { reads } else { site(1, SiteKind::MlpOut) };
+        let dictionary = dictionary(width, reads, writes)?;
+        let sites = [SiteKind::ResidPre, SiteKind::Z, SiteKind::MlpPost, SiteKind::AttnOut]
+            .map(|kind| site(0, kind))
+            .into_iter()
+            .chain([writes, site(2, SiteKind::ResidPost)]);
+        let sites: Vec<Site> = sites.collect();
+        let mut splices = [Splice::new(&case.model, &dictionary)?];
+        let edits = &mut Chain(vec![&mut steering, &mut patch]);
+        let found = gradients_under(&run, &metric, &sites, &mut splices, edits)?;
+        for (site, found) in &found.sites {
+            let length = found.gradient.sqr()?.sum_all()?.to_scalar::<f32>()?.sqrt();
+            let direction = (&found.gradient / f64::from(length))?;
+            let mut at = |step: f64| -> Result<f64> {
+                let mut add = Add::new(*site, (&direction * step)?);
+                // A change of what is written comes after the dictionary, any other one before it.
+                let splice = &mut splices[0];
+                let last: [&mut dyn Observer; 2] =
+                    if *site == writes { [splice, &mut add] } else { [&mut add, splice] };
+                let mut chain = Chain(vec![&mut steering, &mut patch]);
+                chain.0.extend(last);
+                Ok(f64::from(metric.of_run(&run, &mut chain)?))
+            };
+            let (slope, expected) = ((at(STEP)? - at(-STEP)?) / (2.0 * STEP), f64::from(length));
+            assert!((slope - expected).abs() < 5e-3 + 0.01 * expected, "{site}: {slope} for {expected}");
+        }
+        // What a latent writes is its direction; without the error term there is no error.
+        let (latents, error) = &found.splices[0];
+        let written = &found.sites[&writes].gradient;
+        let expected = written.squeeze(0)?.matmul(&dictionary.tensor("W_dec").ok_or("no decoder")?.t()?)?;
+        assert_close(&latents.gradient.squeeze(0)?, &expected, SAME, "the gradient at the latents");
+        assert!(error.is_none() && values(&latents.value).iter().any(|latent| *latent > 0.0));
+
+        // With the error term the run is the model's own, and the error is one more part of what is written.
+        let mut splices = [Splice::new(&case.model, &dictionary)?.with_error()];
+        let edits = &mut Chain(vec![&mut steering, &mut patch]);
+        let with_error = gradients_under(&run, &metric, &[writes], &mut splices, edits)?;
+        let unspliced = metric.of_run(&run, edits)?;
+        assert!((with_error.metric - unspliced).abs() < 1e-4, "{} for {unspliced}", with_error.metric);
+        let (_, error) = &with_error.splices[0];
+        let error = error.as_ref().ok_or("no error")?;
+        assert_close(&error.gradient, &with_error.sites[&writes].gradient, SAME, "the gradient at the error");
+    }
+    // Nothing depends on what is replaced whole.
+    let replaced = site(1, SiteKind::ResidPost);
+    let mut edit = Replace::new(replaced, Tensor::zeros(1, DType::F32, &Device::Cpu)?);
+    let error =
+        gradients_under(&run, &metric, &[site(1, SiteKind::ResidPre)], &mut [], &mut edit).unwrap_err();
+    assert!(
+        error.to_string().contains("blocks.1.hook_resid_pre: the metric does not depend on it"),
+        "{error}"
+    );
     Ok(())
 }
 

@@ -279,7 +279,10 @@ fn what_does_not_go_together_is_refused_by_its_names() {
             "`lora_rank` cannot be used with `task` dictionary",
         ),
         (TrainOptions { sample: Some("What".into()), ..options() }, "`sample` needs `task` text or answer"),
-        (TrainOptions { sparsity: Some(1.0), ..options() }, "`sparsity` needs `kind` jump-relu or gated"),
+        (
+            TrainOptions { sparsity: Some(1.0), ..options() },
+            "`sparsity` needs `kind` jump-relu, standard or gated; for top-k use `k`",
+        ),
         (
             TrainOptions { kind: Some(DictionaryKind::Gated), ..options() },
             "`k` cannot be used with `kind` gated",

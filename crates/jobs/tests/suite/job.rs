@@ -208,6 +208,42 @@ fn a_checkpoint_is_trained_further_with_samples_and_events() {
     assert_eq!(vocabulary(&read(&job, "tokenizer.json")), vocabulary(&given));
 }
 
+/// The end tokens, the settings of generation and the chat template would otherwise be lost silently.
+#[test]
+fn a_training_from_a_checkpoint_keeps_its_settings() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = [
+        ("generation_config.json", r#"{"repetition_penalty": 1.90, "eos_token_id": [5, 3], "mine": 1}"#),
+        ("tokenizer_config.json", r#"{"pad_token": "<|endoftext|>", "mine": [1, 2]}"#),
+        ("special_tokens_map.json", r#"{"pad_token": "<|endoftext|>"}"#),
+        ("chat_template.jinja", "{{ messages }}"),
+    ];
+    let mut tiny = CheckpointFolder::tiny().with_config(json!({"task_specific_params": {"x": 1}}));
+    for (name, text) in settings {
+        tiny = tiny.with(name, text);
+    }
+    let options = TrainOptions {
+        steps: 2,
+        batch_size: 2,
+        eval_every: 2,
+        keep_steps: Some(vec![1]),
+        context: Some(16),
+        ..TrainOptions::default()
+    };
+    let job = TrainJob { start: Start::Checkpoint(tiny.path().into()), ..job(folder.path(), "out", options) };
+    run(&job).unwrap();
+    for place in ["", "step-1/"] {
+        for (name, text) in settings {
+            assert_eq!(read(&job, &format!("{place}{name}")), text.as_bytes(), "{place}{name}");
+        }
+        assert!(
+            read(&job, &format!("{place}tokenizer.json")) == fs::read(tiny.file("tokenizer.json")).unwrap()
+        );
+        let config: Value = serde_json::from_slice(&read(&job, &format!("{place}config.json"))).unwrap();
+        assert_eq!(config["task_specific_params"]["x"], 1);
+    }
+}
+
 #[test]
 fn wrong_options_are_told_by_their_names_before_any_work() {
     let folder = tempfile::tempdir().unwrap();

@@ -149,9 +149,12 @@ impl Linear {
     /// # Errors
     /// As [`Linear::forward`], and when there are no such outputs.
     pub fn forward_outputs(&self, x: &Tensor, outputs: Range<usize>) -> Result<Tensor> {
+        if outputs.is_empty() || outputs.end > self.out_features() {
+            let what = format!("linear: no outputs {outputs:?} of {}", self.out_features());
+            return Err(candle_core::Error::Msg(what));
+        }
         if let Matrix::Dense(weight) = &self.weight
             && self.has_kernel(x, weight)
-            && outputs.end <= self.out_features()
         {
             self.output_shape(x)?;
             return training::linear(x, weight, self.bias.as_ref(), outputs);

@@ -28,20 +28,16 @@ pub fn expect_ids(ids: &Tensor, rows: usize) -> Result<()> {
     places(ids, rows).map(drop)
 }
 
-/// Rows of a table with so many of them, one after the other.
+/// Row numbers of `ids`, all below `rows`.
 pub(crate) fn places(ids: &Tensor, rows: usize) -> Result<Vec<usize>> {
     let flat = ids.flatten_all()?;
-    let places: Vec<usize> = match flat.dtype() {
-        DType::U8 | DType::I64 => {
-            // A negative id is none that any table has.
-            let ids = flat.to_dtype(DType::I64)?.to_vec1::<i64>()?;
-            ids.into_iter().map(|id| usize::try_from(id).unwrap_or(usize::MAX)).collect()
-        }
-        _ => flat.to_vec1::<u32>()?.into_iter().map(|id| id as usize).collect(),
+    let place = |id: i64| match usize::try_from(id) {
+        Ok(place) if place < rows => Ok(place),
+        _ => Err(KernelError::NoSuchRow { row: id, rows }.into()),
     };
-    match places.iter().find(|place| **place >= rows) {
-        Some(row) => Err(KernelError::NoSuchRow { row: *row, rows }.into()),
-        None => Ok(places),
+    match flat.dtype() {
+        DType::U8 | DType::I64 => flat.to_dtype(DType::I64)?.to_vec1()?.into_iter().map(place).collect(),
+        _ => flat.to_vec1::<u32>()?.into_iter().map(|id| place(id.into())).collect(),
     }
 }
 

@@ -36,8 +36,10 @@ use crate::per_thread::{Operation, Sums, has_cpu_kernels, is_paused};
 /// `hidden` `(…, C)`, `weight` `(V, C)`, `targets` one id for each row; returns a scalar, in f32 if `hidden` is of half
 /// precision: products are then computed in its type.
 ///
+/// Gradients can be taken once: a second `backward` over the same loss fails.
+///
 /// # Errors
-/// When the shapes do not fit, there are no rows, or a target is outside the vocabulary.
+/// If the shapes do not fit, there are no rows, or a target is outside the vocabulary.
 pub fn head_loss(hidden: &Tensor, weight: &Tensor, targets: &[u32]) -> Result<Tensor> {
     let sizes = check(hidden, weight, targets)?;
     if !has_cpu_kernels(hidden) || hidden.dtype() != weight.dtype() {

@@ -26,6 +26,9 @@ fn ids_outside_a_table_are_refused_by_every_kind_of_weight() {
             let error = layer.embedding(&ids).unwrap_err().to_string();
             assert!(error.starts_with(&format!("embedding: row {id} of a table of 5")), "{name}: {error}");
         }
+        let negative = Tensor::new(&[1i64, -1], &Device::Cpu).unwrap();
+        let error = layer.embedding(&negative).unwrap_err().to_string();
+        assert!(error.starts_with("embedding: row -1 of a table of 5"), "{name}: {error}");
         let ids = Tensor::new(&[[0u32, 4], [3, 1]], &Device::Cpu).unwrap();
         let rows = layer.embedding(&ids).unwrap();
         assert_eq!(rows.dims(), [2, 2, 64], "{name}");

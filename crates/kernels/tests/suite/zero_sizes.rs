@@ -33,7 +33,14 @@ fn linear_layers_and_norms() {
             let found = dims(found);
             assert!(found.is_none() || found == y, "{format:?}: {found:?}");
         }
-        let _ = dims(layer.forward_outputs(&zeros(&[1, 64]), 1..1));
+        #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+        for outputs in [1..1, 2..4, 3..3, 2..1, 5..usize::MAX] {
+            let error = layer.forward_outputs(&zeros(&[1, 64]), outputs.clone()).unwrap_err().to_string();
+            assert!(
+                error.starts_with(&format!("linear: no outputs {outputs:?} of 3")),
+                "{format:?}: {error}"
+            );
+        }
     }
     for shape in [[0, 4], [4, 0], [0, 0]] {
         let layer = Linear::new(zeros(&shape), None).unwrap();

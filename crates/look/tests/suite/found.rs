@@ -121,8 +121,19 @@ fn the_cells_of_a_lens_are_what_its_json_has() {
         assert_eq!(told["watched"][0]["logprob"], json!(logprob));
         assert_eq!(told["watched"][1]["token"]["id"], 5);
         assert_eq!(told["top"].as_array().unwrap().len(), 3);
-        assert_eq!(told["top"][0]["token"]["text"], found.report.texts[place]);
     }
+    // The most probable tokens are not the watched one; they are beside their own probabilities.
+    assert!(
+        found.report.texts.is_empty() && found.report.title.contains("\"·the\""),
+        "{}",
+        found.report.title
+    );
+    let found = look(&loaded, &Lens { show: LensValue::Probability, ..lens }).unwrap();
+    let json = found.details.to_json();
+    for (place, text) in found.report.texts.iter().enumerate() {
+        assert_eq!(&json["layers"][place / tokens]["cells"][place % tokens]["top"][0]["token"]["text"], text);
+    }
+    assert_eq!(found.report.texts.len(), found.report.values.len());
 }
 
 #[test]

@@ -75,10 +75,10 @@ fn the_built_in_model_has_transcoders() {
             .map(|(what, rest)| (what, rest.split_once(" at ").unwrap().1))
         {
             Some(("error", token)) => format!("error at {token}"),
-            Some((_, token)) => format!("feature at {}", token.split_once(", active").unwrap().0),
+            Some((_, token)) => format!("feature at {}", token.split_once(", says").unwrap().0),
             None => name.clone(),
         };
-        assert_eq!(text, &shown, "{id}");
+        assert!(text.starts_with(&shown), "{id}: {text}");
     }
     let table = candle_gpt2_pictures::table(&found.report);
     assert!(table.lines().any(|line| line.contains("feature at ·was ")), "{table}");
@@ -231,9 +231,15 @@ fn wrong_questions_about_graphs_are_refused() {
             "`node_threshold` 1.5: expected a share from 0 to 1",
         ),
         (Graph { edge_threshold: f64::NAN, ..graph.clone() }, "`edge_threshold` NaN: expected a share"),
-        (Graph { set: setting("6_0_0=1"), ..graph.clone() }, "`set` 6_0_0: there are 6 layers"),
-        (Graph { set: setting("5_768_0=1"), ..graph.clone() }, "768 features in this layer and 3 tokens"),
-        (Graph { set: setting("5_0_3=1"), ..graph.clone() }, "`set` 5_0_3: there are 6 layers"),
+        (
+            Graph { set: setting("6_0_0=1"), ..graph.clone() },
+            "`set` 6_0_0: there is no layer 6; the model has 6 (all counted from 0)",
+        ),
+        (
+            Graph { set: setting("5_768_0=1"), ..graph.clone() },
+            "there is no feature 768 in layer 5, which has 768",
+        ),
+        (Graph { set: setting("5_0_3=1"), ..graph.clone() }, "there is no position 3; the text has 3 tokens"),
         (
             Graph { set: [setting("5_0_1=1"), setting("5_0_1=2")].concat(), ..graph.clone() },
             "`set` 5_0_1: it is set twice",
@@ -242,6 +248,9 @@ fn wrong_questions_about_graphs_are_refused() {
         let (is_usage, message) = told(graph);
         assert!(is_usage && message.contains(expected), "`{expected}` is not in: {message}");
     }
+    let with_bos = Reader::new(loaded.vocabulary(), true).unwrap();
+    let error = Graph { set: setting("5_0_0=1"), ..graph.clone() }.check(&with_bos).unwrap_err().to_string();
+    assert!(error.contains("position 0 is the BOS token"), "{error}");
     for text in ["", "1_2=3", "1_2_3", "1_2_3=x", "1_2_3=inf", "a_2_3=1", "1_2_3_4=1"] {
         let error = text.parse::<FeatureSetting>().unwrap_err();
         assert!(error.contains("write LAYER_FEATURE_POSITION=VALUE"), "{error}");
@@ -254,28 +263,99 @@ fn wrong_questions_about_graphs_are_refused() {
         assert!(error.is_usage(), "{error}");
         error.to_string()
     };
-    let silent = (0..768).map(|feature| setting(&format!("0_{feature}_1=1"))).find_map(|set| {
-        let error = asked_or_none(&loaded, Graph { set, ..graph.clone() })?;
-        Some(error)
-    });
-    assert!(silent.unwrap().contains("the feature is not active there"));
     let message = asked(Graph { max_memory: 0, ..graph.clone() });
     assert!(message.contains("more than the limit of 0 MiB; lower the number of feature nodes"), "{message}");
-    let message = asked(Graph { max_feature_nodes: 1, set: few(&loaded), ..graph });
-    assert!(message.contains("raise `max_feature_nodes`"), "{message}");
+    let error = look(&loaded, &Graph { prompts_file: Some("no/such".into()), ..graph }).unwrap_err();
+    assert!(error.to_string().contains("no/such"), "{error}");
 }
 
-fn asked_or_none(loaded: &candle_gpt2_engine::LoadedModel, graph: Graph) -> Option<String> {
-    look(loaded, &graph).err().map(|error| error.to_string())
+/// Features that the graph has no edges from: inactive ones, and those with too little influence.
+#[test]
+fn any_feature_can_be_set() {
+    let loaded = built_in();
+    let of = |max_feature_nodes: usize, setting: String, value: f64| {
+        let set = vec![format!("{setting}={value:?}").parse().unwrap()];
+        let transcoders = Some("built-in".into());
+        let graph = Graph { set, max_feature_nodes, transcoders, ..Graph::new(words("One day, Mia was")) };
+        let details = look(&loaded, &graph).unwrap().details.to_json()["interventions"].clone();
+        let logits = details["logits"].as_array().unwrap().clone();
+        let number = |value: &Value| value.as_f64().unwrap();
+        // Of each logit its value, and how far it moves as predicted and actually.
+        let moves: Vec<[f64; 3]> = logits
+            .iter()
+            .map(|logit| {
+                let before = number(&logit["before"]);
+                [before, number(&logit["predicted"]) - before, number(&logit["actual"]) - before]
+            })
+            .collect();
+        (number(&details["set"][0]["from"]), moves)
+    };
+    let graph = Graph { transcoders: Some("built-in".into()), ..Graph::new(words("One day, Mia was")) };
+    let points = look(&loaded, &graph).unwrap().graph.unwrap().points;
+    let mut features: Vec<_> = points.iter().filter(|point| point.kind == PointKind::Feature).collect();
+    features.sort_by(|a, b| a.influence.total_cmp(&b.influence));
+    // The same effect, with edges and without.
+    let id = &features[0].id;
+    let ((from, without), (same, with)) = (of(1, id.clone(), 0.0), of(4096, id.clone(), 0.0));
+    assert!((from - features[0].activation.unwrap()).abs() < 1e-6 && from == same);
+    for (without, with) in without.iter().zip(&with) {
+        assert!(without[1] != 0.0 && (without[2] - with[2]).abs() < 1e-6, "{without:?} {with:?}");
+    }
+    // One that is inactive at the last token, in the last layer: only the last norm is between it and the logits. Its scale, which the
+    // prediction holds fixed, makes all logits larger or smaller by one factor.
+    let last = points.iter().map(|point| point.column).max().unwrap();
+    let silent = (0..256).map(|feature| format!("5_{feature}_{last}"));
+    let silent = silent.filter(|id| points.iter().all(|point| &point.id != id));
+    let (_, moves) = silent.take(5).map(|id| of(4096, id, 0.01)).find(|(from, _)| *from == 0.0).unwrap();
+    let factor = |[before, predicted, actual]: [f64; 3]| (actual - predicted) / before;
+    for one in &moves {
+        let [before, predicted, actual] = *one;
+        let rest = actual - predicted - factor(moves[0]) * before;
+        assert!(predicted != 0.0 && rest.abs() < 2e-4, "{moves:?}");
+    }
 }
 
-/// A feature that is active, and not the one with the most influence.
-fn few(loaded: &candle_gpt2_engine::LoadedModel) -> Vec<FeatureSetting> {
-    let found = look(loaded, &Graph::new(words("The big dog"))).unwrap();
-    let mut features = found.graph.unwrap().points;
-    features.retain(|point| point.kind == PointKind::Feature);
-    features.sort_by(|a, b| b.influence.total_cmp(&a.influence));
-    vec![format!("{}=0", features[1].id).parse().unwrap()]
+/// A node has its feature's tokens, examples, command, and effect.
+#[test]
+fn nodes_say_what_their_features_mean() {
+    let loaded = built_in();
+    let file = candle_gpt2_testing::temporary_folder();
+    let path = file.path().join("stories.txt");
+    std::fs::write(&path, "Mia had a red ball.\nTom had a blue cup.\n").unwrap();
+    let transcoders = Some("built-in".into());
+    let graph = Graph { transcoders, top: 60, ..Graph::new(words("Mia had a red ball and a red")) };
+    for prompts_file in [None, Some(path)] {
+        let found = look(&loaded, &Graph { prompts_file: prompts_file.clone(), ..graph.clone() }).unwrap();
+        let json = serde_json::to_value(&found).unwrap();
+        let nodes = json["nodes"].as_array().unwrap();
+        let features: Vec<_> =
+            nodes.iter().filter(|node| node["feature_type"] == "cross layer transcoder").collect();
+        assert!(!features.is_empty());
+        for node in &features {
+            assert!(node["clerp"].as_str().unwrap().starts_with("says "), "{node}");
+            assert_eq!(node["top_logits"].as_array().unwrap().len(), 10);
+            let site = format!("--site blocks.{}.hook_resid_mid", node["layer"].as_str().unwrap());
+            assert!(node["command"].as_str().unwrap().contains(&site), "{node}");
+        }
+        let examples =
+            |node: &Value| node["examples_quantiles"][0]["examples"].as_array().map_or(0, Vec::len);
+        let most = features.iter().map(|node| examples(node)).max().unwrap();
+        assert_eq!(most, if prompts_file.is_some() { 2 } else { 1 });
+        let zeroed: Vec<_> = features.iter().filter(|node| node["zeroed"].is_object()).collect();
+        assert!(!zeroed.is_empty());
+        let texts = found.report.texts.iter().filter(|text| text.contains(", zeroed: predicted "));
+        assert_eq!(texts.count(), zeroed.len());
+        // The same as setting it.
+        let id = zeroed[0]["node_id"].as_str().unwrap();
+        let set = vec![format!("{id}=0").parse().unwrap()];
+        let set = look(&loaded, &Graph { set, ..graph.clone() }).unwrap().details.to_json();
+        let logit = &set["interventions"]["logits"][0];
+        for key in ["predicted", "actual"] {
+            let moved = logit[key].as_f64().unwrap() - logit["before"].as_f64().unwrap();
+            assert!((moved - zeroed[0]["zeroed"][key].as_f64().unwrap()).abs() < 1e-4, "{key}: {moved}");
+        }
+        assert!(found.page().contains("\"top_logits\"") && found.page().contains("id=\"feature-texts\""));
+    }
 }
 
 /// Folders that hold no transcoders of this model: each message names the file and says what is wrong.

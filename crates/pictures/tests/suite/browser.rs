@@ -28,6 +28,15 @@ fn cells(dom: &str) -> Vec<Vec<String>> {
     table.split("<tr>").skip(2).map(row).collect()
 }
 
+/// A percentage of at most three digits, as a share.
+fn share(cell: &str) -> f32 {
+    if cell == "&lt; 0.01 %" {
+        return 0.0;
+    }
+    cell.strip_suffix(" %").unwrap_or_else(|| panic!("{cell} is not a percentage")).parse::<f32>().unwrap()
+        / 100.0
+}
+
 #[test]
 fn the_attention_page_shows_the_head_in_its_address() {
     let report = samples::attention(3, 4, samples::sentence());
@@ -38,22 +47,20 @@ fn the_attention_page_shows_the_head_in_its_address() {
         assert_eq!(row.len(), len);
         for (key, cell) in row.iter().enumerate() {
             match head[query * len + key] {
-                None => assert_eq!(cell, "none"),
-                Some(share) => {
-                    let shown: f32 = cell.parse().unwrap();
-                    assert!(
-                        (shown - share).abs() < 1.4 / 65535.0,
-                        "{query}, {key}: {shown}, expected {share}"
-                    );
-                }
+                None => assert_eq!(cell, "masked"),
+                Some(expected) => assert!(
+                    (share(cell) - expected).abs() < 1e-4 + 0.005 * expected,
+                    "{query}, {key}: {cell}, expected {expected}"
+                ),
             }
         }
     }
     assert_eq!(cells(&dom).len(), len);
     assert_eq!(text(&dom, "report-name"), "layer 2, head 1");
-    let expected = format!("query ·went\u{200e} 5 → key ·and\u{200e} 3: {:.5}", head[5 * len + 3].unwrap());
-    assert_eq!(text(&dom, "report-readout"), expected);
-    assert!(text(&dom, "report-about").contains("values to 1/65535"));
+    let readout = text(&dom, "report-readout");
+    let value = readout.strip_prefix("query ·went\u{200e} 5 → key ·and\u{200e} 3: ").unwrap();
+    assert!((share(value) - head[5 * len + 3].unwrap()).abs() < 1e-3, "{readout}");
+
     assert_eq!(dom.matches("aria-pressed=\"true\"").count(), 1);
     assert_eq!(dom.matches("aria-pressed=\"false\"").count(), 11);
 }
@@ -72,20 +79,47 @@ fn arrow_keys_choose_heads_and_cells_and_the_address_follows() {
         press(document.querySelector('.cells'), 'ArrowLeft');
         press(document.querySelector('.line [aria-current]'), 'ArrowRight');
         document.body.dataset.address = location.hash";
-    let Some(dom) = opened(&report, "", script) else { return };
+    let Some(dom) = opened(&report, "layer=0&head=0", script) else { return };
     // Head 1 of layer 0 is not there. The token line goes to the next query, and the key stays within it.
     assert_eq!(text(&dom, "report-name"), "layer 1, head 2");
     assert!(dom.contains("data-address=\"#layer=1&amp;head=2&amp;row=3&amp;column=3\""));
-    assert!(text(&dom, "report-readout").starts_with("query ·and\u{200e} 3 → key ·and\u{200e} 3: 0."));
+    assert!(text(&dom, "report-readout").starts_with("query ·and\u{200e} 3 → key ·and\u{200e} 3: "));
 }
 
 #[test]
 fn without_column_0_the_rest_is_shown() {
     let report = samples::attention(1, 2, samples::sentence());
     let Some(dom) = opened(&report, "row=4&first=hidden", "") else { return };
-    assert!(cells(&dom).iter().all(|row| row[0] == "none"));
-    assert!(text(&dom, "report-readout").ends_with(": left out"));
+    assert!(cells(&dom).iter().all(|row| row[0] == "masked"));
+    assert!(text(&dom, "report-readout").ends_with(": hidden"));
     assert!(dom.contains("type=\"checkbox\""));
+}
+
+/// Opens on the head with the clearest role, at its strongest cell, and says what it does.
+#[test]
+fn the_attention_page_opens_on_a_head_worth_seeing() {
+    let mut report = samples::attention(2, 2, samples::sentence());
+    let len = report.tokens.len();
+    // Head 1 of layer 1 attends to the token before; the others spread their attention.
+    for query in 0..len {
+        for key in 0..=query {
+            for head in 0..4 {
+                report.values[(head * len + query) * len + key] = Some(1.0 / (query + 1) as f32);
+            }
+            let before = if key + 1 == query { 0.9 } else { 0.1 / query.max(1) as f32 };
+            report.values[(3 * len + query) * len + key] = Some(if query == 0 { 1.0 } else { before });
+        }
+    }
+    let Some(dom) = opened(&report, "", "") else { return };
+    assert_eq!(text(&dom, "report-name"), "layer 1, head 1");
+    let role = text(&dom, "report-role");
+    assert!(
+        role.starts_with("90 % of this head's attention goes to the token just before, for example “"),
+        "{role}"
+    );
+    assert!(text(&dom, "report-readout").ends_with(": 90 %"));
+    let Some(dom) = opened(&report, "layer=0&head=1", "") else { return };
+    assert!(text(&dom, "report-role").starts_with("This head divides its attention"));
 }
 
 #[test]
@@ -96,10 +130,10 @@ fn a_text_of_300_tokens_shows_the_strongest_sources_of_a_row() {
     let rows = cells(&dom);
     assert_eq!(rows.len(), 1, "the chosen row only");
     let head = &report.values[(47 * 300 + 200) * 300..][..300];
-    let there: Vec<usize> = (0..300).filter(|key| rows[0][*key] != "none").collect();
+    let there: Vec<usize> = (0..300).filter(|key| rows[0][*key] != "masked").collect();
     assert_eq!(there.len(), 8);
     for key in there {
-        let shown: f32 = rows[0][key].parse().unwrap();
+        let shown = share(&rows[0][key]);
         assert!((shown - head[key].unwrap()).abs() < 0.003, "{key}: {shown}");
     }
 }
@@ -115,13 +149,13 @@ fn the_lens_page_shows_values_and_texts_with_the_last_layer_first() {
             let cell = |column: usize| {
                 let place = row * columns + column;
                 let text = report.texts[place].replace('<', "&lt;").replace('>', "&gt;");
-                format!("{} {text}", report.values[place].unwrap())
+                format!("{} % {text}", (report.values[place].unwrap() * 100.0).round())
             };
             (0..columns).map(cell).collect()
         })
         .collect();
     assert_eq!(cells(&dom), expected);
-    assert_eq!(text(&dom, "report-readout"), "layer 3, token When\u{200e} 1: 0.69  ·the");
+    assert_eq!(text(&dom, "report-readout"), "layer 3, token When\u{200e} 1: 69 %  ·the");
 }
 
 #[test]
@@ -145,7 +179,8 @@ fn three_axes_have_a_list_to_choose_from() {
         list.dispatchEvent(new Event('change'))";
     let Some(dom) = opened(&report, "site=attention", script) else { return };
     assert_eq!(text(&dom, "report-name"), "site mlp");
-    assert_eq!(cells(&dom)[0][0], report.values[36].unwrap().to_string());
+    // Layers over tokens: the first one is the lowest row.
+    assert_eq!(cells(&dom).last().unwrap()[0], report.values[36].unwrap().to_string());
 }
 
 #[test]
@@ -189,8 +224,8 @@ fn a_graph_shows_the_edges_of_the_chosen_node() {
     let (report, graph) = samples::attribution_graph();
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=0_7_2", "") else { return };
     assert_eq!(text(&dom, "graph-name"), "node 0_7_2");
-    assert_eq!(buttons(&dom, "graph-in"), ["+2.00  node E_1_2", "−0.500  node P_2_2"]);
-    assert_eq!(buttons(&dom, "graph-out"), ["+1.50  node 3_5_11"]);
+    assert_eq!(buttons(&dom, "graph-in"), ["+2  node E_1_2", "−0.5  node P_2_2"]);
+    assert_eq!(buttons(&dom, "graph-out"), ["+1.5  node 3_5_11"]);
     assert_eq!(dom.matches("<circle").count(), 5);
     // Without an address the first logit is chosen.
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "", "") else { return };
@@ -219,7 +254,7 @@ fn nodes_are_chosen_pinned_and_grouped_by_keyboard_and_the_address_follows() {
     assert_eq!(buttons(&dom, "graph-pinned"), ["3_5_11", "0_7_2", "E_1_2"]);
     let pinned = dom.split_once("id=\"graph-pinned\"").unwrap().1;
     assert!(
-        pinned.contains("one → node 3_5_11: +1.50") && pinned.contains("node E_1_2 → one: +2.00"),
+        pinned.contains("one → node 3_5_11: +1.5<") && pinned.contains("node E_1_2 → one: +2<"),
         "{pinned}"
     );
     let address = "#node=E_1_2&amp;pinned=3_5_11%2C0_7_2%2CE_1_2&amp;group.one=0_7_2";
@@ -236,7 +271,7 @@ fn tokens_of_a_graph_cannot_break_its_page() {
     let (mut report, graph) = samples::attribution_graph();
     report.tokens = samples::hostile();
     let Some(dom) = page_in_browser(&graph_page(&report, &graph), "node=err_0_4", "") else { return };
-    assert_eq!(buttons(&dom, "graph-out"), ["−0.250  node 3_5_11"]);
+    assert_eq!(buttons(&dom, "graph-out"), ["−0.25  node 3_5_11"]);
 }
 
 /// The parts of the chosen feature, each with what it says.
@@ -255,7 +290,10 @@ fn a_feature_page_shows_the_texts_of_the_chosen_feature() {
     let page = feature_page(&report, &cards);
     let Some(dom) = page_in_browser(&page, "", "") else { return };
     let (name, about, texts) = feature(&dom);
-    assert_eq!((&name[..], &about[..]), ("feature 17", "active at 12.5% of the tokens, from 0.5 to 3"));
+    assert_eq!(
+        (&name[..], &about[..]),
+        ("feature 17", "active at 12.5 % of the tokens, with activations from 0.5 to 3")
+    );
     let headings: Vec<&str> =
         texts.split("<h3>").skip(1).map(|part| part.split_once("</h3>").unwrap().0).collect();
     assert_eq!(headings, ["Top activations", "Weakest quarter"]);

@@ -87,11 +87,9 @@ fn every_picture_is_well_formed_and_asks_for_nothing() {
             let svg = svg(&report, width).unwrap();
             let (tags, _) = parsed(&svg);
             assert!(tags[0].starts_with("svg xmlns=\"http://www.w3.org/2000/svg\""));
-            assert!(tags[0].contains(if width == Width::OneColumn {
-                "width=\"3.3in\""
-            } else {
-                "width=\"6.8in\""
-            }));
+            let inches = tags[0].split("width=\"").nth(1).and_then(|rest| rest.split_once("in\"")).unwrap().0;
+            let widest = if width == Width::OneColumn { 3.3 } else { 6.8 };
+            assert!(inches.parse::<f64>().unwrap() <= widest, "{inches} of {widest} inches");
             assert!(tags[0].contains("viewBox=\"0 0 "));
             assert_eq!(svg.matches("http").count(), 1);
             assert!(!tags.iter().any(|tag| tag.starts_with("script") || tag.starts_with("image")));
@@ -106,11 +104,11 @@ fn a_heatmap_has_a_rectangle_for_each_value_in_its_colour() {
     report.values = vec![Some(2.0), Some(-2.0), Some(0.0), None, Some(1.0), Some(-1.0)];
     let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
     assert_eq!(cells(&tags, 1), 5);
-    // Strongest red and blue, white in the middle, half way; the ground is white too.
+    // Strongest blue and red, white in the middle, half way; the ground is white too.
     for (fill, count) in [("#921226", 1), ("#0c306e", 1), ("#ffffff", 1), ("#e8846c", 1), ("#62a3d6", 1)] {
         assert_eq!(fills(&tags, fill), count, "{fill}");
     }
-    for text in ["layer", "head", "0", "1", "2", "−2", "none"] {
+    for text in ["layer", "head", "0", "1", "2", "−2", "no value"] {
         assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
     }
 }
@@ -122,11 +120,50 @@ fn attention_has_a_panel_for_each_head_that_is_there() {
     report.values[..len * len].fill(None);
     let (tags, texts) = parsed(&svg(&report, Width::TwoColumns).unwrap());
     assert_eq!(cells(&tags, 5), 5 * len * (len + 1) / 2);
-    let captions: Vec<&String> = texts.iter().filter(|text| text.contains('.')).collect();
+    let captions: Vec<&String> = texts.iter().filter(|text| text.contains('.')).take(6).collect();
     assert_eq!(
         captions,
         ["0.1", "0.2", "1.0", "1.1", "1.2", "panels: layer.head; downwards: query; across: key"]
     );
+    // The panels are too small for labels: the tokens are listed once below them.
+    assert!(
+        texts.iter().any(|text| text.starts_with("query, key:\u{2003}<|endoftext|> 0\u{2003}When 1")),
+        "{texts:?}"
+    );
+}
+
+/// The place of a text, and the angle that it is turned by.
+fn place(svg: &str, text: &str) -> (f64, f64, bool) {
+    let line = svg.lines().find(|line| line.ends_with(&format!(">{text}</text>"))).unwrap();
+    let number = |name: &str| {
+        let (_, rest) = line.split_once(&format!(" {name}=\"")).unwrap();
+        rest.split('"').next().unwrap().parse().unwrap()
+    };
+    (number("x"), number("y"), line.contains("rotate(-90"))
+}
+
+#[test]
+fn the_name_of_the_rows_is_apart_from_the_title_of_a_panel() {
+    let svg = svg(&samples::attention(1, 2, samples::sentence()), Width::TwoColumns).unwrap();
+    let (query, caption) = (place(&svg, "query"), place(&svg, "layer 0, head 0"));
+    assert!(query.2 && query.0 < caption.0 && query.1 > caption.1 + 20.0, "{query:?} {caption:?}");
+    // A single row has no room beside it.
+    let mut report = samples::layers_by_heads(1, 5);
+    report.axes[0].name = "a long name".into();
+    let picture = candle_gpt2_pictures::svg(&report, Width::TwoColumns).unwrap();
+    assert!(!place(&picture, "a long name").2);
+}
+
+#[test]
+fn a_text_with_values_is_drawn_token_by_token_in_their_colours() {
+    let report =
+        Report::of_tokens("surprise".into(), &["One", " day", "\n"], &[2.0, f32::NAN, -1.0], Scale::Signed);
+    let (tags, texts) = parsed(&svg(&report, Width::OneColumn).unwrap());
+    for text in ["One", "·day", "↵", "One 0"] {
+        assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
+    }
+    // A token without a value is grey, as is its bar.
+    assert_eq!((fills(&tags, "#0c306e"), fills(&tags, "#e8846c") > 0, fills(&tags, "#dcdee3")), (1, true, 2));
 }
 
 #[test]
@@ -158,6 +195,37 @@ fn one_axis_is_bars_and_a_long_one_a_line() {
 }
 
 #[test]
+fn a_noisy_curve_has_its_running_mean() {
+    let mut report = samples::bars(Axis::numbers("step", 0..1000), samples::sentence());
+    report.values = (0..1000).map(|step| Some(if step % 2 == 0 { 1.0 } else { 3.0 })).collect();
+    let drawn = svg(&report, Width::TwoColumns).unwrap();
+    let curves: Vec<&str> = drawn.lines().filter(|line| line.matches(',').count() == 1000).collect();
+    assert_eq!(curves.len(), 2);
+    let spread = |curve: &str| {
+        let (_, points) = curve.split_once("points=\"").unwrap();
+        let heights = points.split('"').next().unwrap().split(' ').skip(50).take(900);
+        let heights: Vec<f64> =
+            heights.map(|point| point.split_once(',').unwrap().1.parse().unwrap()).collect();
+        heights.iter().copied().fold(0.0, f64::max) - heights.iter().copied().fold(f64::MAX, f64::min)
+    };
+    assert!(spread(curves[1]) < 0.1 * spread(curves[0]), "{} {}", spread(curves[1]), spread(curves[0]));
+}
+
+#[test]
+fn small_grids_have_their_values_and_no_empty_canvas() {
+    let mut report = samples::layers_by_heads(2, 3);
+    report.values = vec![Some(2.0), Some(-1.234), Some(0.0), None, Some(0.5), Some(100.4)];
+    let drawn = svg(&report, Width::TwoColumns).unwrap();
+    let (_, texts) = parsed(&drawn);
+    for text in ["2", "−1.23", "0", "0.5", "100"] {
+        assert!(texts.iter().any(|found| found == text), "{text} in {texts:?}");
+    }
+    let (_, width) = drawn.split_once("width=\"").unwrap();
+    let width: f64 = width.split_once("in\"").unwrap().0.parse().unwrap();
+    assert!(width < 3.0, "{width} inches for three columns");
+}
+
+#[test]
 fn what_no_picture_can_hold_is_refused_with_what_to_choose() {
     let too_many = |report: &Report| svg(report, Width::TwoColumns).unwrap_err();
     let error = too_many(&samples::attention(14, 12, samples::tokens([b"a".as_slice(), b"b"])));
@@ -180,6 +248,25 @@ fn values_that_are_not_finite_are_drawn_as_none() {
     let (tags, _) = parsed(&svg(&report, Width::OneColumn).unwrap());
     assert_eq!(cells(&tags, 1), 2);
     assert_eq!(fills(&tags, "#0c306e"), 1);
+}
+
+/// A link from the lowest node to the highest runs past the box between them.
+#[test]
+fn links_run_around_boxes() {
+    let mut report = samples::graph();
+    let graph = report.graph.as_mut().unwrap();
+    graph.nodes.truncate(3);
+    for (row, node) in graph.nodes.iter_mut().enumerate() {
+        (node.row, node.column) = (row, 0.5);
+    }
+    graph.links.truncate(1);
+    (graph.links[0].from, graph.links[0].to, graph.links[0].port) = (0, 2, None);
+    let drawn = svg(&report, Width::OneColumn).unwrap();
+    let (_, path) = drawn.split_once("<path d=\"M").unwrap();
+    let numbers: Vec<f64> =
+        path.split('"').next().unwrap().split(['C', ' ']).map(|number| number.parse().unwrap()).collect();
+    assert!((numbers[2] - numbers[0]).abs() > 15.0, "{numbers:?}");
+    assert_eq!(numbers[0], numbers[6], "it ends where it begins");
 }
 
 #[test]
@@ -210,9 +297,9 @@ fn a_graph_goes_upwards() {
     let thickness: Vec<f64> =
         paths.iter().map(|tag| attribute(tag, "stroke-width").parse().unwrap()).collect();
     assert!(thickness.is_sorted() && thickness[4] == 2.4, "the strongest is drawn last: {thickness:?}");
-    // Red above 0, blue below, and pale where a link is weak.
+    // Blue above 0, red below, and pale where a link is weak.
     let colours: Vec<String> = paths.iter().map(|tag| attribute(tag, "stroke")).collect();
-    assert_eq!(colours, ["#e8846c", "#e8846c", "#62a3d6", "#0c306e", "#921226"]);
+    assert_eq!(colours, ["#62a3d6", "#62a3d6", "#e8846c", "#921226", "#0c306e"]);
     // Queries at the left, keys in the middle, values at the right.
     let ends: Vec<f64> =
         ["q", "k", "v"].iter().map(|port| end_of(&samples::graph_of_ports(port.chars().next()))).collect();

@@ -203,6 +203,9 @@ pub(crate) fn attribution_graph() -> (Report, AttributionGraph) {
         influence,
         share: 0.5,
         activation: None,
+        zeroed: None,
+        card: None,
+        command: None,
     };
     let points = vec![
         point("E_1_2", PointKind::Embedding, 0, 2, 0.2),

@@ -20,7 +20,6 @@ fn texts_are_those_of_the_library() {
             do_sample: true,
             temperature: 0.9,
             top_p: 0.95,
-            top_k: 0,
             seed: 5,
             max_new_tokens: 20,
             num_return_sequences: 4,

@@ -7,7 +7,8 @@
 //!
 //! Sources: "Scaling and evaluating sparse autoencoders" (arXiv:2406.04093) and openai/sparse_autoencoder for top-k, dead latents and
 //! the beginning; "BatchTopK Sparse Autoencoders" (arXiv:2412.06410); "Jumping Ahead" (arXiv:2407.14435) for JumpReLU; "Improving
-//! Dictionary Learning with Gated Sparse Autoencoders" (arXiv:2404.16014); "Transcoders Beat Sparse Autoencoders for Interpretability"
+//! Dictionary Learning with Gated Sparse Autoencoders" (arXiv:2404.16014); "Learning Multi-Level Features with Matryoshka Sparse
+//! Autoencoders" (arXiv:2503.17547); "Transcoders Beat Sparse Autoencoders for Interpretability"
 //! (arXiv:2501.18823) for the skip connection; "Circuit Tracing: Revealing Computational Graphs in Language Models"
 //! (<https://transformer-circuits.pub/2025/attribution-graphs/methods.html>) for cross-layer transcoders.
 
@@ -50,6 +51,10 @@ pub enum DictionaryKind {
     TopK,
     /// The largest of a batch, `k` for each token on average; in use those above a threshold, a running mean of the least that was kept.
     BatchTopK,
+    /// Nested [`DictionaryKind::BatchTopK`]: the first F/16, F/8, F/4, F/2 and all latents each reconstruct the values.
+    Matryoshka,
+    /// The positive ones, with an L1 penalty.
+    Standard,
     /// Those above thresholds that are learnt, `k` for each token on average.
     JumpRelu,
     /// Those that a gate opens, with a size of their own.
@@ -64,9 +69,11 @@ pub enum DictionaryKind {
 
 impl DictionaryKind {
     /// Every kind by its name.
-    pub const NAMES: [(&'static str, Self); 7] = [
+    pub const NAMES: [(&'static str, Self); 9] = [
         ("top-k", Self::TopK),
         ("batch-top-k", Self::BatchTopK),
+        ("matryoshka", Self::Matryoshka),
+        ("standard", Self::Standard),
         ("jump-relu", Self::JumpRelu),
         ("gated", Self::Gated),
         ("transcoder", Self::Transcoder),
@@ -81,7 +88,12 @@ impl DictionaryKind {
 
     /// Whether a running threshold decides in use.
     pub(crate) fn has_running_threshold(self) -> bool {
-        self == Self::BatchTopK || self.is_transcoder()
+        matches!(self, Self::BatchTopK | Self::Matryoshka) || self.is_transcoder()
+    }
+
+    /// Whether a penalty, not `k`, decides how many latents are active.
+    pub fn is_penalized(self) -> bool {
+        matches!(self, Self::Gated | Self::Standard)
     }
 }
 
@@ -111,10 +123,10 @@ pub struct DictionaryNumbers {
     pub output_site: Option<String>,
     /// Number of latents; of a cross-layer transcoder, of each block.
     pub latents: usize,
-    /// Active latents for each token, of all blocks together; not of gated ones.
+    /// Active latents for each token, of all blocks together; unused by standard and gated kinds.
     pub k: usize,
-    /// What sparsity counts beside the share of variance that is not explained: of JumpReLU the square of `L0 / k − 1`, of gated ones the
-    /// sum of the open gates divided by the root of the width.
+    /// Weight of sparsity beside the share of variance that is not explained: of JumpReLU the square of `L0 / k − 1`, of standard and gated
+    /// ones the sum of the latents or open gates, divided by the root of the width.
     pub sparsity: f64,
     /// After how many tokens without being active a latent is dead, and learns to explain what the others leave.
     pub dead_after: u64,

@@ -7,6 +7,8 @@
 //! ```text
 //! top-k, batch-top-k   1/32 · min(dead / (D/2), 1) · ‖e − ê‖² / ‖e − mean e‖²: e = y − ŷ, a constant; ê = â W_dec of the D/2 largest
 //!                      a of dead latents, also of negative ones, as in SAELens
+//! matryoshka           the same; the share is the mean over the first F/16, F/8, F/4, F/2 and all latents, each by itself
+//! standard             λ mean Σ z / √C, with directions of length 1
 //! JumpReLU             λ (L0 / k − 1)², z = a · 1[a > θ]; over the width ω around θ, ∂z/∂θ = −θ/ω and ∂1[a > θ]/∂θ = −1/ω
 //! gated                λ mean Σ π₊ / √C, and ‖π₊ W_dec + b_dec − y‖² / ‖y − mean y‖² in which W_dec and b_dec are constants;
 //!                      π = a opens the gates, and z = 1[π > 0] · (exp(r) · (a − b_enc) + b_mag)₊
@@ -55,6 +57,8 @@ pub(super) fn names(kind: DictionaryKind) -> &'static [&'static str] {
     match kind {
         DictionaryKind::TopK
         | DictionaryKind::BatchTopK
+        | DictionaryKind::Matryoshka
+        | DictionaryKind::Standard
         | DictionaryKind::Transcoder
         | DictionaryKind::CrossLayerTranscoder => &["W_enc", "b_enc", "W_dec", "b_dec"],
         DictionaryKind::JumpRelu => &["W_enc", "b_enc", "W_dec", "b_dec", "log_threshold"],
@@ -285,6 +289,12 @@ impl Objective {
             (DictionaryKind::TopK, _) => {
                 (self.each_row(before, |_, row| largest(row, self.k, |_, value| value > T::ZERO)), None)
             }
+            (DictionaryKind::Standard, _) => {
+                let of_row = |_, row: &[T]| {
+                    row.iter().copied().enumerate().filter(|(_, value)| *value > T::ZERO).collect()
+                };
+                (self.each_row(before, of_row), None)
+            }
             (DictionaryKind::JumpRelu, _) => {
                 let of_row = |_, row: &[T]| {
                     let with_thresholds = row.iter().zip(weights.more[0]).enumerate();
@@ -386,43 +396,14 @@ impl Objective {
         let Self { inputs, outputs, latents, .. } = *self;
         let encoded = self.encode(weights, x, Selection::Training);
         let Encoded { centred, before, active, least } = &encoded;
-        let rows = active[0].rows(); // There is a block.
 
         let variance = self.deviations(y);
         let of_variance = if variance > 0.0 { 1.0 / variance } else { 1.0 };
-        let mut error = self.biases(weights, rows);
-        for (block, active) in active.iter().enumerate() {
-            self.write(weights, block, (self.of_block(x, block), active), &mut error);
-        }
-        error.iter_mut().zip(y).for_each(|(output, y)| *output -= *y); // ŷ − y
-        let mut loss = squares(&error) * of_variance;
-        let mut output_gradient = error.clone();
-        T::scale(&mut output_gradient, 2.0 * of_variance);
-
         let mut sums = Gradients::new(self, weights);
-        let of_latents = active.iter().enumerate().map(|(block, active)| {
-            let of_bias = self.of_block_mut(&mut sums.decoder_bias, block);
-            T::sum_columns(self.of_block(&output_gradient, block), of_bias, true);
-            self.write_back(weights, block, active, &output_gradient, &mut sums.decoder)
-        });
-        let of_latents: Vec<Vec<T>> = of_latents.collect();
-        if self.kind == DictionaryKind::SkipTranscoder {
-            let gradient = MatrixView::new(&output_gradient, rows, outputs); // of ŷ
-            T::product_to(gradient.transposed(), MatrixView::new(x, rows, inputs), &mut sums.more[0], true);
-        }
-        match self.kind {
-            DictionaryKind::JumpRelu => {
-                loss += self.jump(weights, &encoded, &of_latents[0], &mut sums);
-            }
-            DictionaryKind::Gated => {
-                loss += self.gate(weights, &encoded, (y, of_variance), &of_latents[0], &mut sums);
-            }
-            _ => {
-                for (block, (active, of_latents)) in active.iter().zip(of_latents).enumerate() {
-                    sums.encode(block, &active.with_values(of_latents), centred);
-                }
-            }
-        }
+        let (mut loss, error) = match self.kind {
+            DictionaryKind::Matryoshka => self.nested(weights, &encoded, (y, of_variance), &mut sums),
+            _ => self.reconstruct(weights, (x, y), of_variance, &encoded, &mut sums),
+        };
 
         if self.learns_from_dead() && dead.contains(&true) {
             let most = (outputs / 2).max(1);
@@ -463,6 +444,100 @@ impl Objective {
         }
         let least = *least;
         Computed { loss, gradients: sums.in_order(self.kind), fired, least }
+    }
+
+    /// The share of variance that is not explained, with the penalty of the kind, and `ŷ − y`; adds the gradients.
+    fn reconstruct<T: Float>(
+        &self,
+        weights: Weights<'_, T>,
+        (x, y): (&[T], &[T]),
+        of_variance: f64,
+        encoded: &Encoded<T>,
+        sums: &mut Gradients<T>,
+    ) -> (f64, Vec<T>) {
+        let Encoded { centred, active, .. } = encoded;
+        let rows = active[0].rows(); // There is a block.
+        let mut error = self.biases(weights, rows);
+        for (block, active) in active.iter().enumerate() {
+            self.write(weights, block, (self.of_block(x, block), active), &mut error);
+        }
+        error.iter_mut().zip(y).for_each(|(output, y)| *output -= *y); // ŷ − y
+        let mut loss = squares(&error) * of_variance;
+        let mut output_gradient = error.clone();
+        T::scale(&mut output_gradient, 2.0 * of_variance);
+
+        let of_latents = active.iter().enumerate().map(|(block, active)| {
+            let of_bias = self.of_block_mut(&mut sums.decoder_bias, block);
+            T::sum_columns(self.of_block(&output_gradient, block), of_bias, true);
+            self.write_back(weights, block, active, &output_gradient, &mut sums.decoder)
+        });
+        let mut of_latents: Vec<Vec<T>> = of_latents.collect();
+        if self.kind == DictionaryKind::SkipTranscoder {
+            let gradient = MatrixView::new(&output_gradient, rows, self.outputs); // of ŷ
+            let x = MatrixView::new(x, rows, self.inputs);
+            T::product_to(gradient.transposed(), x, &mut sums.more[0], true);
+        }
+        match self.kind {
+            DictionaryKind::JumpRelu => loss += self.jump(weights, encoded, &of_latents[0], sums),
+            DictionaryKind::Gated => {
+                loss += self.gate(weights, encoded, (y, of_variance), &of_latents[0], sums);
+            }
+            _ => {
+                if self.kind == DictionaryKind::Standard {
+                    let of_one = self.sparsity / (rows as f64 * (self.outputs as f64).sqrt());
+                    let sum: f64 = active[0].values().iter().map(|value| value.to_f64()).sum();
+                    loss += of_one * sum;
+                    of_latents[0].iter_mut().for_each(|gradient| *gradient += T::of(of_one));
+                }
+                for (block, (active, of_latents)) in active.iter().zip(of_latents).enumerate() {
+                    sums.encode(block, &active.with_values(of_latents), centred);
+                }
+            }
+        }
+        (loss, error)
+    }
+
+    /// The mean share of variance that the first latents of each size do not explain, and `ŷ − y` of all; adds the gradients.
+    fn nested<T: Float>(
+        &self,
+        weights: Weights<'_, T>,
+        encoded: &Encoded<T>,
+        (y, of_variance): (&[T], f64),
+        sums: &mut Gradients<T>,
+    ) -> (f64, Vec<T>) {
+        let active = &encoded.active[0];
+        let sizes = self.nested_sizes();
+        let of_share = of_variance / sizes.len() as f64;
+        let mut error = self.biases(weights, active.rows());
+        error.iter_mut().zip(y).for_each(|(output, y)| *output -= *y);
+        let (mut loss, mut first, mut parts) = (0.0, 0, Vec::new());
+        for size in sizes {
+            let mut part = SparseRows::default();
+            for row in 0..active.rows() {
+                part.add_row(active.row(row).filter(|(latent, _)| (first..size).contains(latent)));
+            }
+            self.write_latents(weights, 0, &part, &mut error);
+            loss += squares(&error) * of_share;
+            parts.push((part, error.clone()));
+            first = size;
+        }
+        // Latents are in every size from their own on.
+        let mut gradient = vec![T::ZERO; error.len()];
+        for (part, mut error) in parts.into_iter().rev() {
+            T::scale(&mut error, 2.0 * of_share);
+            T::add_to(&mut gradient, &error);
+            let of_part = self.write_back(weights, 0, &part, &gradient, &mut sums.decoder);
+            sums.encode(0, &part.with_values(of_part), &encoded.centred);
+        }
+        T::sum_columns(&gradient, &mut sums.decoder_bias, true);
+        (loss, error)
+    }
+
+    /// The sizes of nested dictionaries, the smallest first.
+    fn nested_sizes(&self) -> Vec<usize> {
+        let mut sizes: Vec<usize> = [16, 8, 4, 2, 1].map(|part| (self.latents / part).max(1)).into();
+        sizes.dedup();
+        sizes
     }
 
     /// The least of the largest values of all rows, `k` for each.
@@ -781,6 +856,7 @@ mod tests {
         let chosen = match kind {
             DictionaryKind::TopK => mask(&fixed, k, is_positive)?,
             DictionaryKind::BatchTopK
+            | DictionaryKind::Matryoshka
             | DictionaryKind::Transcoder
             | DictionaryKind::SkipTranscoder
             | DictionaryKind::CrossLayerTranscoder => {
@@ -790,7 +866,7 @@ mod tests {
             DictionaryKind::JumpRelu => {
                 fixed.broadcast_gt(&variables[4].exp()?.detach())?.to_dtype(DType::F64)?
             }
-            DictionaryKind::Gated => positive.clone(),
+            DictionaryKind::Gated | DictionaryKind::Standard => positive.clone(),
         };
         let values = match kind {
             DictionaryKind::Gated => {
@@ -810,7 +886,20 @@ mod tests {
             output = (output + x.matmul(&variables[4].t()?)?)?;
         }
         let error = (&output - &y)?;
-        loss = (loss + (error.sqr()?.sum_all()? / &variance)?)?;
+        if kind == DictionaryKind::Matryoshka {
+            let sizes = [1, 2, 5, 11, LATENTS];
+            for size in sizes {
+                let first = active.narrow(1, 0, size)?.matmul(&decoder.narrow(0, 0, size)?)?;
+                let left = (first.broadcast_add(decoder_bias)? - &y)?;
+                loss = (loss + ((left.sqr()?.sum_all()? / &variance)? / sizes.len() as f64)?)?;
+            }
+        } else {
+            loss = (loss + (error.sqr()?.sum_all()? / &variance)?)?;
+        }
+        if kind == DictionaryKind::Standard {
+            let penalty = sparsity / ROWS as f64 / (outputs as f64).sqrt();
+            loss = (loss + (active.sum_all()? * penalty)?)?;
+        }
         if kind == DictionaryKind::JumpRelu {
             let excess = chosen.sum_all()?.to_scalar::<f64>()? / ROWS as f64 / k as f64 - 1.0;
             // What each latent's value gets, and so its threshold where the value is near.

@@ -93,7 +93,8 @@ fn config(learner: &Learner, context: usize) -> Value {
     let [input, output] = learner.sites[0];
     let architecture = match objective.kind {
         DictionaryKind::TopK => "topk",
-        DictionaryKind::BatchTopK | DictionaryKind::JumpRelu => "jumprelu",
+        DictionaryKind::Standard => "standard",
+        DictionaryKind::BatchTopK | DictionaryKind::Matryoshka | DictionaryKind::JumpRelu => "jumprelu",
         DictionaryKind::Gated => "gated",
         DictionaryKind::Transcoder | DictionaryKind::CrossLayerTranscoder => "jumprelu_transcoder",
         DictionaryKind::SkipTranscoder => "jumprelu_skip_transcoder",

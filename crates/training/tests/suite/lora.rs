@@ -87,7 +87,7 @@ fn a_merged_weight_is_the_sum_of_its_formula() {
 fn adapters_are_written_under_the_names_of_peft() {
     let folder = tempfile::tempdir().unwrap();
     let trainer = trainer(1);
-    trainer.lora().unwrap().save(trainer.parameters(), folder.path()).unwrap();
+    trainer.lora().unwrap().save(trainer.parameters(), folder.path(), Some("gpt2")).unwrap();
     let path = folder.path().join("adapter_model.safetensors");
     let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
     // Two blocks with c_attn and two c_proj each, A and B.
@@ -97,6 +97,7 @@ fn adapters_are_written_under_the_names_of_peft() {
     assert_eq!(tensors[&format!("{name}.lora_B.weight")].dims(), [72, 3]);
     let config = std::fs::read(folder.path().join("adapter_config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
+    assert_eq!(config["base_model_name_or_path"], "gpt2");
     assert_eq!((config["r"].as_u64(), config["lora_alpha"].as_f64()), (Some(3), Some(6.0)));
     assert_eq!(config["target_modules"], serde_json::json!(TARGETS));
 }

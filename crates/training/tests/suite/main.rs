@@ -4,6 +4,7 @@
 
 mod devices;
 mod dictionary;
+mod initialization;
 mod lora;
 mod positions;
 mod pytorch;

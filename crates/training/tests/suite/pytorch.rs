@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Pass};
 use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{Fixture, device, values, worst};
-use candle_gpt2_training::{Batch, Hyperparameters, Initialization, Parameters, Schedule, Trainer};
+use candle_gpt2_training::{Batch, Hyperparameters, OptimizerKind, Parameters, Schedule, Trainer};
 
 /// Largest difference of a gradient, relative to the largest value of its tensor.
 const GRADIENT_TOLERANCE: f64 = 1e-4;
@@ -56,8 +56,18 @@ fn every_parameter_has_the_gradient_of_pytorch() {
 
 #[test]
 fn ten_steps_of_adamw_have_the_losses_of_pytorch() {
+    ten_steps("optimizer", OptimizerKind::AdamW);
+}
+
+#[test]
+fn ten_steps_of_muon_have_the_losses_of_pytorch() {
+    ten_steps("muon", OptimizerKind::Muon);
+}
+
+fn ten_steps(name: &str, optimizer: OptimizerKind) {
     let numbers = Hyperparameters {
         steps: 10,
+        optimizer,
         warmup_steps: 3,
         learning_rate: 1e-2,
         schedule: Schedule::Cosine,
@@ -65,7 +75,7 @@ fn ten_steps_of_adamw_have_the_losses_of_pytorch() {
         grad_clip: Some(1.0),
         ..Hyperparameters::default()
     };
-    let (fixture, mut trainer, batch) = case("optimizer", numbers);
+    let (fixture, mut trainer, batch) = case(name, numbers);
     let expected = |name: &str| values(&fixture.tensor(name));
     let expected: Vec<_> =
         expected("losses").into_iter().zip(expected("norms")).zip(expected("rates")).collect();
@@ -98,41 +108,6 @@ fn accumulated_batches_have_the_gradient_of_one_large_batch() {
     }
     for (sum, whole) in sums.iter().zip(&whole) {
         candle_gpt2_testing::assert_close_absolute(sum, whole, 1e-6, "accumulated gradient");
-    }
-}
-
-#[test]
-fn mimetic_weights_are_those_of_gpt2_but_for_positions_and_what_heads_write() {
-    let text = r#"{"vocab_size": 30, "n_positions": 16, "n_embd": 8, "n_layer": 2, "n_head": 2}"#;
-    let config = Gpt2Config::from_json(text).unwrap();
-    let of = |initialization| Parameters::initialize_as(initialization, &config, 7, &Device::Cpu).unwrap();
-    let (usual, mimetic) = (of(Initialization::Gpt2), of(Initialization::Mimetic));
-    for ((name, usual), (_, mimetic)) in usual.iter().zip(mimetic.iter()) {
-        let is_changed = name == "wpe.weight" || name.ends_with("attn.c_proj.weight");
-        assert_eq!(values(usual) != values(mimetic), is_changed, "{name}");
-    }
-    let positions = mimetic.get("wpe.weight").unwrap().to_vec2::<f32>().unwrap();
-    // Four frequencies, each a 1000^(1/4)th of the one before; sines first. The mean square is that of weights with a deviation of 0.02.
-    for (position, row) in positions.iter().enumerate() {
-        for frequency in 0..4 {
-            let angle = position as f64 * 3.0 / 1000f64.powf(frequency as f64 / 4.0);
-            for (place, expected) in [(frequency, angle.sin()), (4 + frequency, angle.cos())] {
-                let found = f64::from(row[place]);
-                assert!((found - 0.02 * 2f64.sqrt() * expected).abs() < 1e-8, "{position}, {place}: {found}");
-            }
-        }
-    }
-    for (block, part) in [(0, 0.15), (1, 1.0)] {
-        let weight = |name| {
-            let weight = mimetic.get(&format!("h.{block}.attn.{name}.weight")).unwrap();
-            weight.to_vec2::<f32>().unwrap()
-        };
-        let (c_attn, c_proj) = (weight("c_attn"), weight("c_proj"));
-        for (row, column) in (0..8).flat_map(|row| (0..8).map(move |column| (row, column))) {
-            // Rows are outputs; the values begin behind 8 queries and 8 keys.
-            let expected = f64::from(c_attn[16 + column][row]) * part;
-            assert!((f64::from(c_proj[row][column]) - expected).abs() < 1e-9, "block {block}");
-        }
     }
 }
 

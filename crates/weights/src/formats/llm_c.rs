@@ -67,7 +67,7 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         let end = position.checked_add(dtype.byte_count(elements)?)?;
         let (shape, bytes) = (shape.to_vec(), position..end);
         // The embedding is named first; its rows after the vocabulary are never read.
-        tensors.push(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None });
+        tensors.push(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None });
         position = end;
         (end <= file.len()).then_some(())
     };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::WeightsError;
+use crate::adapter::{self, ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::checkpoint_file::CheckpointFile;
 use crate::files::Files;
 use crate::mistaken_file::{self, SNIFFED_BYTES};
@@ -35,8 +36,15 @@ const USUAL_NAMES: [&str; 4] = [
     "pytorch_model.bin.index.json",
 ];
 /// What training leaves beside a checkpoint in a format of weights.
-const TRAINING_STATE: [&str; 6] =
-    ["training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "rng_state.pth", "scaler.pt"];
+const TRAINING_STATE: [&str; 7] = [
+    "training_args.bin",
+    "optimizer.pt",
+    "optimizer.bin",
+    "scheduler.pt",
+    "rng_state.pth",
+    "scaler.pt",
+    "training-state.safetensors",
+];
 
 /// Every kind of file, a row each; the first that recognises a file reads it.
 const READERS: [Reader; 7] = [
@@ -73,18 +81,64 @@ const SHARD_INDEX: Reader = Reader {
 /// names of a TensorFlow checkpoint.
 pub(crate) fn open(files: &Files, path: &Path) -> Result<Source, WeightsError> {
     let index = with_ending(path, ".index");
-    if let Some(only) = files.only() {
+    let source = if let Some(only) = files.only() {
         // Its errors are its own.
-        open_file(files, &path.join(only))
+        open_file(files, &path.join(only))?
     } else if files.is_folder(path) {
-        open_file(files, &find_weights(files, path)?)
+        let (weights, notes) = find_weights(files, path)?;
+        let mut source = open_file(files, &weights)?;
+        source.notes.extend(notes);
+        source
     } else if files.exists(path) {
-        open_file(files, path)
+        let mut source = open_file(files, path)?;
+        let folder = files.folder_of(path);
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+        if files.exists(&folder.join(ADAPTER_CONFIG)) {
+            source.notes.push(adapter::note_beside(&name, folder));
+        }
+        source
     } else if files.is_file(&index) {
-        open_file(files, &index)
+        open_file(files, &index)?
     } else {
-        Err(WeightsError::NotFound { path: path.to_owned() })
+        return Err(WeightsError::NotFound { path: path.to_owned() });
+    };
+    if source.tensors.iter().any(|tensor| tensor.name.contains("lora_A.")) {
+        return Err(adapter::instead_of_model(files, &source.path));
     }
+    if source.tensors.is_empty() {
+        let what = "no tensor is in the file; save the model's state_dict()".to_owned();
+        return Err(WeightsError::NotWeights { path: source.path, what });
+    }
+    Ok(source)
+}
+
+/// Whether there is a checkpoint at a path: a folder with a configuration or weights, a file of weights, or the common beginning
+/// of the names of a TensorFlow checkpoint. It may still be damaged.
+///
+/// ```
+/// use candle_gpt2_weights::is_checkpoint;
+///
+/// let folder = tempfile::tempdir()?;
+/// assert!(!is_checkpoint(folder.path()), "an empty folder");
+/// std::fs::write(folder.path().join("model.safetensors"), candle_gpt2_stories::WEIGHTS)?;
+/// assert!(is_checkpoint(folder.path()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn is_checkpoint(path: &Path) -> bool {
+    let files = Files::Disk;
+    let holds_weights = |path: &Path| {
+        let Ok(file) = files.open(path) else { return false };
+        let is_pointer =
+            file.first(SNIFFED_BYTES as u64).is_ok_and(|start| mistaken_file::pointer(&start, "").is_some());
+        is_pointer || recognised(&file).is_ok_and(|reader| reader.is_some())
+    };
+    if !files.is_folder(path) {
+        return (files.is_file(path) && holds_weights(path)) || files.is_file(&with_ending(path, ".index"));
+    }
+    let is_usual = |name: &&str| files.exists(&path.join(name));
+    let usual = [ADAPTER_CONFIG, "config.json", "hparams.json"];
+    USUAL_NAMES.iter().chain(&usual).any(is_usual)
+        || files.names(path).is_ok_and(|names| names.iter().any(|name| holds_weights(&path.join(name))))
 }
 
 fn open_file(files: &Files, path: &Path) -> Result<Source, WeightsError> {
@@ -124,11 +178,18 @@ fn read(files: &Files, file: CheckpointFile, reader: Option<&Reader>) -> Result<
     if reader.is_none() && is_json(&start) {
         let text = String::from_utf8_lossy(&start);
         let quoted: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(80).collect();
-        let what_to_do = match path.extension().is_some_and(|end| end == "json") {
-            true => "give the folder that it lies in",
+        let is_named_json = path.extension().is_some_and(|end| end == "json");
+        let what_to_do = match is_named_json {
+            true if find_weights(files, files.folder_of(&path)).is_ok() => {
+                "name its folder, which holds the weights"
+            }
+            true => "weights in JSON are not read: save them as safetensors or with torch.save",
             false => "download the file again",
         };
         return Err(refuse(format!("JSON text in place of the weights: {quoted}; {what_to_do}")));
+    }
+    if let Some(what) = mistaken_file::other_format(&start).filter(|_| reader.is_none()) {
+        return Err(refuse(what));
     }
     drop(start);
     let source = match reader {
@@ -267,39 +328,130 @@ fn open_shards(files: &Files, index: &CheckpointFile) -> Result<Source, WeightsE
     Ok(Source { path: path.to_owned(), evidence, ..whole })
 }
 
-/// The file to open in a folder: one of the usual names, else the only file whose content is weights.
-fn find_weights(files: &Files, folder: &Path) -> Result<PathBuf, WeightsError> {
-    let usual = USUAL_NAMES.map(|name| folder.join(name));
-    if let Some(path) = usual.into_iter().find(|path| files.exists(path)) {
-        return Ok(path);
-    }
-    if let Some(index) = named_by_tensorflow(files, folder) {
-        return Ok(index);
-    }
-    let mut found: Vec<(u8, String)> = Vec::new();
-    for name in files.names(folder)? {
-        if TRAINING_STATE.contains(&name.as_str()) {
-            continue;
+/// The file to open in a folder: one of the usual names, else the only file whose content is weights; with notes on the files that
+/// are not read.
+fn find_weights(files: &Files, folder: &Path) -> Result<(PathBuf, Vec<String>), WeightsError> {
+    let has = |name: &str| files.exists(&folder.join(name));
+    let mut notes = Vec::new();
+    if let Some(usual) = USUAL_NAMES.into_iter().find(|name| has(name)) {
+        let index = format!("{usual}.index.json");
+        if has(&index) {
+            notes.push(format!("{usual} is read; {index} and its shards beside it are not"));
         }
-        let reader = files.open(&folder.join(&name)).and_then(|file| recognised(&file));
-        found.extend(reader.ok().flatten().map(|reader| (reader.rank, name)));
+        if has(ADAPTER_CONFIG) {
+            notes.push(adapter::note_beside(usual, folder));
+        }
+        return Ok((folder.join(usual), notes));
     }
-    found.sort();
-    let best: Vec<&str> =
-        found.iter().filter(|(rank, _)| *rank == found[0].0).map(|(_, name)| name.as_str()).collect();
-    let none = |found: String| Err(WeightsError::NoWeights { folder: files.told(folder), found });
+    let names = files.names(folder)?;
+    let Found { candidates, others } = candidates(files, folder, &names);
+    let no_weights = |found: String| Err(WeightsError::NoWeights { folder: files.told(folder), found });
     let way_out = match files {
         Files::Disk => "name the file itself",
         Files::Given(_) => "give one of them alone",
     };
-    match best.as_slice() {
-        [only] => Ok(folder.join(only)),
-        [] => none(format!(
-            "{}; add the weights, or name the folder that holds them",
-            among(files.names(folder)?)
+    match candidates.as_slice() {
+        [only] => {
+            if has(ADAPTER_CONFIG) {
+                notes.push(adapter::note_beside(only, folder));
+            }
+            Ok((folder.join(only), notes))
+        }
+        [] if has(ADAPTER_CONFIG) => Err(adapter::instead_of_model(files, folder)),
+        [] if others.is_empty() => no_weights(format!(
+            ", and no other weights file{}; add the weights, or name the folder that holds them",
+            among(names)
         )),
-        several => none(format!(", but several others ({}); {way_out}", several.join(", "))),
+        [] => no_weights(format!(", and no other weights file: {}", others.join("; "))),
+        shards if shards.iter().all(|name| is_shard(name)) => no_weights(format!(
+            ", but the shards {} without their index; add the index (model.safetensors.index.json)",
+            shards.join(", ")
+        )),
+        several => no_weights(format!(", but several others ({}); {way_out}", several.join(", "))),
     }
+}
+
+/// Files of a folder without the usual names.
+struct Found {
+    /// Those that may be the model.
+    candidates: Vec<String>,
+    /// Reasons why others are not.
+    others: Vec<String>,
+}
+
+fn candidates(files: &Files, folder: &Path, names: &[String]) -> Found {
+    /// Most reasons in one message.
+    const MOST_REASONS: usize = 3;
+    let mut found: Vec<(u8, String)> = Vec::new();
+    let mut others = Vec::new();
+    let mut in_shards: HashSet<String> = HashSet::new();
+    for name in names {
+        if TRAINING_STATE.contains(&name.as_str()) || ADAPTER_WEIGHTS.contains(&name.as_str()) {
+            continue;
+        }
+        let Ok(file) = files.open(&folder.join(name)) else { continue };
+        let Ok(start) = file.first(SNIFFED_BYTES as u64) else { continue };
+        match recognised(&file) {
+            // Other archives begin alike.
+            Ok(Some(reader)) if reader.rank == pytorch::ZIP.rank && !pytorch::is_torch_archive(&start) => {}
+            Ok(Some(reader)) => {
+                if reader.rank == SHARD_INDEX.rank {
+                    let shards = weight_map(&file).ok().flatten().unwrap_or_default();
+                    in_shards.extend(shards.into_values());
+                }
+                found.push((reader.rank, name.clone()));
+            }
+            _ => {
+                let pointer = mistaken_file::pointer(&start, "weights");
+                let other = || mistaken_file::other_format(&start).filter(|_| is_like_weights(name));
+                others.extend(pointer.or_else(other).map(|what| format!("{name} is {what}")));
+            }
+        }
+    }
+    // The pieces of a model in several files are one candidate.
+    found.retain(|(_, name)| !in_shards.contains(name));
+    if let Some(named) = named_by_tensorflow(files, folder) {
+        found.retain(|(rank, name)| *rank != tensorflow::READER.rank || *name == named);
+    }
+    found.sort();
+    others.sort();
+    others.truncate(MOST_REASONS);
+    Found { candidates: found.into_iter().map(|(_, name)| name).collect(), others }
+}
+
+/// Whether a name is that of one of several shards, such as `model-00001-of-00002.safetensors`.
+pub(crate) fn is_shard(name: &str) -> bool {
+    let Some((before, after)) = name.split_once("-of-") else { return false };
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = before.rsplit_once('-').map_or("", |(_, number)| number);
+    is_number(number) && is_number(after.split('.').next().unwrap_or_default())
+}
+
+/// Whether a name is one that weights have.
+fn is_like_weights(name: &str) -> bool {
+    const ENDINGS: [&str; 17] = [
+        "safetensors",
+        "bin",
+        "pt",
+        "pth",
+        "ckpt",
+        "gguf",
+        "ggml",
+        "h5",
+        "keras",
+        "msgpack",
+        "onnx",
+        "pkl",
+        "pickle",
+        "npz",
+        "gz",
+        "pb",
+        "tar",
+    ];
+    Path::new(name)
+        .extension()
+        .and_then(|ending| ending.to_str())
+        .is_some_and(|ending| ENDINGS.contains(&ending))
 }
 
 /// The first of some names, in words.
@@ -315,15 +467,15 @@ fn among(mut names: Vec<String>) -> String {
     }
 }
 
-/// The index of the checkpoint that TensorFlow's file `checkpoint` names as the latest: `model_checkpoint_path: "…"`.
-fn named_by_tensorflow(files: &Files, folder: &Path) -> Option<PathBuf> {
+/// Name of the index that TensorFlow's file `checkpoint` calls the latest: `model_checkpoint_path: "…"`.
+fn named_by_tensorflow(files: &Files, folder: &Path) -> Option<String> {
     let text = files.read_small(&folder.join("checkpoint"), MAX_INDEX_BYTES).ok()?;
     let text = String::from_utf8(text).ok()?;
     let path = text.lines().find_map(|line| line.trim().strip_prefix("model_checkpoint_path:"))?;
     // It may hold the folder of the machine that wrote it; the files lie here.
     let name = Path::new(path.trim().trim_matches('"')).file_name()?;
-    let index = with_ending(&folder.join(name), ".index");
-    files.is_file(&index).then_some(index)
+    let index = with_ending(Path::new(name), ".index").to_str()?.to_owned();
+    files.is_file(&folder.join(&index)).then_some(index)
 }
 
 /// `path` with `ending` after its whole name.

@@ -54,6 +54,8 @@ pub(crate) struct TensorReference {
     pub(crate) offset: usize,
     pub(crate) shape: Vec<usize>,
     pub(crate) strides: Vec<usize>,
+    /// PyTorch's name of the element type, if it is not that of the storage.
+    pub(crate) dtype: Option<Rc<str>>,
 }
 
 /// What a pickle may call.
@@ -63,6 +65,10 @@ pub(crate) enum Callable {
     Dict,
     /// `torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`.
     RebuildTensor,
+    /// `torch._utils._rebuild_tensor_v3`: the seventh argument is the type of the elements.
+    RebuildTypedTensor,
+    /// A type of elements, such as `torch.uint16`: named, never called.
+    DType(Rc<str>),
     /// `torch._utils._rebuild_parameter`: gives its first argument.
     First,
     /// A storage type such as `torch.FloatStorage`: named, never called.
@@ -83,15 +89,38 @@ const INERT: [(&str, &[&str]); 9] = [
     ("_codecs", &["encode"]),
     ("argparse", &["Namespace"]),
     ("pathlib", &["Path", "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"]),
-    (
-        "torch",
-        &["device", "dtype", "float16", "bfloat16", "float32", "float64", "int64", "int32", "uint8", "bool"],
-    ),
+    ("torch", &["device", "dtype"]),
     ("builtins", &["complex", "slice", "set", "frozenset", "bytearray"]),
     ("__builtin__", &["complex", "slice", "set", "frozenset", "bytearray"]),
 ];
+/// Types of elements, members of `torch`.
+const DTYPES: [&str; 22] = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int64",
+    "int32",
+    "int16",
+    "int8",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "complex32",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+];
 /// The names a pickle may call, with what they become. Everything else is refused.
-const CALLABLES: [(&str, &str, Callable); 9] = [
+const CALLABLES: [(&str, &str, Callable); 10] = [
+    ("torch._utils", "_rebuild_tensor_v3", Callable::RebuildTypedTensor),
     ("collections", "Counter", Callable::Dict),
     ("torch.nn.parameter", "Buffer", Callable::First),
     ("collections", "OrderedDict", Callable::Dict),
@@ -440,10 +469,12 @@ impl Machine<'_> {
             (None, Some(dtype)) if matches!(module, "torch" | "torch.cuda" | "torch.storage") => {
                 Callable::StorageType(dtype.into())
             }
+            _ if module == "torch" && DTYPES.contains(&name) => Callable::DType(name.into()),
             _ if INERT.iter().any(|(of, names)| *of == module && names.contains(&name)) => Callable::Inert,
             _ => {
                 return Err(format!(
-                    "the pickle uses `{module}.{name}`, which weights do not need; nothing was run"
+                    "the pickle uses `{module}.{name}`, which weights do not need; nothing was run: save the weights alone, \
+                     `torch.save(model.state_dict(), path)`"
                 ));
             }
         };
@@ -504,19 +535,33 @@ impl Machine<'_> {
         };
         // Only the first arguments matter; a copy of all could be as large as the file, at every call.
         let arguments: Vec<Id> = match &self.values[arguments] {
-            Value::Tuple(arguments) => arguments.iter().copied().take(4).collect(),
+            Value::Tuple(arguments) => arguments.iter().copied().take(7).collect(),
             _ => return Err("a call without a tuple of arguments".into()),
         };
         match (callable, arguments.as_slice()) {
             (Callable::Dict, _) => self.push(Value::Dict(Vec::new())),
             (Callable::Inert, _) => self.push(Value::None),
             (Callable::First, [first, ..]) => self.stack.push(*first),
-            (Callable::RebuildTensor, [storage, offset, shape, strides, ..]) => {
+            (
+                callable @ (Callable::RebuildTensor | Callable::RebuildTypedTensor),
+                [storage, offset, shape, strides, rest @ ..],
+            ) => {
                 let Value::Storage(storage) = self.values[*storage].clone() else {
                     return Err("a tensor without data".into());
                 };
+                let dtype = match (callable, rest) {
+                    (Callable::RebuildTypedTensor, [_, _, dtype, ..]) => match &self.values[*dtype] {
+                        Value::Callable(Callable::DType(name)) => Some(Rc::clone(name)),
+                        _ => return Err("a tensor without a type of elements".into()),
+                    },
+                    (Callable::RebuildTypedTensor, _) => {
+                        return Err("a tensor without a type of elements".into());
+                    }
+                    _ => None,
+                };
                 let tensor = TensorReference {
                     storage,
+                    dtype,
                     offset: self.size(*offset)?,
                     shape: self.sizes(*shape)?,
                     strides: self.sizes(*strides)?,
@@ -612,10 +657,25 @@ mod tests {
             b"ctorch\nload\n.",
             b"cos.FloatStorage\nFloatStorage\n.",
         ] {
-            assert!(error(bytes).contains("nothing was run"), "{}", error(bytes));
+            let told = error(bytes);
+            assert!(told.contains("nothing was run") && told.contains("model.state_dict()"), "{told}");
         }
         assert!(error(b"ios\nsystem\n.").contains("is not one that torch.save writes"), "INST");
         assert!(error(b"\x82\x01.").contains("is not one that torch.save writes"), "EXT1");
+    }
+
+    /// `torch.save` writes tensors of types without a storage of their own so, such as uint16 and the 8-bit floats.
+    #[test]
+    fn typed_tensors_have_the_type_of_their_elements() {
+        let storage =
+            b"(X\x07\x00\x00\x00storagectorch\nUntypedStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ";
+        let start = b"ctorch._utils\n_rebuild_tensor_v3\n(";
+        let arguments = [&start[..], storage, b"K\x00K\x03\x85K\x01\x85\x89Nctorch\nuint16\ntR."].concat();
+        let pickle = Pickle::read(&arguments).unwrap();
+        let Value::Tensor(tensor) = pickle.root() else { panic!("{:?}", pickle.root()) };
+        assert_eq!((tensor.dtype.as_deref(), tensor.shape.as_slice()), (Some("uint16"), &[3][..]));
+        let untyped = [&start[..], storage, b"K\x00K\x03\x85K\x01\x85\x89NNtR."].concat();
+        assert!(error(&untyped).contains("without a type of elements"), "{}", error(&untyped));
     }
 
     #[test]

@@ -28,7 +28,7 @@ const MAX_TEXT_BYTES: usize = 1024;
 /// Largest pickle that is read; that of a GPT-2 has some ten kilobytes.
 const MAX_PICKLE_BYTES: u64 = 64 << 20;
 /// The ends of the names that show a dictionary to be the state dict of a GPT-2.
-const ANCHORS: [&str; 2] = ["wte.weight", "tok_emb.weight"];
+const ANCHORS: [&str; 4] = ["wte.weight", "tok_emb.weight", "wpe.weight", "pos_emb.weight"];
 
 /// What in its bytes shows an archive.
 const ZIP_EVIDENCE: &str = "zip archive with data.pkl";
@@ -142,6 +142,13 @@ fn zip_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsErro
     Ok((pickle, storages))
 }
 
+/// Whether the first bytes of a zip archive name an entry of `torch.save`.
+pub(super) fn is_torch_archive(start: &[u8]) -> bool {
+    ["/data.pkl", "/.format_version", "/byteorder", "/version"]
+        .iter()
+        .any(|entry| memchr::memmem::find(start, entry.as_bytes()).is_some())
+}
+
 /// Whether the bytes start as a legacy file of `torch.save` does.
 fn is_legacy(bytes: &[u8]) -> bool {
     bytes
@@ -186,7 +193,14 @@ fn legacy_contents(file: &CheckpointFile) -> Result<(Pickle, Storages), WeightsE
         let count = file.read(position..start)?;
         let count = count.first_chunk().map(|count| u64::from_le_bytes(*count)).ok_or_else(truncated)?;
         let Some(element_bytes) = sizes.get(key.as_str()) else {
-            return Err(refuse(format!("a legacy PyTorch file with a storage `{key}` that no tensor uses")));
+            let dtype = objects.tensors().find(|tensor| tensor.storage.key == *key);
+            return Err(refuse(match dtype {
+                Some(tensor) => format!(
+                    "a legacy PyTorch file with a {}Storage, whose size is unknown; save the model again with a newer PyTorch",
+                    tensor.storage.dtype
+                ),
+                None => format!("a legacy PyTorch file with a storage `{key}` that no tensor uses"),
+            }));
         };
         let end = count.checked_mul(*element_bytes).and_then(|length| length.checked_add(start));
         let end = end.filter(|end| *end <= file.len()).ok_or_else(truncated)?;
@@ -316,11 +330,16 @@ fn state_dict(pickle: &Pickle) -> (Vec<&str>, &Value) {
 }
 
 fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<StoredTensor, String> {
-    let TensorReference { storage, offset, shape, strides } = tensor;
-    let element_bytes = element_bytes(&storage.dtype)
-        .ok_or_else(|| format!("its type {}Storage is unknown", storage.dtype))?;
-    let held =
-        storages.get(&storage.key).ok_or("its data is missing; the file is damaged, download it again")?;
+    let TensorReference { storage, offset, shape, strides, dtype } = tensor;
+    let dtype = dtype.as_deref().unwrap_or(&storage.dtype);
+    let held = storages.get(&storage.key);
+    let Some(element_bytes) = element_bytes(dtype) else {
+        // Whatever it is, it holds no weights: its name and shape are all that is needed.
+        let bytes = held.map_or(0..0, |held| held.start..held.start);
+        let (name, shape, dtype) = (name.to_owned(), shape.clone(), StoredDType::Other("an unknown type"));
+        return Ok(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None });
+    };
+    let held = held.ok_or("its data is missing; the file is damaged, download it again")?;
     let outside = || {
         format!(
             "its data lies outside its storage of {} bytes; the file is damaged, download it again",
@@ -351,10 +370,11 @@ fn stored(name: &str, tensor: &TensorReference, storages: &Storages) -> Result<S
     Ok(StoredTensor {
         name: name.to_owned(),
         shape: shape.clone(),
-        dtype: stored_dtype(&storage.dtype),
+        dtype: stored_dtype(dtype),
         file: 0,
         bytes: from..to,
         strides: (!is_row_major(shape, strides)).then(|| strides.clone()),
+        checksum: None,
     })
 }
 
@@ -370,27 +390,52 @@ fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
 
 fn stored_dtype(name: &str) -> StoredDType {
     match name {
-        "Float" => StoredDType::F32,
-        "Half" => StoredDType::F16,
-        "BFloat16" => StoredDType::BF16,
-        "Double" => StoredDType::F64,
-        "Bool" => StoredDType::Other("bool"),
-        "Byte" => StoredDType::Other("uint8"),
-        "Char" => StoredDType::Other("int8"),
-        "Short" => StoredDType::Other("int16"),
-        "Int" => StoredDType::Other("int32"),
-        _ => StoredDType::Other("int64"),
+        "Float" | "float32" => StoredDType::F32,
+        "Half" | "float16" => StoredDType::F16,
+        "BFloat16" | "bfloat16" => StoredDType::BF16,
+        "Double" | "float64" => StoredDType::F64,
+        other => StoredDType::Other(
+            OTHER_TYPES
+                .iter()
+                .find(|(name, ..)| *name == other)
+                .map_or("an unknown type", |(_, display_name, _)| display_name),
+        ),
     }
 }
 
+/// Types that hold no weights: PyTorch's names of the storage and of the type, and the bytes of an element.
+const OTHER_TYPES: [(&str, &str, u64); 21] = [
+    ("Bool", "bool", 1),
+    ("Byte", "uint8", 1),
+    ("Char", "int8", 1),
+    ("Short", "int16", 2),
+    ("Int", "int32", 4),
+    ("Long", "int64", 8),
+    ("ComplexFloat", "complex64", 8),
+    ("ComplexDouble", "complex128", 16),
+    ("QInt8", "qint8", 1),
+    ("QUInt8", "quint8", 1),
+    ("QInt32", "qint32", 4),
+    ("Untyped", "uint8", 1),
+    ("uint16", "uint16", 2),
+    ("uint32", "uint32", 4),
+    ("uint64", "uint64", 8),
+    ("float8_e4m3fn", "float8_e4m3fn", 1),
+    ("float8_e4m3fnuz", "float8_e4m3fnuz", 1),
+    ("float8_e5m2", "float8_e5m2", 1),
+    ("float8_e5m2fnuz", "float8_e5m2fnuz", 1),
+    ("float8_e8m0fnu", "float8_e8m0fnu", 1),
+    ("float4_e2m1fn_x2", "float4_e2m1fn_x2", 1),
+];
+
+/// Bytes of an element, by PyTorch's name of the storage or of the type.
 fn element_bytes(name: &str) -> Option<u64> {
-    Some(match name {
-        "Bool" | "Byte" | "Char" => 1,
-        "Half" | "BFloat16" | "Short" => 2,
-        "Float" | "Int" => 4,
-        "Double" | "Long" => 8,
-        _ => return None,
-    })
+    match name {
+        "Half" | "float16" | "BFloat16" | "bfloat16" => Some(2),
+        "Float" | "float32" => Some(4),
+        "Double" | "float64" => Some(8),
+        other => OTHER_TYPES.iter().find(|(name, ..)| *name == other).map(|(_, _, bytes)| *bytes),
+    }
 }
 
 /// nanoGPT's `model_args`: `n_layer`, `n_head`, `n_embd`, `block_size`, `bias`, `vocab_size`.
@@ -422,7 +467,8 @@ fn nano_gpt(
     let bytes = |ending: &str| {
         tensors.iter().find(|tensor| tensor.name.ends_with(ending)).map(|tensor| &tensor.bytes)
     };
-    let is_tied = bytes("lm_head.weight").is_none_or(|head| Some(head) == bytes("wte.weight"));
+    let embedding = bytes("wte.weight");
+    let is_tied = embedding.is_none() || bytes("lm_head.weight").is_none_or(|head| Some(head) == embedding);
     Ok((
         Some(Gpt2Config { activation_function: Activation::Gelu, tie_word_embeddings: is_tied, ..config }),
         is_bias_free,
@@ -437,7 +483,7 @@ mod tests {
     fn stored_shape(shape: &[usize], strides: &[usize]) -> Result<StoredTensor, String> {
         let storage = Storage { dtype: "Float".into(), key: "0".into(), elements: 6 }.into();
         let (shape, strides) = (shape.to_vec(), strides.to_vec());
-        let tensor = TensorReference { storage, offset: 0, shape, strides };
+        let tensor = TensorReference { storage, offset: 0, shape, strides, dtype: None };
         stored("wte.weight", &tensor, &[("0".to_owned(), 0..24)].into())
     }
 

@@ -12,7 +12,7 @@ pub(super) type TensorsAndEntries = (Source, BTreeMap<String, String>);
 
 /// One kind of file.
 pub(super) struct Reader {
-    /// Which file is the model if a folder holds several kinds: that of the lowest rank. Each kind has its own.
+    /// Number of the kind, by which files are listed.
     pub(super) rank: u8,
     /// Whether the file, whose first bytes are given too, is of this kind.
     pub(super) recognises: fn(&CheckpointFile, &[u8]) -> Result<bool, WeightsError>,

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use safetensors::tensor::{Dtype, Metadata};
+use serde_json::Value;
 
 use super::reader::Reader;
 use crate::WeightsError;
@@ -35,7 +36,7 @@ pub(super) fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         let (from, to) = info.data_offsets;
         let bytes = start + from as u64..start + to as u64;
         let (shape, dtype) = (info.shape.clone(), stored_dtype(info.dtype));
-        Some(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None })
+        Some(StoredTensor { name, shape, dtype, file: 0, bytes, strides: None, checksum: None })
     };
     let tensors = metadata.offset_keys().into_iter().filter_map(stored).collect();
     let evidence = "a JSON header after its length in 8 bytes";
@@ -68,8 +69,16 @@ fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
         let what = format!("a header of {claimed} bytes; that of a GPT-2 has less than {MAX_HEADER_BYTES}");
         return Err(refuse(what));
     }
-    let metadata: Metadata = serde_json::from_slice(&file.read(LENGTH_BYTES..start)?)
-        .map_err(|error| refuse(format!("a damaged safetensors file: {error}; download it again")))?;
+    let json = file.read(LENGTH_BYTES..start)?;
+    let metadata: Metadata = serde_json::from_slice(&json).map_err(|error| {
+        refuse(match other_than_text(&json) {
+            Some((key, value)) => format!(
+                "`__metadata__` may hold texts only, and `{key}` is {value}; the file is not damaged: save it again with `str(…)` around \
+                 that value"
+            ),
+            None => format!("a damaged safetensors file: {error}; download it again"),
+        })
+    })?;
     let expected = start.saturating_add(metadata.data_len() as u64);
     if expected > found {
         return Err(refuse(format!(
@@ -82,6 +91,19 @@ fn header(file: &CheckpointFile) -> Result<(u64, Metadata), WeightsError> {
         )));
     }
     Ok((start, metadata))
+}
+
+/// The first entry of the metadata that is not a text, with its value.
+fn other_than_text(header: &[u8]) -> Option<(String, String)> {
+    let header: Value = serde_json::from_slice(header).ok()?;
+    let metadata = header.get("__metadata__")?;
+    match metadata.as_object() {
+        Some(entries) => {
+            let (key, value) = entries.iter().find(|(_, value)| !value.is_string())?;
+            Some((key.clone(), value.to_string()))
+        }
+        None => Some(("__metadata__".to_owned(), metadata.to_string())),
+    }
 }
 
 /// The header's reader counts bytes in the machine's own numbers, of which `limit` is the largest: 4 GiB on 32 bits.

@@ -5,13 +5,14 @@
 //! buffers. Source: `tensorflow/core/util/tensor_bundle` and `tensorflow/core/lib/io/table_format.txt`;
 //! `src/model.py` of openai/gpt-2 for the names.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use prost::Message;
 
 use super::reader::Reader;
 use crate::WeightsError;
 use crate::checkpoint_file::CheckpointFile;
+use crate::crc32c;
 use crate::files::Files;
 use crate::source::{Format, Source};
 use crate::stored::{StoredDType, StoredTensor};
@@ -24,6 +25,8 @@ const FOOTER_BYTES: usize = 48;
 const BLOCK_TRAILER_BYTES: usize = 5;
 /// Largest index that is read; those of OpenAI's checkpoints have some ten kilobytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Key under which checkpoints of `tf.train.Checkpoint` and Keras keep the names of their objects.
+const OBJECT_GRAPH: &[u8] = b"_CHECKPOINTABLE_OBJECT_GRAPH";
 /// Most data files of one checkpoint; OpenAI's have one.
 const MAX_SHARDS: i32 = 1024;
 
@@ -49,6 +52,8 @@ struct BundleEntry {
     offset: i64,
     #[prost(int64, tag = "5")]
     size: i64,
+    #[prost(fixed32, optional, tag = "6")]
+    crc32c: Option<u32>,
     #[prost(bytes = "vec", repeated, tag = "7")]
     slices: Vec<Vec<u8>>,
 }
@@ -110,6 +115,13 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
         beside.open(&path)
     };
     let files = (0..shards).map(data_file).collect::<Result<Vec<_>, _>>()?;
+    if entries.iter().any(|(key, _)| key == OBJECT_GRAPH) {
+        return Err(refuse(format!(
+            "an object-based TensorFlow checkpoint (it holds {}), whose tensors are named by Python attributes; only those \
+             that `tf.compat.v1.train.Saver` writes are read: load it in Python and save the model as safetensors",
+            String::from_utf8_lossy(OBJECT_GRAPH)
+        )));
+    }
     let mut tensors = Vec::new();
     let mut state = 0;
     for (key, value) in entries.iter().filter(|(key, _)| !key.is_empty()) {
@@ -119,8 +131,13 @@ fn read(beside: &Files, index: CheckpointFile) -> Result<Source, WeightsError> {
             continue;
         }
         let entry = BundleEntry::decode(value.as_slice()).map_err(|error| damaged(&error.to_string()))?;
-        let tensor =
-            stored(&name, &entry, &files).map_err(|what| damaged(&format!("tensor `{name}`: {what}")))?;
+        let tensor = stored(&name, &entry, &files).map_err(|fault| match fault {
+            Fault::Index(what) => damaged(&format!("tensor `{name}`: {what}")),
+            Fault::Data { file, what } => WeightsError::NotWeights {
+                path: file,
+                what: format!("truncated: tensor `{name}` {what}; download it again"),
+            },
+        })?;
         tensors.push(tensor);
     }
     let evidence = format!("a table of tensors at the end of {}", file_name(&path));
@@ -155,7 +172,27 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<StoredTensor, String> {
+/// A fault of a tensor's entry, by the file that shows it.
+enum Fault {
+    /// The entry contradicts itself.
+    Index(String),
+    /// A data file ends before the tensor.
+    Data { file: PathBuf, what: String },
+}
+
+impl From<String> for Fault {
+    fn from(what: String) -> Self {
+        Self::Index(what)
+    }
+}
+
+impl From<&str> for Fault {
+    fn from(what: &str) -> Self {
+        Self::Index(what.to_owned())
+    }
+}
+
+fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<StoredTensor, Fault> {
     if !entry.slices.is_empty() {
         return Err("it is stored in slices, which OpenAI's checkpoints never are".into());
     }
@@ -178,14 +215,18 @@ fn stored(name: &str, entry: &BundleEntry, files: &[CheckpointFile]) -> Result<S
     let file = usize::try_from(entry.shard_id).map_err(|_| "a negative file number".to_owned())?;
     let start = u64::try_from(entry.offset).map_err(|_| "a negative offset".to_owned())?;
     let size = u64::try_from(entry.size).map_err(|_| "a negative size".to_owned())?;
-    let held = files.get(file).ok_or("a file number that does not exist")?.len();
-    let end = start.checked_add(size).filter(|end| *end <= held);
-    let end = end.ok_or_else(|| format!("its data lies outside its file of {held} bytes"))?;
+    let data = files.get(file).ok_or("a file number that does not exist")?;
+    let end = start.checked_add(size).ok_or("its data ends beyond any file")?;
+    if end > data.len() {
+        let what = format!("ends at byte {end}, and the file has {}", data.len());
+        return Err(Fault::Data { file: data.path().to_owned(), what });
+    }
     let elements = shape.iter().try_fold(1usize, |count, size| count.checked_mul(*size));
     if dtype.holds_weights() && elements.and_then(|elements| dtype.byte_count(elements)) != Some(size) {
-        return Err(format!("{size} bytes do not hold shape {shape:?} of {dtype}"));
+        return Err(format!("{size} bytes do not hold shape {shape:?} of {dtype}").into());
     }
-    Ok(StoredTensor { name: name.to_owned(), shape, dtype, file, bytes: start..end, strides: None })
+    let checksum = entry.crc32c.map(crc32c::unmasked);
+    Ok(StoredTensor { name: name.to_owned(), shape, dtype, file, bytes: start..end, strides: None, checksum })
 }
 
 /// Keys and values of a table.

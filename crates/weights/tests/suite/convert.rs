@@ -7,8 +7,8 @@ use candle_core::{Device, Tensor};
 use candle_gpt2::{LogitsFor, Pass};
 use candle_gpt2_testing::{CheckpointFolder, assert_close_absolute, fixture_path, temporary_folder, worst};
 use candle_gpt2_weights::{
-    Checkpoint, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType, differences, encode,
-    load_tokenizer, write_gguf, write_hugging_face,
+    Checkpoint, Companions, DifferenceKind, LoadOptions, Orientation, WeightsError, WrittenDType,
+    differences, encode, load_tokenizer, write_gguf, write_hugging_face,
 };
 use serde_json::json;
 
@@ -21,11 +21,11 @@ fn format(name: &str) -> PathBuf {
 }
 
 fn written(checkpoint: &Checkpoint, target: &Path, dtype: WrittenDType) -> Result<Checkpoint, WeightsError> {
-    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let companions = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap().into();
     if target.extension().is_some() {
-        write_gguf(checkpoint, &tokenizer, target, dtype, &|_| ())?;
+        write_gguf(checkpoint, &companions, target, dtype, &|_| ())?;
     } else {
-        write_hugging_face(checkpoint, Some(&tokenizer), target, dtype, &|_| ())?;
+        write_hugging_face(checkpoint, &companions, target, dtype, &|_| ())?;
     }
     Ok(open(target))
 }
@@ -86,6 +86,7 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
         (WrittenDType::BF16, "bf16", 1e-4),
         // llama.cpp keeps its own rounding of scales: the logits move by less than the format's error.
         (WrittenDType::Q8_0, "q8_0", 0.05),
+        (WrittenDType::Q5_0, "q5_0", 0.3),
         (WrittenDType::Q4_0, "q4_0", 0.5),
     ] {
         let folder = temporary_folder();
@@ -101,6 +102,23 @@ fn gguf_files_hold_the_same_model_and_tokenizer() {
         let tokens = encode(&copy.tokenizer(None).unwrap(), text).unwrap();
         assert_eq!(tokens, encode(&theirs.tokenizer(None).unwrap(), text).unwrap(), "{reference}");
     }
+}
+
+#[test]
+fn blocks_of_256_are_written_where_they_fit() {
+    let (original, folder) = (open(&format("gguf/q6_k.gguf")), temporary_folder());
+    let mut coarser = f64::INFINITY;
+    for (dtype, stored) in
+        [(WrittenDType::Q4K, "Q4_K"), (WrittenDType::Q5K, "Q5_K"), (WrittenDType::Q6K, "Q6_K")]
+    {
+        let copy = written(&original, &folder.path().join(format!("{stored}.gguf")), dtype).unwrap();
+        let blocks = copy.tensors().iter().filter(|tensor| tensor.dtype.to_string() == stored).count();
+        assert_eq!(blocks, 5, "four linear layers and the embedding");
+        let difference = largest_difference(&original, &copy);
+        assert!(difference < 0.75 * coarser, "{stored}: {difference}, with a bit less {coarser}");
+        coarser = difference;
+    }
+    assert!(coarser < 0.05, "{coarser}");
 }
 
 /// llm.c pads the rows of the embedding; what is written has those of the vocabulary.
@@ -153,7 +171,13 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
         &tiny,
         "x.gguf",
         WrittenDType::Q4_0,
-        "rows of 28 values, which do not fill the blocks of 32 of q4_0",
+        "rows of 28 values, which do not fill the blocks of 32 of q4_0; use f32, f16 or bf16",
+    );
+    refuse(
+        &open(&format("tensorflow")),
+        "x.gguf",
+        WrittenDType::Q4K,
+        "rows of 32 values, which do not fill the blocks of 256 of q4_k; use q8_0, q5_0, q4_0, f32, f16 or bf16",
     );
     refuse(&tiny, "no/such/x", WrittenDType::F32, "cannot be written");
     let gelu = CheckpointFolder::tiny().with_config(json!({"activation_function": "gelu"}));
@@ -212,8 +236,8 @@ fn written_files_have_the_usual_permissions() {
     use std::os::unix::fs::PermissionsExt;
     let folder = temporary_folder();
     let out = folder.path().join("out");
-    write_hugging_face(&open(CheckpointFolder::tiny().path()), None, &out, WrittenDType::F32, &|_| ())
-        .unwrap();
+    let tiny = open(CheckpointFolder::tiny().path());
+    write_hugging_face(&tiny, &Companions::default(), &out, WrittenDType::F32, &|_| ()).unwrap();
     let mode = |name: &str| std::fs::metadata(out.join(name)).unwrap().permissions().mode();
     assert_eq!(mode("model.safetensors"), mode("config.json"));
 }

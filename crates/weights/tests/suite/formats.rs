@@ -10,7 +10,7 @@ use candle_gpt2_testing::{
     Fixture, assert_close_absolute, checkpoints, fixture_path, temporary_folder, values,
 };
 use candle_gpt2_weights::{
-    Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightsError, load_tokenizer,
+    Checkpoint, Format, LoadOptions, OpenOptions, Orientation, WeightDType, WeightsError, load_tokenizer,
 };
 
 /// The same f32 weights through two implementations.
@@ -23,7 +23,9 @@ fn expected() -> Fixture {
 }
 
 fn logits(checkpoint: &Checkpoint) -> Tensor {
-    let model = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+    // Quantized weights are computed with rounded activations otherwise.
+    let options = LoadOptions { dtype: Some(WeightDType::F32), ..LoadOptions::default() };
+    let model = checkpoint.load(&options, &|_| ()).unwrap();
     let ids = expected().tensor("input_ids").to_dtype(DType::U32).unwrap();
     model.forward_with(&ids, LogitsFor::EveryToken, None, &mut Pass::inference()).unwrap()
 }

@@ -163,7 +163,7 @@ fn one_file_alone_is_a_checkpoint() {
         assert_eq!(parameters(&checkpoint), parameters(&on_disk), "{file}");
         let none = checkpoint.tokenizer(None).unwrap_err().to_string();
         assert!(
-            none.starts_with("given: there is no tokenizer.json, and no vocab.json with merges.txt; copy"),
+            none.starts_with("given: there is no tokenizer.json, no vocab.json with merges.txt, no spiece.model and no vocab.txt; copy"),
             "{none}"
         );
     }

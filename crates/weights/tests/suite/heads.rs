@@ -161,7 +161,7 @@ fn labels_that_contradict_the_head_are_told_with_both_numbers() {
 #[cfg(not(target_os = "wasi"))]
 #[test]
 fn a_head_is_written_as_it_was_read() {
-    let tokenizer = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap();
+    let companions = load_tokenizer(&fixture_path("tiny-checkpoint")).unwrap().into();
     for (name, _) in HEADS {
         let (place, original) = (temporary_folder(), open(&fixture_path("heads").join(name)));
         // Half precision rounds to 11 and 8 significant bits, of values below 4; what is f16 already stays.
@@ -170,7 +170,7 @@ fn a_head_is_written_as_it_was_read() {
             [(WrittenDType::F32, 0.0), (WrittenDType::F16, f16), (WrittenDType::BF16, 4.0 / 256.0)]
         {
             let copy = place.path().join(dtype.name());
-            write_hugging_face(&original, Some(&tokenizer), &copy, dtype, &|_| ()).unwrap();
+            write_hugging_face(&original, &companions, &copy, dtype, &|_| ()).unwrap();
             let copy = open(&copy);
             copy.check().unwrap();
             assert_eq!(copy.config(), original.config(), "{name}");
@@ -190,7 +190,7 @@ fn a_head_is_written_as_it_was_read() {
             );
         }
         let gguf = place.path().join("model.gguf");
-        let refusal = write_gguf(&original, &tokenizer, &gguf, WrittenDType::F32, &|_| ()).unwrap_err();
+        let refusal = write_gguf(&original, &companions, &gguf, WrittenDType::F32, &|_| ()).unwrap_err();
         let class = original.config().head.class_name();
         let told = format!("the head of a language model only, and this is a {class}; write a folder");
         assert!(refusal.to_string().ends_with(&told), "{refusal}");

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+mod adapters;
 mod checkpoint;
+mod choice;
 // WASI does not know the permissions of files, which written ones are given.
+#[cfg(not(target_os = "wasi"))]
+mod companions;
 #[cfg(not(target_os = "wasi"))]
 mod convert;
 mod damaged;
@@ -14,3 +18,4 @@ mod interrupted;
 mod packed;
 mod text_encoder;
 mod tokenizer_limits;
+mod vocabularies;

@@ -229,3 +229,43 @@ fn q5_holds_what_gguf_stores_in_q5_0() {
     let model = format!("{:?}", load(&checkpoint, WeightDType::Q5));
     assert_eq!(model.matches("PackedMatrix(q5").count(), stored + 1);
 }
+
+/// Q4_0 has other integers than q4, and q5 has all of them.
+#[test]
+fn quantized_files_are_computed_as_they_are_stored() {
+    for (name, dtype, held) in [
+        ("q8_0", Some(WeightDType::Q8), "q8"),
+        ("q5_0", Some(WeightDType::Q5), "q5"),
+        ("q4_0", Some(WeightDType::Q4), "q5"),
+        ("q4_1", None, "f32"),
+        ("q6_k", None, "f32"),
+    ] {
+        let checkpoint =
+            Checkpoint::open(&fixture_path("formats/gguf").join(format!("{name}.gguf"))).unwrap();
+        assert_eq!(
+            (checkpoint.quantized_dtype(), checkpoint.is_unpacked()),
+            (dtype, dtype.is_none()),
+            "{name}"
+        );
+        let default = checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+        let shown = format!("{default:?}");
+        let matrices = 4 * default.config().n_layer + 2;
+        assert_eq!(shown.matches(&format!("PackedMatrix({held}")).count(), matrices, "{name}: {shown}");
+        let Some(dtype) = dtype else { continue };
+        let chosen = load(&checkpoint, dtype);
+        assert_eq!(format!("{chosen:?}"), shown, "{name}");
+        for Parameter { name: parameter, shape } in expected_parameters(checkpoint.config()) {
+            if shape.len() != 2 || parameter == "wpe.weight" {
+                continue;
+            }
+            let values = checkpoint.parameter(&parameter, &Device::Cpu, &|_| ()).unwrap().unwrap();
+            let format = if held == "q8" { WeightFormat::Q8 } else { WeightFormat::Q5 };
+            let packed = Matrix::pack(&values, format).unwrap().to_tensor().unwrap();
+            assert_eq!(
+                packed.to_vec2::<f32>().unwrap(),
+                values.to_vec2::<f32>().unwrap(),
+                "{name}: {parameter}"
+            );
+        }
+    }
+}

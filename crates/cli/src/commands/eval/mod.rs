@@ -53,8 +53,8 @@ pub(crate) fn run(arguments: &EvalArguments, hub: &HubOptions) -> Result<ExitCod
     let options =
         EvaluationOptions { hub: hub.clone(), worker: worker::program(), ..arguments.options.clone() };
     let plan = options.check()?;
-    let options = arguments.model.options(hub);
-    let opened = arguments.model.open(hub)?;
+    let options = arguments.model.options(hub).with_base_model(&Terminal)?;
+    let opened = arguments.model.open_as(&options)?;
     let base_options = plan.base_of(&options);
     let base = base_options.as_ref().map(|base| base.open(&Terminal)).transpose()?;
     let facts = ModelFacts::of_opened(&options, &opened);

@@ -151,7 +151,7 @@ between the metric and that of a text of baseline tokens.")]
     #[command(after_help = "\
 Examples:
   gpt2 look neurons --prompt-file book.txt --model gpt2 --neuron 11.611
-  gpt2 look neurons \"The dog sat on the mat.\" --neuron 3.17 --top 5 --json
+  gpt2 look neurons \"The dog sat on the mat.\" --neuron 1.93 --top 5 --json
 
 Values are outputs of the activation function (mlp_post). A long text is read in windows of the context.")]
     Neurons(LookArguments<InputArguments, Neurons>),

@@ -116,7 +116,7 @@ impl OpeningArguments {
 
     /// The model as it is looked into.
     pub(crate) fn subject<'a>(&self, loaded: &'a LoadedModel, reader: &'a Reader) -> LookSubject<'a> {
-        LookSubject::new(loaded, self.model.options.model.display().to_string(), reader)
+        LookSubject::new(loaded, self.model.options.display_name(), reader)
     }
 }
 

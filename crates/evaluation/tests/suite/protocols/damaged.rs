@@ -81,7 +81,7 @@ fn a_choice_longer_than_the_context_is_an_error() {
     let long = format!(r#"{{"goal": "g", "sol1": "a", "sol2": "{}", "label": 1}}"#, "ball ".repeat(600));
     let error =
         model.try_prepare("piqa:lm-eval", None, &data("items.jsonl", &long)).unwrap().damaged.unwrap();
-    assert_eq!(error.what, "field `sol2`: expected 1 to 512 tokens, the model's context, found 601");
+    assert_eq!(error.what, "field `sol2`: expected at most 512 tokens, the model's context, found 601");
 }
 
 #[test]
@@ -160,6 +160,6 @@ fn no_items_are_none_to_measure() {
     let error = model.try_prepare("lambada:lm-eval", Some(0), &data("items.jsonl", "{}")).unwrap_err();
     assert_eq!(
         (error.is_usage(), error.to_string().as_str()),
-        (true, "limit: expected at least 1 item, found 0")
+        (true, "`limit`: expected at least 1 item, found 0")
     );
 }

@@ -63,12 +63,21 @@ fn a_number_that_is_none_is_refused() {
 }
 
 #[test]
-fn a_task_alone_names_its_protocols() {
-    assert_eq!(
-        error("lambada"),
-        "there is no protocol `lambada`; a score depends on its protocol: choose one of `lambada:lm-eval`, \
-         `lambada:last-token`, `lambada:megatron-strict`, `lambada:stop-words`"
-    );
+fn a_task_alone_has_a_default() {
+    for (task, expected) in [
+        ("lambada", "lambada:lm-eval"),
+        ("hellaswag", "hellaswag:lm-eval"),
+        ("wikitext", "wikitext:lm-eval"),
+        ("text", "text:bits"),
+        ("bpb", "text:bits"),
+        ("bits-per-byte", "text:bits"),
+    ] {
+        assert_eq!(named(task).unwrap().0.name, expected, "{task}");
+    }
+}
+
+#[test]
+fn an_unknown_protocol_of_a_task_names_those_it_has() {
     assert_eq!(
         error("hellaswag:lmeval"),
         "there is no protocol `hellaswag:lmeval`; `hellaswag` has `hellaswag:lm-eval`, `hellaswag:llm.c`, `hellaswag:llama.cpp`"
@@ -83,7 +92,13 @@ fn the_nearest_names_are_told() {
         "{told}"
     );
     assert!(error("lambda").contains("the nearest are `lambada:"), "{}", error("lambda"));
-    assert!(error("").contains("the nearest are "), "{}", error(""));
+    for far in ["", "nosuch"] {
+        assert!(
+            error(far).ends_with("names are such as `wikitext:lm-eval` and `text:bits`"),
+            "{}",
+            error(far)
+        );
+    }
 }
 
 #[test]

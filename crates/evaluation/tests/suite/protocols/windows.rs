@@ -239,7 +239,7 @@ fn llama_cpp_needs_two_chunks_and_a_second_half() {
     for context in [0, 2, 513] {
         assert_eq!(
             llama_cpp(&model, Some(context), &text_of(&model, 600)).unwrap_err(),
-            format!("context: expected 3 to 512, the model's context, found {context}")
+            format!("`context`: expected 3 to 512, the model's context, found {context}")
         );
     }
 }
@@ -320,25 +320,29 @@ fn windows_further_apart_than_the_context_are_refused() {
 
 #[test]
 fn a_text_is_one_file() {
-    let model = Model::built_in();
     let folder = tempfile::tempdir().unwrap();
     for name in ["a.jsonl", "b.jsonl"] {
         std::fs::write(folder.path().join(name), "{\"text\": \"a\"}").unwrap();
     }
-    let error =
-        model.try_prepare("text:bits", None, &Data::read(folder.path()).unwrap()).unwrap_err().to_string();
+    let data = Data::read(folder.path()).unwrap();
+    let error = data.text().unwrap_err().to_string();
     assert!(error.ends_with("expected one file of text, found a folder of several files"), "{error}");
 }
 
 #[test]
-fn entries_that_are_read_as_a_text_are_told() {
+fn texts_of_entries_are_scored_one_by_one() {
     let model = Model::built_in();
-    let of = |name: &str| {
-        model
-            .try_prepare("text:bits", Some(8), &data(name, "{\"text\": \"The king is dead.\"}\n"))
-            .unwrap()
-            .notes
-    };
-    assert_eq!(of("items.jsonl"), ["a file of entries is read as plain text, with the names of its fields"]);
-    assert_eq!(of("items.txt"), [""; 0]);
+    let prepared = |name: &str, contents: &str| model.try_prepare("text:bits", None, &data(name, contents));
+    let texts = ["The king is dead.", "One day a cat ran."];
+    let lines: String = texts.map(|text| format!("{}\n", serde_json::json!({ "text": text }))).concat();
+    let together = prepared("texts.jsonl", &lines).unwrap();
+    let alone = texts.map(|text| prepared("text.txt", text).unwrap());
+    assert_eq!(together.items.len(), 2);
+    assert_eq!(together.totals.tokens, alone.iter().map(|text| text.totals.tokens).sum::<usize>());
+    for (item, alone) in together.items.iter().zip(&alone) {
+        assert_eq!(item.work, alone.items[0].work);
+    }
+    assert_eq!(together.notes, [""; 0]);
+    let error = prepared("texts.jsonl", "{\"story\": \"x\"}\n").unwrap_err().to_string();
+    assert!(error.contains("texts.jsonl") && error.contains("text"), "{error}");
 }

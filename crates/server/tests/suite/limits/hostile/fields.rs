@@ -65,7 +65,7 @@ pub(super) fn of_completions() -> Vec<Case> {
         (r#""stop":{}"#, "stop"),
         (r#""suffix":"x""#, "suffix"),
         (r#""seed":1.5"#, "seed"),
-        (r#""seed":9223372036854775808"#, "seed"),
+        (r#""seed":18446744073709551616"#, "seed"),
         (r#""seed":"1""#, "seed"),
         (r#""logit_bias":{"a":1}"#, "logit_bias"),
         (r#""logit_bias":{"-1":1}"#, "logit_bias"),

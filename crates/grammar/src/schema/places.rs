@@ -1,0 +1,41 @@
+//! Places in a schema: keys and indices, and JSON pointers.
+
+use serde_json::Value;
+
+/// The values in a value, with their keys as a JSON pointer has them.
+pub(super) fn children(value: &Value) -> Vec<(String, &Value)> {
+    match value {
+        Value::Object(members) => members.iter().map(|(key, member)| (escaped(key), member)).collect(),
+        Value::Array(items) => {
+            items.iter().enumerate().map(|(index, item)| (index.to_string(), item)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// A key as a JSON pointer has it.
+pub(super) fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// The JSON pointer of keys and indices.
+pub(super) fn pointer(place: &[String]) -> String {
+    place.iter().map(|key| format!("/{}", escaped(key))).collect()
+}
+
+/// The value at keys and indices.
+pub(super) fn at<'a>(root: &'a Value, place: &[String]) -> Option<&'a Value> {
+    place.iter().try_fold(root, |value, key| match value {
+        Value::Object(members) => members.get(key),
+        Value::Array(items) => items.get(key.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
+pub(super) fn at_mut<'a>(root: &'a mut Value, place: &[String]) -> Option<&'a mut Value> {
+    place.iter().try_fold(root, |value, key| match value {
+        Value::Object(members) => members.get_mut(key),
+        Value::Array(items) => items.get_mut(key.parse::<usize>().ok()?),
+        _ => None,
+    })
+}

@@ -1,0 +1,131 @@
+//! A dictionary spliced into a run: its reconstruction takes the place of what it explains.
+//!
+//! With the error term the reconstruction error is added back as a constant, as in SAELens: the run stays the model's own, and gradients
+//! pass through the latents alone.
+
+use candle_core::{Result, Tensor, Var, bail};
+use candle_gpt2::{Gpt2LMHeadModel, Observer, Site};
+
+use crate::{Dictionary, Processing, TrainedOn};
+
+/// Puts the reconstruction of a dictionary in place of the values that it explains.
+///
+/// A transcoder reads one hook point and writes another.
+///
+/// ```
+/// use candle_gpt2_interpret::{Run, Splice};
+/// # use std::collections::BTreeMap;
+/// # use candle_core::{DType, Device, Tensor};
+/// # use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor};
+/// # use candle_gpt2_interpret::{Dictionary, DictionaryConfig};
+/// # let sizes = Gpt2Config { vocab_size: 11, n_positions: 8, n_embd: 6, n_layer: 2, n_head: 3, ..Gpt2Config::gpt2() };
+/// # let model = Gpt2LMHeadModel::load(&sizes, candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+/// # let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu);
+/// # let tensors = [("W_enc", &[6, 9][..]), ("b_enc", &[9]), ("W_dec", &[9, 6]), ("b_dec", &[6])];
+/// # let tensors = tensors.map(|(name, shape)| zeros(shape).map(|tensor| (name.to_owned(), tensor)));
+/// # let tensors: BTreeMap<_, _> = tensors.into_iter().collect::<Result<_, _>>()?;
+/// # let config = r#"{"hook_name": "blocks.1.hook_resid_pre", "architecture": "standard", "d_in": 6, "d_sae": 9}"#;
+/// # let dictionary = Dictionary::from_tensors(&tensors, &DictionaryConfig::from_json(config)?)?;
+///
+/// let mut splice = Splice::new(&model, &dictionary)?.with_error();
+/// Run::new(&model, &[1, 2, 3, 4])?.logits(LogitsFor::LastToken, &mut splice)?;
+/// assert_eq!(splice.latents.ok_or("not seen")?.dims(), [1, 4, 9]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Splice<'a> {
+    dictionary: &'a Dictionary,
+    processing: Processing,
+    has_error: bool,
+    /// What a transcoder read in this pass.
+    input: Option<Tensor>,
+    /// Variables of zeros that are added to the latents and to the error.
+    probes: Option<[Var; 2]>,
+    /// The latents of the last pass, `(B, T, F)`.
+    pub latents: Option<Tensor>,
+    /// The reconstruction error of the last pass, `(B, T, C)`.
+    pub error: Option<Tensor>,
+}
+
+impl<'a> Splice<'a> {
+    /// A dictionary for this model, without the error term.
+    ///
+    /// # Errors
+    /// If there is no memory for a block's weights in f32.
+    pub fn new(model: &Gpt2LMHeadModel, dictionary: &'a Dictionary) -> Result<Self> {
+        let processing = Processing::new(model)?;
+        Ok(Self {
+            dictionary,
+            processing,
+            has_error: false,
+            input: None,
+            probes: None,
+            latents: None,
+            error: None,
+        })
+    }
+
+    /// Adds the reconstruction error back.
+    pub fn with_error(self) -> Self {
+        Self { has_error: true, ..self }
+    }
+
+    /// The hook point that it writes.
+    pub fn site(&self) -> Site {
+        self.dictionary.explained_site()
+    }
+
+    /// Whether the reconstruction error is added back.
+    pub fn has_error(&self) -> bool {
+        self.has_error
+    }
+
+    /// Adds variables of zeros to the latents and to the error of later passes, after one has shown their shapes.
+    pub(crate) fn probe(&mut self) -> Result<Option<[Var; 2]>> {
+        let (Some(latents), Some(error)) = (&self.latents, &self.error) else { return Ok(None) };
+        let probes = [Var::from_tensor(&latents.zeros_like()?)?, Var::from_tensor(&error.zeros_like()?)?];
+        self.probes = Some(probes.clone());
+        Ok(Some(probes))
+    }
+}
+
+impl Observer for Splice<'_> {
+    fn wants(&self, site: Site) -> bool {
+        site == self.dictionary.config().site || site == self.site()
+    }
+
+    fn observe(&mut self, site: Site, value: Tensor) -> Result<Tensor> {
+        let Self { dictionary, processing, .. } = self;
+        let reads = dictionary.config().site;
+        if site == reads {
+            self.input = Some(dictionary.input(&value, processing)?);
+        }
+        if site != dictionary.explained_site() {
+            return Ok(value);
+        }
+        let Some(input) = self.input.take() else {
+            bail!("{reads}: the pass does not reach it before {site}")
+        };
+        let target = dictionary.target(&value, processing)?;
+        let latents = dictionary.encode(&input)?;
+        let mut output = dictionary.decode(&latents, &input)?;
+        let mut error = (&target - &output)?.detach();
+        (self.latents, self.error) = (Some(latents.detach()), Some(error.clone()));
+        if let Some([of_latents, of_error]) = &self.probes {
+            output = dictionary.decode(&(latents + of_latents.as_tensor())?, &input)?;
+            error = (error + of_error.as_tensor())?;
+        }
+        if self.has_error {
+            output = (output + error)?;
+        }
+        let output = match dictionary.config().trained_on {
+            TrainedOn::Checkpoint => output.reshape(value.shape())?,
+            // What the processing takes away is no part of the reconstruction.
+            TrainedOn::TransformerLens => {
+                let change = (output - target)?.reshape(value.shape())?;
+                (value.to_dtype(change.dtype())? + change)?
+            }
+        };
+        output.to_dtype(value.dtype())
+    }
+}

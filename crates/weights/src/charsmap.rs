@@ -1,0 +1,171 @@
+//! SentencePiece's `precompiled_charsmap`: a trie of replaced texts, and their replacements.
+//!
+//! Layout: the trie's size in bytes, its 32-bit units, then the replacements, each ended by a zero byte. The trie is a double
+//! array of the Darts-clone library. Source: `Normalizer::DecodePrecompiledCharsMap` in sentencepiece's `normalizer.cc`.
+
+use std::mem::size_of;
+
+/// Largest map; the one for NFKC with case folding has 310 kB.
+const MAX_BYTES: usize = 2 << 20;
+/// Longest text that a map replaces. Those of Unicode have at most 18 bytes.
+const MAX_KEY_BYTES: usize = 128;
+/// Longest replacement. Those of Unicode have at most 33 bytes.
+const MAX_REPLACEMENT_BYTES: usize = 1024;
+/// Largest number of visits of a trie's units, for each unit. Units that several texts share are visited once for each length.
+const MAX_VISITS: usize = 4;
+/// Units that a node's children are among.
+const BLOCK: usize = 256;
+
+/// Validated map.
+#[derive(Debug, Clone)]
+pub(crate) struct Charsmap {
+    units: Vec<u32>,
+    replacements: String,
+    growth: CharsmapGrowth,
+}
+
+/// Largest numbers of bytes that a map makes of one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CharsmapGrowth {
+    pub(crate) total: f64,
+    /// Bytes equal to any one ASCII character.
+    pub(crate) ascii: f64,
+}
+
+impl Charsmap {
+    /// Reads a map and checks that every text's replacement exists.
+    ///
+    /// # Errors
+    /// If the map is damaged or too large. The message starts with a verb.
+    pub(crate) fn new(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.len() > MAX_BYTES {
+            return Err(format!("has {} bytes, the limit is {MAX_BYTES}", bytes.len()));
+        }
+        let (size, rest) = bytes.split_first_chunk().ok_or("ends before the size of its trie")?;
+        let size = u32::from_le_bytes(*size) as usize;
+        let (units, replacements) = rest
+            .split_at_checked(size)
+            .ok_or_else(|| format!("has {} bytes after the size of its trie, which is {size}", rest.len()))?;
+        let (units, remainder) = units.as_chunks::<{ size_of::<u32>() }>();
+        if !remainder.is_empty() || units.is_empty() {
+            return Err(format!("has a trie of {size} bytes, not of one or more units of 4"));
+        }
+        let units = units.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
+        let replacements = str::from_utf8(replacements)
+            .map_err(|error| format!("has replacements that are no text: {error}"))?;
+        let growth = CharsmapGrowth { total: 1.0, ascii: 1.0 };
+        let mut map = Self { units, replacements: replacements.to_owned(), growth };
+        map.growth = map.check()?;
+        Ok(map)
+    }
+
+    pub(crate) fn growth(&self) -> CharsmapGrowth {
+        self.growth
+    }
+
+    /// Length of the longest replaced text that `text` starts with, and its replacement.
+    pub(crate) fn longest_match(&self, text: &[u8]) -> Option<(usize, &str)> {
+        let mut place = offset(self.unit(0)?);
+        let mut found = None;
+        for (byte, length) in text.iter().zip(1..) {
+            let unit = self.unit(place ^ usize::from(*byte))?;
+            if label(unit) != u32::from(*byte) {
+                break;
+            }
+            place ^= usize::from(*byte) ^ offset(unit);
+            if has_value(unit) {
+                found = Some((length, self.unit(place)?));
+            }
+        }
+        let (length, unit) = found?;
+        Some((length, self.replacement(unit)?))
+    }
+
+    fn unit(&self, place: usize) -> Option<u32> {
+        self.units.get(place).copied()
+    }
+
+    /// Replacement that the unit of a value names.
+    fn replacement(&self, unit: u32) -> Option<&str> {
+        /// All bits but the highest.
+        const VALUE: u32 = u32::MAX >> 1;
+        let start = (unit & VALUE) as usize;
+        let rest = self.replacements.get(start..)?.as_bytes();
+        let length = rest.iter().take(MAX_REPLACEMENT_BYTES + 1).position(|byte| *byte == 0)?;
+        self.replacements.get(start..start + length)
+    }
+
+    /// Walks all texts of the trie, length by length, and checks them. A damaged trie may have circles, and units outside
+    /// itself, on which the tokenizers library panics.
+    fn check(&self) -> Result<CharsmapGrowth, String> {
+        let mut growth = CharsmapGrowth { total: 1.0, ascii: 1.0 };
+        // The last length that each unit was visited at.
+        let mut visited = vec![0; self.units.len()];
+        let mut places = vec![offset(self.units[0])];
+        let mut visits = 0;
+        for length in 1.. {
+            let mut next = Vec::new();
+            for place in places {
+                let outside = || format!("has a node with children outside its {} units", self.units.len());
+                let start = place - place % BLOCK;
+                let block = self.units.get(start..start + BLOCK).ok_or_else(outside)?;
+                for label_byte in 1..=u8::MAX {
+                    let child = (place % BLOCK) ^ usize::from(label_byte);
+                    let unit = block[child];
+                    if label(unit) != u32::from(label_byte) || visited[start + child] == length {
+                        continue;
+                    }
+                    visited[start + child] = length;
+                    visits += 1;
+                    let inner = (start + child) ^ offset(unit);
+                    if has_value(unit) {
+                        let value = self.unit(inner).and_then(|unit| self.replacement(unit));
+                        let missing = || {
+                            format!(
+                                "has a text without a replacement of at most {MAX_REPLACEMENT_BYTES} bytes"
+                            )
+                        };
+                        growth.add(length, value.ok_or_else(missing)?);
+                    }
+                    next.push(inner);
+                }
+            }
+            // Leaves have an own node without children.
+            if next.is_empty() {
+                break;
+            }
+            if length > MAX_KEY_BYTES || visits > MAX_VISITS * self.units.len() {
+                return Err(format!("has a circle, or replaces texts of more than {MAX_KEY_BYTES} bytes"));
+            }
+            places = next;
+        }
+        Ok(growth)
+    }
+}
+
+impl CharsmapGrowth {
+    #[expect(clippy::cast_precision_loss, reason = "a ratio that is compared with a small limit")]
+    fn add(&mut self, length: usize, replacement: &str) {
+        let ratio = |bytes: usize| bytes as f64 / length as f64;
+        self.total = self.total.max(ratio(replacement.len()));
+        let mut counts = [0; 128];
+        for byte in replacement.bytes().filter(u8::is_ascii) {
+            counts[usize::from(byte)] += 1;
+        }
+        self.ascii = self.ascii.max(ratio(counts.into_iter().max().unwrap_or(0)));
+    }
+}
+
+/// Byte of a unit, with the bit that marks values, which no byte equals.
+fn label(unit: u32) -> u32 {
+    unit & (1 << 31 | 0xff)
+}
+
+fn has_value(unit: u32) -> bool {
+    unit >> 8 & 1 == 1
+}
+
+/// Distance to the children's units, to be combined by exclusive or.
+fn offset(unit: u32) -> usize {
+    (unit as usize >> 10) << ((unit & 1 << 9) >> 6)
+}

@@ -1,0 +1,578 @@
+//! SentencePiece's encoding of a text: normalization, then the best division into pieces.
+//!
+//! The tokenizers library has the same models, but normalizes grapheme by grapheme, matches control pieces in texts, and knows
+//! no user-defined pieces inside words. This encoder returns the ids of the `sentencepiece` package. It reads its settings from
+//! a tokenizer in the [`Shape`] that `sentence_piece_file` writes. Sources: `normalizer.cc`, `unigram_model.cc`
+//! (`EncodeOptimized`) and `bpe_model.cc` of sentencepiece 0.2.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::ops::Range;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
+use tokenizers::decoders::DecoderWrapper;
+use tokenizers::models::ModelWrapper;
+use tokenizers::models::bpe::BPE;
+use tokenizers::models::unigram::Unigram;
+use tokenizers::normalizers::NormalizerWrapper;
+
+use crate::charsmap::Charsmap;
+use crate::cleaning;
+use crate::library::merges_of;
+use crate::library_encoder::Budget;
+use crate::prefix_table::PrefixTable;
+
+/// SentencePiece's sign for a space.
+const SPACE: &str = "\u{2581}";
+/// Stands for [`SPACE`] in decoders until the spaces at the beginning are removed: spaces of byte pieces stay.
+const SPACE_MARK: &str = "\u{10FFFE}";
+/// Stands for an unknown piece in decoders: the spaces around its text stay.
+const UNKNOWN_MARK: &str = "\u{10FFFF}";
+/// Difference between the score of an unknown character and the lowest score of a piece.
+const UNKNOWN_PENALTY: f32 = 10.0;
+
+/// Normalizer and decoder of a SentencePiece model, as parts of a `tokenizer.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Cleans a text as `GPTSw3Tokenizer` does.
+    pub(crate) is_cleaned: bool,
+    /// Puts a space before a text.
+    pub(crate) add_dummy_prefix: bool,
+    /// Removes spaces at both ends, and all but one of several.
+    pub(crate) remove_extra_whitespaces: bool,
+    /// Writes spaces as [`SPACE`].
+    pub(crate) escape_whitespaces: bool,
+}
+
+impl Shape {
+    /// Every combination of the other settings.
+    fn all(is_cleaned: bool) -> impl Iterator<Item = Self> {
+        (0..8).map(move |bits: u8| Self {
+            is_cleaned,
+            add_dummy_prefix: bits & 1 == 1,
+            remove_extra_whitespaces: bits & 2 == 2,
+            escape_whitespaces: bits & 4 == 4,
+        })
+    }
+
+    /// A normalizer whose first part is a sequence of the cleaning and the charsmap, as far as there are any. No other program
+    /// writes this sequence, so it marks tokenizers that encode as SentencePiece does.
+    pub(crate) fn normalizer(self, charsmap: &[u8]) -> Value {
+        let map = json!({ "type": "Precompiled", "precompiled_charsmap": STANDARD.encode(charsmap) });
+        let mut first = if self.is_cleaned { cleaning::normalizers().to_vec() } else { Vec::new() };
+        first.extend((!charsmap.is_empty()).then_some(map));
+        let mut parts = vec![json!({ "type": "Sequence", "normalizers": first })];
+        parts.extend(self.further_normalizers());
+        json!({ "type": "Sequence", "normalizers": parts })
+    }
+
+    fn further_normalizers(self) -> Vec<Value> {
+        let space = self.space();
+        let mut parts = Vec::new();
+        if self.remove_extra_whitespaces {
+            parts.push(replace(&json!({ "Regex": "^ +" }), ""));
+            parts.push(replace(&json!({ "Regex": "(?<= ) +" }), ""));
+        }
+        if self.add_dummy_prefix {
+            parts.push(json!({ "type": "Prepend", "prepend": space }));
+        }
+        if self.escape_whitespaces {
+            parts.push(replace(&json!({ "String": " " }), SPACE));
+        }
+        if self.remove_extra_whitespaces {
+            parts.push(replace(&json!({ "Regex": format!("{space}+$") }), ""));
+        }
+        parts
+    }
+
+    /// Decoder: spaces in place of their signs, without those that the normalizer puts before a text.
+    pub(crate) fn decoder(self, unknown: &str, unknown_surface: &str, byte_fallback: bool) -> Value {
+        let text = |text: &str| json!({ "String": text });
+        let mut parts = vec![replace(&text(unknown), UNKNOWN_MARK), replace(&text(SPACE), SPACE_MARK)];
+        if byte_fallback {
+            parts.push(json!({ "type": "ByteFallback" }));
+        }
+        parts.push(json!({ "type": "Fuse" }));
+        if self.remove_extra_whitespaces {
+            parts.push(replace(&json!({ "Regex": format!("^{SPACE_MARK}+") }), ""));
+        } else if self.add_dummy_prefix {
+            parts.push(replace(&json!({ "Regex": format!("^{SPACE_MARK}") }), ""));
+        }
+        parts.push(replace(&text(SPACE_MARK), " "));
+        parts.push(replace(&text(UNKNOWN_MARK), unknown_surface));
+        json!({ "type": "Sequence", "decoders": parts })
+    }
+
+    fn space(self) -> &'static str {
+        if self.escape_whitespaces { SPACE } else { " " }
+    }
+}
+
+fn replace(pattern: &Value, content: &str) -> Value {
+    json!({ "type": "Replace", "pattern": pattern, "content": content })
+}
+
+/// Text of a piece in decoded texts, if the decoder is one of [`Shape::decoder`]: a byte, or the piece with its spaces.
+pub(crate) fn piece_bytes(decoder: Option<&DecoderWrapper>, piece: &str) -> Option<Vec<u8>> {
+    let Some(DecoderWrapper::Sequence(parts)) = decoder else { return None };
+    let parts = parts.get_decoders();
+    let is_shaped =
+        |part: &DecoderWrapper| matches!(part, DecoderWrapper::Replace(part) if part.content == SPACE_MARK);
+    if !parts.iter().any(is_shaped) {
+        return None;
+    }
+    let has_bytes = parts.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
+    match byte_of(piece).filter(|_| has_bytes) {
+        Some(byte) => Some(vec![byte]),
+        None => Some(piece.replace(SPACE, " ").into_bytes()),
+    }
+}
+
+/// Byte of a piece such as `<0x0A>`.
+pub(crate) fn byte_of(piece: &str) -> Option<u8> {
+    let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_plain = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| is_plain)
+}
+
+/// Encoder of a SentencePiece model.
+pub(crate) struct SentencePiece {
+    shape: Shape,
+    charsmap: Option<Charsmap>,
+    /// Pieces that texts contain unchanged.
+    user_defined: PrefixTable,
+    /// Added tokens, which divide a text into parts.
+    added: PrefixTable,
+    /// Added tokens that are not special.
+    plain_added: PrefixTable,
+    model: Model,
+    unknown: u32,
+    /// The piece of each byte, for unknown characters.
+    bytes: Option<Box<[u32; 256]>>,
+}
+
+enum Model {
+    Unigram(UnigramModel),
+    Bpe(BpeModel),
+}
+
+/// Most probable division.
+struct UnigramModel {
+    pieces: PrefixTable,
+    /// The score of each id.
+    scores: Vec<f32>,
+    unknown_score: f32,
+    is_user_defined: Vec<bool>,
+}
+
+/// Repeated merge of the best pair of neighbors.
+struct BpeModel {
+    /// The rank of each piece that a merge makes, the best one first.
+    ranks: HashMap<String, u32>,
+    ids: HashMap<String, u32>,
+}
+
+/// Ids with the byte ranges of the text that they stand for.
+type Found = Vec<(u32, Range<usize>)>;
+
+/// Normalized text, with the place in the text that each of its bytes comes from, and the end of the text.
+struct Normalized {
+    text: String,
+    places: Vec<usize>,
+}
+
+impl SentencePiece {
+    /// Whether a tokenizer begins like SentencePiece's [`Shape`].
+    pub(crate) fn is_shape_of(tokenizer: &Tokenizer) -> bool {
+        let Some(NormalizerWrapper::Sequence(parts)) = tokenizer.get_normalizer() else { return false };
+        let is_first_nested = matches!(parts.as_ref().first(), Some(NormalizerWrapper::Sequence(_)));
+        is_first_nested && tokenizer.get_pre_tokenizer().is_none()
+    }
+
+    /// Returns `None` for tokenizers without SentencePiece's [`Shape`].
+    pub(crate) fn new(tokenizer: &Tokenizer) -> Option<Self> {
+        if !Self::is_shape_of(tokenizer) {
+            return None;
+        }
+        let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
+        let [first, further @ ..] = normalizer["normalizers"].as_array()?.as_slice() else { return None };
+        let first = first["normalizers"].as_array()?.as_slice();
+        let cleaned = first.strip_prefix(&cleaning::normalizers());
+        let charsmap = match cleaned.unwrap_or(first) {
+            [] => None,
+            [map] => {
+                let bytes = STANDARD.decode(map["precompiled_charsmap"].as_str()?).ok()?;
+                Some(Charsmap::new(&bytes).ok()?)
+            }
+            _ => return None,
+        };
+        let shape = Shape::all(cleaned.is_some()).find(|shape| shape.further_normalizers() == further)?;
+        let decoder = serde_json::to_value(tokenizer.get_decoder()).ok()?;
+        let unknown_piece = decoder["decoders"][0]["pattern"]["String"].as_str()?.to_owned();
+        let surface = decoder["decoders"].as_array()?.last()?["content"].as_str()?;
+        let byte_fallback = [false, true]
+            .into_iter()
+            .find(|bytes| shape.decoder(&unknown_piece, surface, *bytes) == decoder)?;
+        let unknown = tokenizer.token_to_id(&unknown_piece)?;
+
+        let pieces = tokenizer.get_vocab_size(false);
+        let is_piece = |id: u32| (id as usize) < pieces;
+        let added: Vec<_> = tokenizer.get_added_tokens_decoder().into_iter().collect();
+        let entry = |(id, token): &(u32, tokenizers::AddedToken)| (token.content.clone().into_bytes(), *id);
+        let user_defined =
+            added.iter().filter(|(id, token)| is_piece(*id) && !token.special).map(entry).collect::<Vec<_>>();
+        let special = added.iter().filter(|(_, token)| token.special).map(entry);
+        let plain: Vec<_> =
+            added.iter().filter(|(id, token)| !is_piece(*id) && !token.special).map(entry).collect();
+        let all = special.chain(plain.iter().cloned()).collect();
+
+        let special_ids: HashSet<u32> =
+            added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        let is_byte = |piece: &str| byte_fallback && byte_of(piece).is_some();
+        let is_text = |piece: &str, id: u32| !special_ids.contains(&id) && !is_byte(piece);
+        let model = match tokenizer.get_model() {
+            ModelWrapper::Unigram(model) => Model::Unigram(UnigramModel::new(model, is_text, &user_defined)),
+            ModelWrapper::BPE(model) => Model::Bpe(BpeModel::new(model)?),
+            _ => return None,
+        };
+        let bytes = match byte_fallback {
+            true => {
+                let mut bytes = Box::new([unknown; 256]);
+                for byte in 0..=u8::MAX {
+                    bytes[usize::from(byte)] = tokenizer.token_to_id(&format!("<0x{byte:02X}>"))?;
+                }
+                Some(bytes)
+            }
+            false => None,
+        };
+        Some(Self {
+            shape,
+            charsmap,
+            user_defined: PrefixTable::new(user_defined),
+            added: PrefixTable::new(all),
+            plain_added: PrefixTable::new(plain),
+            model,
+            unknown,
+            bytes,
+        })
+    }
+
+    /// Upper bound on the memory of an encoding, in bytes for each byte of a text.
+    pub(crate) fn bytes_per_byte(&self) -> usize {
+        /// Symbols of a BPE and their pairs, each with room to grow.
+        const PER_NORMALIZED_BYTE: f64 = 160.0;
+        let growth = self.charsmap.as_ref().map_or(1.0, |map| map.growth().total);
+        let (cleaned, cleaning) = match self.shape.is_cleaned {
+            true => (cleaning::GROWTH, cleaning::GROWTH * cleaning::BYTES_PER_BYTE),
+            false => (1.0, 0.0),
+        };
+        // A space becomes three bytes.
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a small positive number"
+        )]
+        let bytes = ((growth + 3.0) * cleaned * PER_NORMALIZED_BYTE + cleaning) as usize;
+        bytes
+    }
+
+    /// Ids of a text with the byte ranges that they stand for. `is_plain` reads the names of special tokens as text.
+    ///
+    /// # Errors
+    /// If the pieces of the vocabulary are so long that the encoding would take too long.
+    pub(crate) fn encode(&self, text: &str, is_plain: bool) -> Result<Found, String> {
+        let mut found = Vec::new();
+        let mut budget = Budget::new(text.len());
+        let added = if is_plain { &self.plain_added } else { &self.added };
+        let mut start = 0;
+        if !added.is_empty() {
+            let mut place = 0;
+            while place < text.len() {
+                match added.longest(&text.as_bytes()[place..], &mut budget)? {
+                    Some((length, id)) => {
+                        self.encode_part(text, start..place, &mut budget, &mut found)?;
+                        found.push((id, place..place + length));
+                        place += length;
+                        start = place;
+                    }
+                    None => place += 1,
+                }
+            }
+        }
+        self.encode_part(text, start..text.len(), &mut budget, &mut found)?;
+        Ok(found)
+    }
+
+    fn encode_part(
+        &self,
+        text: &str,
+        part: Range<usize>,
+        budget: &mut Budget,
+        found: &mut Found,
+    ) -> Result<(), String> {
+        let text = &text[part.clone()];
+        let Normalized { text, places } = match self.shape.is_cleaned {
+            true => {
+                let (cleaned, sources) = cleaning::clean(text);
+                let mut normalized = self.normalize(&cleaned, budget)?;
+                normalized.places.iter_mut().for_each(|place| *place = sources[*place]);
+                normalized
+            }
+            false => self.normalize(text, budget)?,
+        };
+        let pieces = match &self.model {
+            Model::Unigram(model) => model.divide(&text, self.unknown, budget)?,
+            Model::Bpe(model) => model.divide(&text, &self.user_defined, self.unknown, budget)?,
+        };
+        let mut is_after_unknown = false;
+        for (id, piece) in pieces {
+            let place = part.start + places[piece.start]..part.start + places[piece.end];
+            let is_unknown = id == self.unknown;
+            match (&self.bytes, found.last_mut()) {
+                (Some(bytes), _) if is_unknown => {
+                    let bytes = text[piece].bytes().map(|byte| bytes[usize::from(byte)]);
+                    found.extend(bytes.map(|id| (id, place.clone())));
+                }
+                // Neighboring unknown characters are one piece.
+                (None, Some((_, last))) if is_unknown && is_after_unknown => last.end = place.end,
+                _ => found.push((id, place)),
+            }
+            is_after_unknown = is_unknown;
+        }
+        Ok(())
+    }
+
+    fn normalize(&self, text: &str, budget: &mut Budget) -> Result<Normalized, String> {
+        let Shape { add_dummy_prefix, remove_extra_whitespaces, .. } = self.shape;
+        let mut normalized = Normalized { text: String::with_capacity(text.len() + 3), places: Vec::new() };
+        let mut place = 0;
+        if remove_extra_whitespaces {
+            while let Some((length, " ")) = self.normalized_prefix(&text[place..], budget)? {
+                place += length;
+            }
+        }
+        if place == text.len() {
+            normalized.places.push(0);
+            return Ok(normalized);
+        }
+        let space = self.shape.space();
+        if add_dummy_prefix {
+            normalized.push(space, place);
+        }
+        let mut is_after_space = remove_extra_whitespaces;
+        while let Some((length, prefix)) = self.normalized_prefix(&text[place..], budget)? {
+            let prefix = if is_after_space { prefix.trim_start_matches(' ') } else { prefix };
+            let mut bytes = [0; 4];
+            for character in prefix.chars() {
+                let written = if character == ' ' { space } else { character.encode_utf8(&mut bytes) };
+                normalized.push(written, place);
+            }
+            if !prefix.is_empty() {
+                is_after_space = remove_extra_whitespaces && prefix.ends_with(' ');
+            }
+            place += length;
+        }
+        if remove_extra_whitespaces {
+            while normalized.text.ends_with(space) {
+                let length = normalized.text.len() - space.len();
+                place = normalized.places[length];
+                normalized.text.truncate(length);
+                normalized.places.truncate(length);
+            }
+        }
+        normalized.places.push(place);
+        Ok(normalized)
+    }
+
+    /// Length of the part that a text starts with and that is normalized as a whole, with what becomes of it; `None` at the end.
+    fn normalized_prefix<'a>(
+        &'a self,
+        text: &'a str,
+        budget: &mut Budget,
+    ) -> Result<Option<(usize, &'a str)>, String> {
+        if let Some((length, _)) = self.user_defined.longest(text.as_bytes(), budget)? {
+            return Ok(Some((length, &text[..length])));
+        }
+        let replaced = self.charsmap.as_ref().and_then(|map| map.longest_match(text.as_bytes()));
+        // Texts of a damaged map could end inside a character.
+        let replaced = replaced.filter(|(length, _)| text.is_char_boundary(*length));
+        let first = || text.chars().next().map(|first| (first.len_utf8(), &text[..first.len_utf8()]));
+        Ok(replaced.or_else(first))
+    }
+}
+
+impl Normalized {
+    fn push(&mut self, text: &str, place: usize) {
+        self.text.push_str(text);
+        self.places.extend(std::iter::repeat_n(place, text.len()));
+    }
+}
+
+impl UnigramModel {
+    fn new(model: &Unigram, is_text: impl Fn(&str, u32) -> bool, user_defined: &[(Vec<u8>, u32)]) -> Self {
+        #[expect(clippy::cast_possible_truncation, reason = "the file has 32-bit scores")]
+        let scores: Vec<f32> = model.iter().map(|(_, score)| *score as f32).collect();
+        let mut is_user_defined = vec![false; scores.len()];
+        for (_, id) in user_defined {
+            is_user_defined[*id as usize] = true;
+        }
+        let pieces = (0..).zip(model.iter()).filter(|(id, (piece, _))| is_text(piece, *id));
+        let pieces: Vec<(Vec<u8>, u32)> =
+            pieces.map(|(id, (piece, _))| (piece.clone().into_bytes(), id)).collect();
+        let normal = pieces.iter().map(|(_, id)| *id as usize).filter(|id| !is_user_defined[*id]);
+        let unknown_score = normal.map(|id| scores[id]).fold(f32::MAX, f32::min) - UNKNOWN_PENALTY;
+        Self { pieces: PrefixTable::new(pieces), scores, unknown_score, is_user_defined }
+    }
+
+    fn score(&self, id: u32) -> f32 {
+        /// Score of a user-defined piece: below zero, and above that of all others.
+        const USER_DEFINED: f32 = -0.1;
+        match self.is_user_defined[id as usize] {
+            true => USER_DEFINED,
+            false => self.scores[id as usize],
+        }
+    }
+
+    /// Ids of the best division of a text, with their ranges.
+    fn divide(&self, text: &str, unknown: u32, budget: &mut Budget) -> Result<Found, String> {
+        /// Best division of a beginning of the text: its score, and its last piece.
+        #[derive(Clone, Copy)]
+        struct Best {
+            score: f32,
+            start: usize,
+            id: u32,
+        }
+        const NONE: usize = usize::MAX;
+        let bytes = text.as_bytes();
+        let mut ends = vec![Best { score: 0.0, start: NONE, id: unknown }; bytes.len() + 1];
+        for (start, character) in text.char_indices() {
+            let before = ends[start].score;
+            let mut offer = |end: usize, id: u32, score: f32| {
+                let score = before + score;
+                if ends[end].start == NONE || score > ends[end].score {
+                    ends[end] = Best { score, start, id };
+                }
+            };
+            let mut is_known = false;
+            let mut prefixes = self.pieces.prefixes(&bytes[start..]);
+            for (length, id) in &mut prefixes {
+                // Pieces are whole characters, as the text is.
+                offer(start + length, id, self.score(id));
+                is_known |= length == character.len_utf8();
+            }
+            prefixes.spend(budget)?;
+            if !is_known {
+                offer(start + character.len_utf8(), unknown, self.unknown_score);
+            }
+        }
+        let mut found = Vec::new();
+        let mut end = bytes.len();
+        while end > 0 {
+            let best = ends[end];
+            found.push((best.id, best.start..end));
+            end = best.start;
+        }
+        found.reverse();
+        Ok(found)
+    }
+}
+
+/// Part of a text that a BPE may merge with its neighbors. Merged into its left neighbor, it is empty.
+struct Symbol {
+    range: Range<usize>,
+    before: Option<usize>,
+    after: Option<usize>,
+    is_frozen: bool,
+}
+
+/// Pair of neighboring symbols, ordered for a heap: the lowest rank first, then the leftmost.
+#[derive(PartialEq, Eq)]
+struct Pair {
+    rank: u32,
+    left: usize,
+    right: usize,
+    length: usize,
+}
+
+impl Ord for Pair {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.rank, other.left).cmp(&(self.rank, self.left))
+    }
+}
+
+impl PartialOrd for Pair {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl BpeModel {
+    fn new(model: &BPE) -> Option<Self> {
+        let mut ranks = HashMap::new();
+        for ((first, second), rank) in merges_of(model)?.into_iter().zip(0..) {
+            ranks.entry(first + &second).or_insert(rank);
+        }
+        Some(Self { ranks, ids: model.get_vocab().into_iter().collect() })
+    }
+
+    /// Ids of the pieces of a text, with their ranges. Takes `user_defined` pieces as they are.
+    fn divide(
+        &self,
+        text: &str,
+        user_defined: &PrefixTable,
+        unknown: u32,
+        budget: &mut Budget,
+    ) -> Result<Found, String> {
+        let mut symbols: Vec<Symbol> = Vec::new();
+        let mut start = 0;
+        while let Some(character) = text[start..].chars().next() {
+            let frozen = user_defined.longest(&text.as_bytes()[start..], budget)?.map(|(length, _)| length);
+            let end = start + frozen.unwrap_or(character.len_utf8());
+            let index = symbols.len();
+            symbols.push(Symbol {
+                range: start..end,
+                before: index.checked_sub(1),
+                after: (end < text.len()).then_some(index + 1),
+                is_frozen: frozen.is_some(),
+            });
+            start = end;
+        }
+        let pair = |symbols: &[Symbol], left: Option<usize>, right: Option<usize>| {
+            let (left, right) = (left?, right?);
+            let (first, second) = (&symbols[left], &symbols[right]);
+            if first.is_frozen || second.is_frozen {
+                return None;
+            }
+            let joined = first.range.start..second.range.end;
+            let rank = *self.ranks.get(&text[joined.clone()])?;
+            Some(Pair { rank, left, right, length: joined.len() })
+        };
+        let mut queue = BinaryHeap::new();
+        for right in 1..symbols.len() {
+            queue.extend(pair(&symbols, right.checked_sub(1), Some(right)));
+        }
+        while let Some(Pair { left, right, length, .. }) = queue.pop() {
+            let (first, second) = (symbols[left].range.clone(), symbols[right].range.clone());
+            // One of them was merged since.
+            if first.is_empty() || second.is_empty() || first.len() + second.len() != length {
+                continue;
+            }
+            budget.spend(length)?;
+            let after = symbols[right].after;
+            symbols[left].range.end = second.end;
+            symbols[left].after = after;
+            symbols[right].range.start = second.end;
+            if let Some(after) = after {
+                symbols[after].before = Some(left);
+            }
+            queue.extend(pair(&symbols, symbols[left].before, Some(left)));
+            queue.extend(pair(&symbols, Some(left), after));
+        }
+        let pieces = symbols.into_iter().map(|symbol| symbol.range).filter(|range| !range.is_empty());
+        let id = |range: &Range<usize>| self.ids.get(&text[range.clone()]).copied().unwrap_or(unknown);
+        Ok(pieces.map(|range| (id(&range), range)).collect())
+    }
+}

@@ -1,0 +1,394 @@
+//! The file that is read among those of a folder, the tensors that a model needs, and errors that name the right remedy.
+
+use std::path::Path;
+
+use candle_core::{DType, Device, Tensor};
+use candle_gpt2_testing::{CheckpointFolder, fixture_path};
+use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightsError, encode, is_checkpoint, load_tokenizer};
+use serde_json::{Value, json};
+
+const WTE: &str = "transformer.wte.weight";
+const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 548105171\n";
+
+fn weights() -> Vec<u8> {
+    std::fs::read(fixture_path("tiny-checkpoint/model.safetensors")).unwrap()
+}
+
+fn without_weights() -> CheckpointFolder {
+    CheckpointFolder::tiny().without("model.safetensors")
+}
+
+#[track_caller]
+fn assert_refused(path: &Path, expected: &[&str]) {
+    let checked = Checkpoint::open(path).and_then(|checkpoint| checkpoint.check());
+    let message = checked.expect_err("a refusal").to_string();
+    for expected in expected {
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+}
+
+#[track_caller]
+fn assert_loads(folder: &CheckpointFolder) -> Checkpoint {
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.verify(&|_| ()).unwrap(), []);
+    checkpoint.load(&LoadOptions::default(), &|_| ()).unwrap();
+    checkpoint
+}
+
+#[test]
+fn candidates_of_different_formats_are_refused_with_all_names() {
+    let gguf = std::fs::read(fixture_path("formats/gguf/f32.gguf")).unwrap();
+    let both = without_weights().with("old.safetensors", weights()).with("new.gguf", gguf);
+    assert_refused(both.path(), &["new.gguf", "old.safetensors", "name the file itself"]);
+    assert!(Checkpoint::open(&both.file("old.safetensors")).is_ok());
+    // Neither archives of other programs nor an optimizer's state are candidates.
+    let one = without_weights()
+        .with("mine.safetensors", weights())
+        .with("results.npz", b"PK\x03\x04\x14\0\0\0\0\0\0\0!\0scores.npy")
+        .with("optimizer.pt", b"PK\x03\x04\x14\0\0\0\0\0\0\0!\0archive/data.pkl")
+        .with("adapter_model.safetensors", weights());
+    assert!(Checkpoint::open(one.path()).unwrap().weights_path().ends_with("mine.safetensors"));
+}
+
+#[test]
+fn the_shards_of_an_index_are_one_candidate() {
+    let shards = CheckpointFolder::of("formats/safetensors-shards");
+    let index = std::fs::read(shards.file("model.safetensors.index.json")).unwrap();
+    let renamed = shards.without("model.safetensors.index.json").with("mine.json", index);
+    assert!(Checkpoint::open(renamed.path()).unwrap().weights_path().ends_with("mine.json"));
+    let lost = renamed.without("mine.json");
+    assert_refused(lost.path(), &["shards", "-of-", "add the index"]);
+    let shard = std::fs::read_dir(lost.path()).unwrap().map(|entry| entry.unwrap().path());
+    let shard = shard.into_iter().find(|path| path.to_string_lossy().contains("-of-")).unwrap();
+    assert_refused(&shard, &["one of several shards: name their index or their folder"]);
+}
+
+#[test]
+fn notes_name_the_files_that_are_not_read() {
+    let notes = |folder: &CheckpointFolder| Checkpoint::open(folder.path()).unwrap().notes().join("\n");
+    assert_eq!(notes(&CheckpointFolder::tiny()), "");
+    let index =
+        CheckpointFolder::tiny().with("model.safetensors.index.json", r#"{"weight_map": {"a": "b"}}"#);
+    assert!(notes(&index).contains("model.safetensors is read; model.safetensors.index.json and its shards"));
+    let adapter = CheckpointFolder::tiny().with("adapter_config.json", "{}");
+    assert!(
+        notes(&adapter)
+            .contains("the adapter next to model.safetensors (adapter_config.json) is not applied")
+    );
+}
+
+#[test]
+fn files_without_weights_are_named() {
+    for (name, contents, expected) in [
+        ("tf_model.h5", &b"\x89HDF\r\n\x1a\n\0\0\0\0"[..], "tf_model.h5 is an HDF5 file"),
+        (
+            "flax_model.msgpack",
+            b"\x81\xabtransformer\x84\xa4ln_f",
+            "flax_model.msgpack is a MessagePack file",
+        ),
+        ("model.onnx", b"\x08\x07\x12\x07pytorch\x1a\x051.9.0", "model.onnx is an ONNX model"),
+        (
+            "weights.pkl",
+            b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94.",
+            "weights.pkl is a pickle that torch.save did not write",
+        ),
+        (
+            "model.bin.gz",
+            b"\x1f\x8b\x08\0\0\0\0\0",
+            "model.bin.gz is a gzip archive, which is not read as weights; unpack it",
+        ),
+        ("gpt2.Q4_K_M.gguf", POINTER.as_bytes(), "gpt2.Q4_K_M.gguf is a Git LFS pointer"),
+        ("model.ckpt.index", POINTER.as_bytes(), "model.ckpt.index is a Git LFS pointer"),
+    ] {
+        let folder = without_weights().with(name, contents);
+        assert_refused(folder.path(), &[expected]);
+        assert_refused(&folder.file(name), &[name]);
+        let message = Checkpoint::open(&folder.file(name)).unwrap_err().to_string();
+        assert!(!message.contains("safetensors file"), "{message}");
+        let usual = without_weights().with("pytorch_model.bin", contents);
+        let message = Checkpoint::open(usual.path()).unwrap_err().to_string();
+        assert!(!message.contains("header claims"), "{message}");
+    }
+    let program = without_weights().with("gpt2", b"\x7fELF\x02\x01\x01\0\0\0\0\0");
+    assert_refused(&program.file("gpt2"), &["an executable program", "name a checkpoint folder"]);
+    for (name, wanted) in [("config.json", "configuration"), ("generation_config.json", "configuration")] {
+        let folder = CheckpointFolder::tiny().with(name, POINTER);
+        let error = Checkpoint::open(folder.path()).and_then(|checkpoint| checkpoint.generation_config());
+        let message = error.unwrap_err().to_string();
+        assert!(
+            message.contains(name) && message.contains(&format!("pointer in place of the {wanted}")),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn what_a_name_leads_to_may_be_a_checkpoint() {
+    let tiny = CheckpointFolder::tiny();
+    assert!(is_checkpoint(tiny.path()) && is_checkpoint(&tiny.file("model.safetensors")));
+    assert!(is_checkpoint(CheckpointFolder::of("formats/tensorflow").path()));
+    assert!(is_checkpoint(without_weights().with("x.gguf", POINTER).path()));
+    let other = without_weights()
+        .without("config.json")
+        .with("gpt2", b"\x7fELF\x02\x01\x01")
+        .with("notes.txt", "words");
+    assert!(!is_checkpoint(other.path()) && !is_checkpoint(&other.file("gpt2")));
+    assert!(!is_checkpoint(&other.file("notes.txt")) && !is_checkpoint(&other.file("nothing")));
+}
+
+/// safetensors' `save_model` keeps one of two tied names, the head's.
+#[test]
+fn either_of_two_tied_names_is_enough() {
+    let expected = CheckpointFolder::tiny();
+    let logits = |folder: &CheckpointFolder| {
+        let model = assert_loads(folder);
+        model.parameter("wte.weight", &Device::Cpu, &|_| ()).unwrap().unwrap().to_vec2::<f32>().unwrap()
+    };
+    let head_alone = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let table = tensors.remove(WTE).unwrap();
+        tensors.insert("lm_head.weight".into(), table);
+    });
+    assert_eq!(logits(&head_alone), logits(&expected));
+    let checkpoint = Checkpoint::open(head_alone.path()).unwrap();
+    assert!(checkpoint.rules().iter().any(|rule| rule.contains("lm_head.weight serves as both")));
+    // An untied model needs both.
+    let untied = CheckpointFolder::tiny().with_config(json!({"tie_word_embeddings": false}));
+    assert_refused(untied.path(), &["`lm_head.weight` is missing"]);
+}
+
+#[test]
+fn a_contradicting_head_is_not_called_a_copy() {
+    let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+        let head = (&tensors[WTE] + 1.0).unwrap();
+        tensors.insert("lm_head.weight".into(), head);
+    });
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    let rules = checkpoint.rules().join("\n");
+    assert!(
+        rules.contains("`lm_head.weight` differs from the embedding") && !rules.contains("repeats"),
+        "{rules}"
+    );
+}
+
+#[test]
+fn tensors_without_weights_that_are_not_needed_are_skipped() {
+    for dtype in [DType::U8, DType::U32, DType::I64] {
+        let folder = CheckpointFolder::tiny().with_tensors(|tensors| {
+            tensors.insert("position_ids".into(), Tensor::zeros((1, 512), dtype, &Device::Cpu).unwrap());
+            tensors
+                .insert("transformer.h.0.attn.mask".into(), Tensor::zeros(3, dtype, &Device::Cpu).unwrap());
+        });
+        let checkpoint = assert_loads(&folder);
+        assert_eq!(checkpoint.skipped().count(), 2);
+        assert!(checkpoint.rules().iter().any(|rule| rule.contains("position_ids")));
+    }
+    // Types that candle does not have.
+    for dtype in ["BOOL", "U16", "I8", "F8_E4M3", "C64"] {
+        let size = match dtype {
+            "U16" => 2,
+            "C64" => 8,
+            _ => 1,
+        };
+        let whole = weights();
+        let length = usize::try_from(u64::from_le_bytes(*whole.first_chunk().unwrap())).unwrap();
+        let mut header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
+        let data = &whole[8 + length..];
+        header["mask"] =
+            json!({"dtype": dtype, "shape": [4], "data_offsets": [data.len(), data.len() + 4 * size]});
+        let header = header.to_string().into_bytes();
+        let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, data, &vec![1; 4 * size]].concat();
+        assert_loads(&CheckpointFolder::tiny().with("model.safetensors", bytes));
+    }
+    let floating = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.insert("more.weight".into(), Tensor::zeros(3, DType::F32, &Device::Cpu).unwrap());
+    });
+    assert_refused(floating.path(), &["`more.weight` is surplus"]);
+    // What is needed is still refused.
+    let needed = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.insert(WTE.into(), Tensor::zeros((300, 28), DType::I64, &Device::Cpu).unwrap());
+    });
+    assert_refused(needed.path(), &["`transformer.wte.weight`: expected F32, F16, BF16 or F64, found I64"]);
+}
+
+#[test]
+fn metadata_that_is_not_text_is_named() {
+    let whole = weights();
+    let length = usize::try_from(u64::from_le_bytes(*whole.first_chunk().unwrap())).unwrap();
+    let mut header: Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
+    header["__metadata__"] = json!({"format": "pt", "step": 100});
+    let header = header.to_string().into_bytes();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &whole[8 + length..]].concat();
+    let folder = CheckpointFolder::tiny().with("model.safetensors", bytes);
+    assert_refused(folder.path(), &["`__metadata__` may hold texts only, and `step` is 100", "not damaged"]);
+    let message = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(!message.contains("download"), "{message}");
+    let empty = CheckpointFolder::tiny().with_tensors(|tensors| tensors.clear());
+    assert_refused(empty.path(), &["no tensor is in the file"]);
+}
+
+#[test]
+fn differing_sizes_are_named_with_their_configuration() {
+    for (changes, expected) in [
+        (
+            json!({"vocab_size": 301}),
+            "config.json describes (`vocab_size` is 301 there, and the tensors show 300; correct it",
+        ),
+        (json!({"n_positions": 65, "n_ctx": 65}), "`n_positions` is 65 there"),
+        (json!({"n_layer": 4}), "`n_layer` is 4 there, and the tensors show 3"),
+        (json!({"n_layer": 2}), "`n_layer` is 2 there, and the tensors show 3"),
+        (json!({"n_inner": 100}), "`n_inner` is 100 there"),
+    ] {
+        assert_refused(CheckpointFolder::tiny().with_config(changes).path(), &[expected]);
+    }
+    let tensorflow = CheckpointFolder::of("formats/tensorflow");
+    let hparams = std::fs::read_to_string(tensorflow.file("hparams.json")).unwrap();
+    let mut changed: Value = serde_json::from_str(&hparams).unwrap();
+    changed["n_vocab"] = json!(301);
+    let changed = tensorflow.with("hparams.json", changed.to_string());
+    assert_refused(changed.path(), &["that hparams.json describes", "`vocab_size` is 301"]);
+    let missing = changed.without("hparams.json");
+    assert_refused(missing.path(), &["there is no hparams.json"]);
+    // nanoGPT's sizes are in the file.
+    let nanogpt = CheckpointFolder::of("formats/nanogpt");
+    assert!(Checkpoint::open(nanogpt.path()).unwrap().check().is_ok());
+}
+
+#[test]
+fn a_flipped_bit_in_a_tensorflow_file_is_found() {
+    let folder = CheckpointFolder::of("formats/tensorflow");
+    let data = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let data = data.into_iter().find(|path| path.to_string_lossy().contains(".data-")).unwrap();
+    let name = data.file_name().unwrap().to_str().unwrap().to_owned();
+    let whole = std::fs::read(&data).unwrap();
+    for place in [0, whole.len() / 2, whole.len() - 1] {
+        let mut flipped = whole.clone();
+        flipped[place] ^= 1;
+        let folder = CheckpointFolder::of("formats/tensorflow").with(&name, flipped);
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let loaded = checkpoint.load(&LoadOptions::default(), &|_| ()).map(drop);
+        let verified = checkpoint.verify(&|_| ()).map(drop);
+        for error in [loaded.unwrap_err(), verified.unwrap_err()] {
+            let message = error.to_string();
+            assert!(message.contains("do not match the checksum") && message.contains(&name), "{message}");
+        }
+    }
+    let cut = folder.with(&name, &whole[..whole.len() - 5]);
+    assert_refused(cut.path(), &[&name, "truncated: tensor `"]);
+}
+
+/// Blocks of IQ4_NL are as large as those of Q4_0.
+#[test]
+fn newer_types_of_gguf_are_named() {
+    let mut bytes = std::fs::read(fixture_path("formats/gguf/q4_0.gguf")).unwrap();
+    let name = b"blk.0.ffn_up.weight";
+    let place = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+    // After the name: the number of axes, two sizes, the type.
+    let place = place + 4 + 2 * 8;
+    for (number, expected) in [(20u32, "found IQ4_NL"), (99, "found an unknown type of ggml")] {
+        bytes[place..place + 4].copy_from_slice(&number.to_le_bytes());
+        let folder = without_weights().with("model.gguf", &bytes);
+        assert_refused(
+            &folder.file("model.gguf"),
+            &["`blk.0.ffn_up.weight`", expected, "which is not read; convert"],
+        );
+        let message = Checkpoint::open(&folder.file("model.gguf")).unwrap().check().unwrap_err().to_string();
+        assert!(!message.contains("damaged") && !message.contains("download"), "{message}");
+    }
+}
+
+#[test]
+fn adapters_are_called_adapters() {
+    let adapter = without_weights()
+        .without("config.json")
+        .with("adapter_config.json", r#"{"base_model_name_or_path": "openai-community/gpt2"}"#)
+        .with("adapter_model.safetensors", weights());
+    assert_refused(
+        adapter.path(),
+        &[
+            "an adapter for openai-community/gpt2",
+            "use `--adapter ",
+            "`gpt2 convert openai-community/gpt2 OUT --adapter ",
+        ],
+    );
+    let config = std::fs::read(fixture_path("tiny-checkpoint/config.json")).unwrap();
+    assert_refused(adapter.with("config.json", config).path(), &["an adapter for openai-community/gpt2"]);
+    let named = CheckpointFolder::tiny().with_tensors(|tensors| {
+        tensors.clear();
+        let low = Tensor::zeros((2, 28), DType::F32, &Device::Cpu).unwrap();
+        tensors.insert("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight".into(), low);
+    });
+    assert_refused(named.path(), &["an adapter, not a model", "--model BASE"]);
+}
+
+/// The tokenizer of the tiny checkpoint as the pair of a vocabulary and merges.
+fn pair() -> (Value, Vec<String>) {
+    let text = std::fs::read(fixture_path("tiny-checkpoint/tokenizer.json")).unwrap();
+    let json: Value = serde_json::from_slice(&text).unwrap();
+    let merges = json["model"]["merges"].as_array().unwrap().iter().map(|merge| match merge {
+        Value::String(text) => text.clone(),
+        pair => format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+    });
+    (json["model"]["vocab"].clone(), merges.collect())
+}
+
+fn tokenizer_of(vocabulary: &Value, merges: &str) -> Result<Vec<u32>, WeightsError> {
+    let folder = CheckpointFolder::tiny()
+        .without("tokenizer.json")
+        .with("vocab.json", vocabulary.to_string())
+        .with("merges.txt", merges);
+    encode(&load_tokenizer(folder.path())?, "The first citizen")
+}
+
+#[test]
+fn merges_of_every_system_are_read_alike() {
+    let (vocabulary, merges) = pair();
+    let expected = tokenizer_of(&vocabulary, &format!("#version: 0.2\n{}\n", merges.join("\n"))).unwrap();
+    for (mark, end) in
+        [("", "\r\n"), ("", "\r"), ("\u{feff}", "\n"), ("\u{feff}", "\r\n"), ("\u{feff}", "\r")]
+    {
+        let text = format!("{mark}#version: 0.2{end}{}{end}", merges.join(end));
+        assert_eq!(tokenizer_of(&vocabulary, &text).unwrap(), expected, "{mark:?} {end:?}");
+    }
+}
+
+#[test]
+fn broken_merges_are_named_by_line() {
+    let (vocabulary, mut merges) = pair();
+    for (broken, expected) in [
+        ("onlyone", "line 4 of the merges: `onlyone` is not a merge of two tokens"),
+        ("a b c", "line 4 of the merges: `a b c` is not a merge of two tokens"),
+        ("q zzz", "line 4 of the merges: `q zzz` needs the token `zzz`"),
+        ("", "line 4 of the merges: `` is not a merge"),
+    ] {
+        let kept = std::mem::replace(&mut merges[2], broken.to_owned());
+        let message =
+            tokenizer_of(&vocabulary, &format!("#version: 0.2\n{}\n", merges.join("\n"))).unwrap_err();
+        assert!(message.to_string().contains(expected), "`{expected}` is not in: {message}");
+        merges[2] = kept;
+    }
+}
+
+#[test]
+fn two_tokens_with_one_id_are_refused() {
+    let (mut vocabulary, merges) = pair();
+    vocabulary["zq"] = vocabulary["a"].clone();
+    let message = tokenizer_of(&vocabulary, &merges.join("\n")).unwrap_err().to_string();
+    assert!(
+        message.contains("\"a\"") && message.contains("\"zq\"") && message.contains("have one id"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_folder_with_another_tokenizer_says_how_to_make_one() {
+    for (name, expected) in [
+        ("vocab_zh.txt", "found vocab_zh.txt; give it as the tokenizer"),
+        ("meta.pkl", "found nanoGPT's meta.pkl"),
+        ("my.tokenizer.json", "found my.tokenizer.json; give it as the tokenizer"),
+    ] {
+        let folder = CheckpointFolder::tiny().without("tokenizer.json").without("vocab.json").with(name, "x");
+        let checkpoint = Checkpoint::open(folder.path()).unwrap();
+        let message = checkpoint.tokenizer(None).unwrap_err().to_string();
+        assert!(message.contains(expected), "`{expected}` is not in: {message}");
+    }
+}

@@ -1,0 +1,45 @@
+//! Words that no text may have: slurs, and what old children's books call people.
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+/// Words and phrases in lower case, read once. The file spells them in ROT13.
+fn phrases() -> &'static HashSet<String> {
+    static PHRASES: LazyLock<HashSet<String>> =
+        LazyLock::new(|| include_str!("../english/unwanted.txt").lines().map(rotated).collect());
+    &PHRASES
+}
+
+fn rotated(text: &str) -> String {
+    let turned =
+        |letter: u8| if letter.is_ascii_lowercase() { (letter - b'a' + 13) % 26 + b'a' } else { letter };
+    text.bytes().map(|letter| char::from(turned(letter))).collect()
+}
+
+/// Whether a text has a slur or a word of a period stereotype.
+///
+/// ```
+/// use story_generator::is_unwanted;
+///
+/// assert!(is_unwanted("The Savages came.") && !is_unwanted("A savage wind blew."));
+/// ```
+pub fn is_unwanted(text: &str) -> bool {
+    let words: Vec<String> = text
+        .split(|letter: char| !letter.is_alphabetic())
+        .filter(|word| !word.is_empty())
+        .map(str::to_lowercase)
+        .collect();
+    words.iter().any(|word| phrases().contains(word))
+        || words.windows(2).any(|pair| phrases().contains(&pair.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_phrases_are_found_whole() {
+        assert!(phrases().len() > 60 && phrases().iter().all(|phrase| phrase.split(' ').count() <= 2));
+        assert!(is_unwanted("They played Wild Indians.") && !is_unwanted("a wild Indianapolis"));
+    }
+}

@@ -1,0 +1,10 @@
+// @ts-check
+// The page with the engine inside: it compresses too, and shows how its model learned.
+import { startCompression } from "./compression.js";
+import { engine } from "./engine.js";
+import { startLearning } from "./learning.js";
+import { start } from "./page.js";
+
+startCompression(engine);
+startLearning(engine);
+start(engine);

@@ -1,0 +1,87 @@
+// Ten tasks of someone who has never seen the page, by the words that are on it, on a screen and on a phone.
+import { expect, test } from "./support.mjs";
+
+for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 800]]) {
+  test(`ten tasks are done on ${name}`, async ({ gpt2 }) => {
+    const { page } = gpt2;
+    const button = (name) => page.getByRole("button", { name, exact: true });
+    const field = (name) => page.getByLabel(name, { exact: false }).and(page.locator("input, textarea, select")).first();
+    const text = page.getByRole("listbox", { name: "generated text" });
+    await page.setViewportSize({ width, height });
+    await gpt2.ready();
+    const sideways = async () => expect(await page.evaluate(() => document.documentElement.scrollWidth)).toBeLessThanOrEqual(width);
+
+    // 1. What is this? The sentence and the beginning of a story are on the first screen.
+    await expect(page.getByText("A language model that writes in front of you")).toBeInViewport();
+    await expect(text).toBeInViewport();
+    const story = await text.textContent();
+    expect(story.length).toBeGreaterThan(50);
+    await expect(page.getByText(/of this head's attention|divides its attention/)).toBeVisible();
+
+    // 2. Another story from the same beginning.
+    await button("Generate").click();
+    await gpt2.ready();
+    expect(await text.textContent()).not.toBe(story);
+
+    // 3. One of the examples, and an own beginning with 20 tokens.
+    await button("red blue green red blue green red").click();
+    await gpt2.ready();
+    await expect(field("Beginning of a text")).toHaveValue("red blue green red blue green red");
+    await field("Beginning of a text").fill("Tom was sad because");
+    await field("Length").fill("20");
+    await button("Generate").click();
+    await gpt2.ready();
+    await expect(page.getByText(/^20 new tokens · /)).toBeVisible();
+
+    // 4. The same text twice.
+    await page.getByText("More settings").click();
+    await field("Seed").fill("7");
+    await button("Generate").click();
+    await gpt2.ready();
+    const seventh = await text.textContent();
+    await button("Generate").click();
+    await gpt2.ready();
+    expect(await text.textContent()).toBe(seventh);
+
+    // 5. Always the most probable token.
+    await field("Greedy").check();
+    await button("Generate").click();
+    await gpt2.ready();
+    await page.getByText("More settings").click();
+
+    // 6. Another word in the place of one, and a text from there on.
+    const before = await text.textContent();
+    await text.getByRole("option").nth(3).click();
+    const others = page.getByRole("listbox", { name: /^alternatives;/ }).getByRole("option");
+    await expect(others.first()).toBeVisible();
+    await others.nth(4).click();
+    await gpt2.ready();
+    expect(await text.textContent()).not.toBe(before);
+
+    // 7. The bits of each token.
+    await field("show bits").check();
+    expect(await text.evaluate((node) => getComputedStyle(node.firstElementChild, "::after").content)).toMatch(/\d/);
+
+    // 8. What a head does, by a click on its picture.
+    await page.getByRole("button", { name: /goes to the token just before/ }).first().click();
+    await expect(page.locator("#report-role")).toContainText("goes to the token just before");
+
+    // 9. Why the model wrote a token.
+    await text.getByRole("option").nth(2).click();
+    await button("Explain this token").click();
+    await expect(page.getByRole("button", { name: /^logit of/ }).first()).toBeInViewport({ timeout: 120_000 });
+    await expect(page.getByText("What adds to it")).toBeVisible();
+    await sideways();
+
+    // 10. The same text without the page.
+    await page.getByText("Reproduce this text elsewhere").click();
+    await button("curl").click();
+    await expect(page.getByText(/^curl -N/)).toBeVisible();
+    await sideways();
+
+    // And the model: which one it is, and others.
+    await page.getByRole("button", { name: /^Model:/ }).click();
+    await expect(page.getByRole("dialog")).toBeVisible();
+    await page.keyboard.press("Escape");
+  });
+}

@@ -1,0 +1,49 @@
+// @ts-check
+// Undo and redo of prompts and texts.
+import { find } from "./parts/dom.js";
+import { drawText } from "./paper.js";
+import { emit, on, page, prompt } from "./state.js";
+
+/** @typedef {{ before: string, text: import("./types").Written }} Step */
+
+// Steps that can be undone.
+const STEPS = 500;
+/** @type {Step[]} */
+const past = [];
+/** @type {Step[]} */
+const future = [];
+const step = () => ({ before: prompt.value, text: page.written });
+
+/** Makes the next change one that can be undone. */
+export function record() {
+  past.push(step());
+  if (past.length > STEPS) past.shift();
+  future.length = 0;
+}
+
+/** Shows a text that is complete. @param {import("./types").Written} text */
+export function put(text) {
+  page.written = text;
+  find("texts").replaceChildren();
+  find("numbers").textContent = "";
+  drawText();
+  emit("text", true);
+  emit("busy");
+}
+
+/** @type {(from: Step[], to: Step[]) => void} */
+function travel(from, to) {
+  const last = from.pop();
+  if (!last) return;
+  to.push(step());
+  prompt.value = last.before;
+  put(last.text);
+  emit("prompt");
+}
+export const undo = () => travel(past, future);
+export const redo = () => travel(future, past);
+
+on("busy", () => {
+  find("undo").disabled = !past.length;
+  find("redo").disabled = !future.length;
+});

@@ -1,0 +1,294 @@
+// @ts-check
+// The inside of the model: attention, one head, the logit lens, features, and the attribution graph of the text.
+import { layersOf, paced } from "./parts/controls.js";
+import { find } from "./parts/dom.js";
+import { drawFeature } from "./parts/feature.js";
+import { drawGraph, labelled } from "./parts/graph.js";
+import { headSteps } from "./parts/head.js";
+import { drawReport } from "./parts/report.js";
+import { shown } from "./parts/tokens.js";
+import { isCurrent, on, page, prompt } from "./state.js";
+
+/** @typedef {"attention" | "head" | "lens" | "features" | "graph"} View */
+
+/** @type {Record<View, string>} */
+const VIEWS = {
+  attention: "Before it chooses, each token looks back at earlier ones. Every small picture is one attention head; choose one, then a cell or a token.",
+  head: "One number of the attention picture, computed step by step: choose a layer, a head, the token that attends (query) and the one it attends to (key).",
+  lens: "The token that the model would predict if it stopped after each layer. The first layer is at the bottom, the last at the top.",
+  features: "What the layers react to: in each cell one of the strongest features at a token, with the token that it makes more probable. The first layer is at the bottom. Choose a cell to see its feature.",
+  graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes stand over their token; the predicted token is at the top right.",
+};
+/** What each view asks for besides the text. @type {Record<View, () => any>} */
+const ASKED = {
+  attention: () => layersOf(find("layers").value),
+  head: () => ({}),
+  lens: () => ({ show: find("show").value }),
+  features: () => layersOf(find("layers").value),
+  graph: () => ({ node_threshold: Number(find("share").value) }),
+};
+/** The tokens of a view: the first ones of a text are the same without what follows. @type {Record<View, number>} */
+const MOST = { attention: 256, head: 256, lens: 128, features: 128, graph: 64 };
+// A view that takes longer is made when its button is pressed.
+const SLOW_MS = 700;
+// Time without typing before the view follows: ms.
+const TYPED_MS = 300;
+
+/** @type {View} */
+let view = "attention";
+/** @type {any} */
+let report = null;
+/** @type {View | null} */
+let lookedAt = null;
+/** @type {number[]} */
+let lookedIds = [];
+let lookedText = "", lookTook = 0;
+/** The token of the text that the graph explains: the ids before it. @type {number[] | null} */
+let explained = null;
+// The last cell: of the last token, and of the last layer.
+const LAST = "row=9999&column=9999";
+/** The selection in each view, and the views in which the reader made it. @type {Record<string, string>} */
+const chosen = { attention: "", lens: "", features: "", graph: "" };
+/** @type {Set<View>} */
+const touched = new Set();
+
+/** Prompt and text of the page as the views see it. */
+const textNow = () => isCurrent() ? page.written.ids.join() : prompt.value;
+
+/** The answer, or a sentence under the buttons. @template T @param {() => Promise<T>} ask @returns {Promise<T | undefined>} */
+async function inside(ask) {
+  try {
+    const found = await ask();
+    find("inside-error").textContent = "";
+    return found;
+  } catch (error) {
+    find("inside-error").textContent = /** @type {Error} */ (error).message;
+    return undefined;
+  }
+}
+
+/** The ids that a view is of, from the first on. @param {View} name */
+async function idsFor(name) {
+  const { written } = page;
+  const ids = isCurrent() ? written.ids : (await page.engine.ask("tokenize", { prompt: prompt.value })).tokens;
+  const most = Math.min(MOST[name], page.model?.config.n_positions ?? Infinity);
+  const promptIds = ids.slice(0, written.promptIds);
+  const about = find("looked-at");
+  about.textContent = "";
+  if (name === "graph" && explained && explained.length <= most) return explained;
+  if (ids.length <= most) return ids;
+  const isOfPrompt = name === "graph" && isCurrent() && promptIds.length > 0 && promptIds.length <= most;
+  about.textContent = isOfPrompt
+    ? `The text has ${ids.length} tokens and a graph at most ${most}: it explains the first token after the prompt. For another one, click the token and press “Explain this token”.`
+    : `The text has ${ids.length} tokens; this shows the first ${most}.`;
+  return isOfPrompt ? promptIds : ids.slice(0, most);
+}
+
+const moveLook = paced(async () => {
+  // While it is being used, a picture stays as it is.
+  if (!page.model || page.running && ["report", "graph-part", "feature-part"].some(id => find(id).contains(document.activeElement))) return;
+  const name = view, text = textNow();
+  if (!text) return;
+  if (name === "head") {
+    await drawHead();
+    lookedText = text;
+    return showAge();
+  }
+  const begun = performance.now();
+  find("inside").ariaBusy = "true";
+  /** @type {number[]} */
+  let ids = [];
+  const found = await inside(async () => {
+    ids = await idsFor(name);
+    return page.engine.ask(`look/${name}`, { prompt: ids, ...ASKED[name]() });
+  });
+  find("inside").ariaBusy = "false";
+  if (!page.running) lookTook = performance.now() - begun;
+  if (view !== name) return;
+  if (String(ids) !== String(lookedIds)) chosen.graph = "";
+  // The page's header names the model.
+  [report, lookedAt, lookedIds, lookedText] = [found && { ...found, model: "" }, found ? name : null, ids, text];
+  find(name === "graph" ? "graph-title" : "report-title").textContent = found?.title ?? "";
+  showLooked();
+  drawLook();
+  showAge();
+  if (found && name === "graph") nameFeatures(report, ids);
+});
+
+/** Whether the pictures are of an earlier text. */
+function showAge() {
+  const isShown = view === "head" ? find("head-steps").children.length > 0 : report !== null && lookedAt === view;
+  find("look-again").hidden = !isShown || page.running !== null || textNow() === lookedText;
+}
+
+/** @type {Record<string, string>} */
+let names = {};
+
+/** Labels the strongest features of a graph by the token that each makes more probable. @type {(graph: import("./types").Graph, ids: number[]) => Promise<void>} */
+async function nameFeatures(graph, ids) {
+  const points = labelled(graph).map(n => graph.points[n]).filter(point => point.kind === "feature");
+  const cards = await Promise.all(points.map(({ id }) => {
+    const [layer, feature] = id.split("_").map(Number);
+    return page.engine.ask("look/feature", { layer, feature, prompt: ids }).catch(() => null);
+  }));
+  names = Object.fromEntries(points.flatMap(({ id }, n) => cards[n]?.top_logits[0] ? [[id, shown(cards[n].top_logits[0])]] : []));
+  if (report === graph && lookedAt === "graph") drawLook();
+}
+
+function drawLook() {
+  if (!report || lookedAt !== view) return;
+  if (view === "graph") drawGraph(report, chosen.graph, chooseNode, names);
+  else drawReport(report, touched.has(view) ? chosen[view] : view === "attention" ? "" : LAST, chooseCell);
+}
+
+/** @param {View} name */
+function showView(name) {
+  view = name;
+  for (const one of Object.keys(VIEWS)) find(one).ariaPressed = String(one === name);
+  find("inside-about").textContent = VIEWS[name];
+  find("head-view").hidden = name !== "head";
+  find("looked").hidden = name === "head";
+  find("layers-label").hidden = name !== "attention" && name !== "features";
+  find("show-label").hidden = name !== "lens";
+  find("share-label").hidden = name !== "graph";
+  if (name === "head") find("looked-at").textContent = "";
+  showLooked();
+  showAge();
+}
+
+/** Shows the report where it is of the present view. */
+function showLooked() {
+  const isFound = report !== null && lookedAt === view;
+  find("report").hidden = !isFound || view === "graph";
+  find("graph-part").hidden = !isFound || view !== "graph";
+  if (!isFound || view !== "features" && view !== "graph") showFeature(null);
+}
+
+/** @param {View} name */
+const open = name => {
+  showView(name);
+  moveLook(true);
+};
+
+/** Opens the graph of the prediction after these ids. @param {number[]} ids */
+export function explain(ids) {
+  explained = ids;
+  open("graph");
+  find("inside").scrollIntoView({ block: "start" });
+  find("graph").focus({ preventScroll: true });
+}
+
+/** The most tokens that a graph explains. */
+export const mostExplained = () => Math.min(MOST.graph, page.model?.config.n_positions ?? 0);
+
+// ---- A cell, a node, a feature
+
+/** @param {URLSearchParams} said */
+function chooseCell(said) {
+  chosen[/** @type {View} */ (lookedAt)] = String(said);
+  if (lookedAt !== "features") return;
+  const [row, column] = ["row", "column"].map(name => Number(said.get(name)));
+  const [layers, tokens] = report.axes;
+  const text = report.texts[row * tokens.labels.length + column];
+  showFeature(text ? { layer: parseInt(layers.labels[row]), feature: parseInt(text) } : null);
+}
+
+/** @param {string} state */
+function chooseNode(state) {
+  chosen.graph = state;
+  const id = new URLSearchParams(state).get("node") ?? "";
+  const [layer, feature] = id.split("_").map(Number);
+  const point = report.points.find((/** @type {import("./types").GraphPoint} */ point) => point.id === id);
+  showFeature(point?.kind === "feature" ? { layer, feature } : null);
+}
+
+/** The feature that is to be shown, and the one that is: what was asked and the answer. @type {any} */
+let wantedFeature = null;
+/** @type {any} */
+let shownFeature = null;
+
+/** @param {{ layer: number, feature: number } | null} feature */
+function showFeature(feature) {
+  wantedFeature = feature && { ...feature, prompt: lookedIds };
+  if (feature) moveFeature(true);
+  else find("feature-part").hidden = true;
+}
+
+const moveFeature = paced(async () => {
+  const asked = wantedFeature;
+  if (!asked) return;
+  const isSame = shownFeature && Object.keys(asked).every(key => shownFeature.asked[key] === asked[key]);
+  const card = isSame ? shownFeature.card : await inside(() => page.engine.ask("look/feature", asked));
+  if (!card || wantedFeature !== asked) return;
+  shownFeature = { asked, card };
+  drawShownFeature();
+  find("feature-part").hidden = false;
+});
+
+function drawShownFeature() {
+  if (!shownFeature) return;
+  const { asked, card } = shownFeature;
+  drawFeature(card);
+  find("feature-name").textContent = `feature ${asked.feature} of layer ${asked.layer}`;
+}
+
+// ---- A head step by step
+
+/** A server does not say how many layers and heads its model has; the attention of one token does. */
+async function heads() {
+  const { config } = /** @type {import("./types").Model} */ (page.model);
+  if (config.n_layer) return;
+  const { axes } = await page.engine.ask("look/attention", { prompt: [0] });
+  [config.n_layer, config.n_head] = axes.map((/** @type {import("./types").Axis} */ axis) => axis.labels.length);
+}
+
+const drawHead = headSteps({
+  async subject() {
+    const [ids] = await Promise.all([idsFor("head"), heads()]), { config } = /** @type {import("./types").Model} */ (page.model);
+    const labels = (count = 0) => Array.from({ length: count }, (_, n) => String(n));
+    return { prompt: ids, count: ids.length, layers: labels(config.n_layer), heads: labels(config.n_head) };
+  },
+  ask: body => inside(() => page.engine.ask("look/head", body)),
+  chosen: { get: () => chosen.attention, set: text => { chosen.attention = text; } },
+  moved: () => moveLook(true),
+});
+
+// ---- Following the text
+
+const isQuick = () => lookTook < SLOW_MS;
+let typing = 0;
+on("text", isEnd => {
+  explained = null;
+  if (isQuick() && (isEnd || !page.engine.isShared && view !== "head")) moveLook(isEnd);
+  else showAge();
+});
+on("prompt", () => {
+  explained = null;
+  clearTimeout(typing);
+  if (!page.running && !page.engine.isShared && isQuick()) typing = setTimeout(() => moveLook(true), TYPED_MS);
+  else showAge();
+});
+on("busy", showAge);
+on("colors", () => {
+  drawLook();
+  drawShownFeature();
+  if (view === "head") moveLook(true);
+});
+on("model", () => {
+  [report, lookedAt, lookTook, shownFeature, explained] = [null, null, 0, null, null];
+  for (const name of Object.keys(chosen)) chosen[name] = "";
+  touched.clear();
+  find("head-steps").replaceChildren();
+  showLooked();
+});
+
+for (const name of /** @type {View[]} */ (Object.keys(VIEWS))) find(name).onclick = () => open(name);
+for (const type of ["click", "keydown"]) find("report").addEventListener(type, () => touched.add(view), true);
+for (const id of ["show", "layers", "share"]) find(id).onchange = () => moveLook(true);
+find("update").onclick = () => moveLook(true);
+let waiting = 0;
+addEventListener("resize", () => {
+  cancelAnimationFrame(waiting);
+  waiting = requestAnimationFrame(drawLook);
+});
+showView(view);
