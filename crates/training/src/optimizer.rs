@@ -7,7 +7,7 @@
 use std::str::FromStr;
 
 use candle_core::{Result, Tensor, Var};
-use candle_gpt2_kernels::{AdamWStep, adamw_step, gradient_norm};
+use candle_gpt2_kernels::{AdamWStep, Linear, adamw_step, gradient_norm};
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
@@ -152,20 +152,29 @@ fn muon_step(parameter: &Var, gradient: &Tensor, momentum: &Var, numbers: &AdamW
 
 /// A matrix whose singular vectors are those of `matrix` and whose singular values are near 1: five steps of the Newton-Schulz iteration
 /// with Muon's coefficients.
+///
+/// Each step multiplies the matrix by a polynomial in its Gram matrix. Both sides of the Gram matrix are as long as the smaller side of
+/// the matrix, so the polynomials are multiplied with each other first.
 fn orthogonalized(matrix: &Tensor) -> Result<Tensor> {
     const STEPS: usize = 5;
     const COEFFICIENTS: [f64; 3] = [3.4445, -4.775, 2.0315];
     const SMALLEST_NORM: f64 = 1e-7;
     let (rows, columns) = matrix.dims2()?;
-    // The smaller side first, so that the square matrices are small.
     let turned = |matrix: &Tensor| if rows > columns { matrix.t()?.contiguous() } else { Ok(matrix.clone()) };
     let norm = gradient_norm(&[matrix.contiguous()?])?.max(SMALLEST_NORM);
-    let mut x = turned(matrix)?.affine(1.0 / norm, 0.0)?;
+    let x = turned(matrix)?.affine(1.0 / norm, 0.0)?;
+    // The kernels of linear layers are faster than candle's product. Polynomials in a symmetric matrix are symmetric.
+    let times_transposed = |left: &Tensor, right: &Tensor| Linear::new(right.clone(), None)?.forward(left);
     let [a, b, c] = COEFFICIENTS;
+    let identity = Tensor::eye(rows.min(columns), x.dtype(), x.device())?;
+    let scaled_identity = |factor: f64| identity.affine(factor, 0.0);
+    let mut gram = times_transposed(&x, &x)?;
+    let mut product = identity.clone();
     for _ in 0..STEPS {
-        let square = x.matmul(&x.t()?)?;
-        let polynomial = (square.affine(b, 0.0)? + square.matmul(&square)?.affine(c, 0.0)?)?;
-        x = (x.affine(a, 0.0)? + polynomial.matmul(&x)?)?;
+        let linear = (scaled_identity(b)? + gram.affine(c, 0.0)?)?;
+        let polynomial = (scaled_identity(a)? + times_transposed(&gram, &linear)?)?;
+        product = times_transposed(&polynomial, &product)?;
+        gram = times_transposed(&times_transposed(&polynomial, &gram)?, &polynomial)?;
     }
-    turned(&x)
+    turned(&times_transposed(&product, &x.t()?)?)
 }
