@@ -12,11 +12,12 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_gpt2_arithmetic::{limits, set_thread_count};
 use candle_gpt2_attention::transformer::{BlockConfig, DecoderLayer, EncoderLayer};
 use candle_gpt2_attention::{
-    AttentionMask, Before, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout, gradients,
+    AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,
 };
-use candle_gpt2_kernels::{Activation, limits, set_thread_count};
+use candle_gpt2_kernels::{Activation, Before, gradients};
 use candle_nn::{VarBuilder, VarMap};
 
 /// A measurement takes at least as many passes and as many seconds; the median counts.

@@ -6,7 +6,7 @@
 
 use candle_core::{D, Device, Result, Tensor};
 use candle_gpt2_attention::steps::mask_with_negative_infinity;
-use candle_gpt2_kernels::softmax;
+use candle_nn::ops::softmax;
 
 const TOKENS: [&str; 6] = ["Your", "journey", "starts", "with", "one", "step"];
 /// A vector for each token.

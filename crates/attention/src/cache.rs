@@ -7,7 +7,8 @@
 use std::ops::Range;
 
 use candle_core::{Device, Result, Tensor};
-use candle_gpt2_kernels::{KvDType, KvMemory, KvSlot, TakenSlot};
+use candle_gpt2_arithmetic::KvSlot;
+use candle_gpt2_kernels::{KvDType, KvMemory, TakenSlot};
 
 use crate::AttentionError;
 

@@ -1,6 +1,6 @@
 //! What can be wrong with an attention layer's sizes and inputs.
 //!
-//! The layers return candle's error type; these travel inside it, and [`carried`](crate::carried) takes them out.
+//! The layers return candle's error type; these travel inside it, and [`carried`](candle_gpt2_kernels::carried) takes them out.
 
 use candle_core::DType;
 use thiserror::Error;

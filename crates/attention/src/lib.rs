@@ -20,9 +20,7 @@ pub mod steps;
 pub mod transformer;
 
 pub use cache::{KvCache, KvCacheShape};
-pub use candle_gpt2_kernels::{
-    Before, KvDType, KvMemory, KvSlot, TakenSlot, carried, gradients, without_gradients,
-};
+pub use candle_gpt2_arithmetic::KvSlot;
 pub use error::AttentionError;
 pub use feed_forward::FeedForward;
 pub use mask::AttentionMask;

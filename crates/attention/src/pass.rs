@@ -8,7 +8,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Result, Tensor};
-use candle_gpt2_kernels::{Dropout, KernelError, LayerNorm, Linear, RandomStream, add, dropout, recomputed};
+use candle_gpt2_arithmetic::{Dropout, RandomStream};
+use candle_gpt2_kernels::{KernelError, LayerNorm, Linear, add, dropout, recomputed};
 
 use crate::{AttentionError, AttentionMask, Site, SiteKind};
 
@@ -81,7 +82,7 @@ impl Observer for Kept {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_gpt2_attention::Pass;
-/// use candle_gpt2_kernels::RandomStream;
+/// use candle_gpt2_arithmetic::RandomStream;
 ///
 /// let x = Tensor::ones(100, DType::F32, &Device::Cpu)?;
 /// let kept = Pass::inference().dropout(x.clone(), 0.5)?;

@@ -12,7 +12,8 @@
 //! its `SelfAttention_v2` takes the softmax over `dim=1`, which is the last axis only as long as there is no batch.
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Linear, ParameterSource, softmax};
+use candle_gpt2_kernels::{Linear, ParameterSource};
+use candle_nn::ops::softmax;
 
 use crate::{AttentionMask, Pass, ScaledDotProduct};
 
@@ -134,7 +135,7 @@ pub fn mask_by_renormalizing(weights: &Tensor) -> Result<Tensor> {
 /// ```
 /// use candle_core::{D, Device, Tensor};
 /// use candle_gpt2_attention::steps::{mask_by_renormalizing, mask_with_negative_infinity};
-/// use candle_gpt2_kernels::softmax;
+/// use candle_nn::ops::softmax;
 ///
 /// let scores = Tensor::new(&[[1f32, 2., 3.], [4., 4., 6.], [7., 8., 9.]], &Device::Cpu)?;
 /// let before = softmax(&mask_with_negative_infinity(&scores)?, D::Minus1)?.to_vec2::<f32>()?;

@@ -25,7 +25,8 @@
 //! ```
 
 use candle_core::{D, Result, Tensor};
-use candle_gpt2_kernels::{Activation, LayerNorm, Linear, ParameterSource, add, softmax};
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, ParameterSource, add};
+use candle_nn::ops::softmax;
 
 use crate::{
     AttentionMask, FeedForward, MultiHeadAttention, MultiHeadAttentionConfig, Pass, ProjectionLayout,

@@ -136,7 +136,7 @@ const _: () = assert!(HIGHEST_BYTE == 56 && SMALLEST_RANGE == 1 << HIGHEST_BYTE)
 
 #[cfg(test)]
 mod tests {
-    use candle_gpt2_kernels::RandomStream;
+    use candle_gpt2_arithmetic::RandomStream;
 
     use super::*;
 

@@ -10,8 +10,8 @@
 //! Each token has at least one share, all together have exactly `T`, and there is nothing left over to hand out. A share differs from
 //! the softmax's by less than two of 2³². Nothing but the logits' bits matters: the same logits give the same shares.
 
+use candle_gpt2_arithmetic::integer_exponentials;
 use candle_gpt2_generation::{GenerationError, largest};
-use candle_gpt2_kernels::integer_exponentials;
 
 use crate::coder::{Interval, TOTAL};
 

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::free_memory;
 use candle_core::{DType, Device, DeviceLocation};
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_kernels::{DeviceError, free_memory, open_cuda, open_metal};
+use candle_gpt2_kernels::{DeviceError, open_cuda, open_metal};
 use candle_gpt2_weights::WeightDType;
 
 use crate::{EngineError, Reporter, UnknownName};

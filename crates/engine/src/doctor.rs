@@ -8,13 +8,12 @@ use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use crate::{LargePages, ProcessMemory, free_memory};
 use candle_core::Device;
 use candle_gpt2::Gpt2Config;
+use candle_gpt2_arithmetic::{Epilogue, PackError, PackedMatrix, Strided, WeightFormat, limits};
 use candle_gpt2_generation::Clock;
-use candle_gpt2_kernels::{
-    Epilogue, LargePages, PackError, PackedMatrix, ProcessMemory, Strided, WeightFormat, free_memory, limits,
-    open_cuda, open_metal,
-};
+use candle_gpt2_kernels::{open_cuda, open_metal};
 use serde::Serialize;
 
 use crate::{CachedModels, DeviceChoice, HubOptions, Network, Reporter, Unit, process};

@@ -19,6 +19,7 @@ mod fingerprint;
 mod hub;
 mod inspect;
 mod job;
+mod large_pages;
 mod line_file;
 mod loaded_model;
 mod logits;
@@ -30,6 +31,7 @@ pub mod process;
 mod published;
 mod reporter;
 mod rows;
+mod system_memory;
 #[cfg(feature = "terminal")]
 pub mod terminal;
 mod texts;
@@ -67,6 +69,7 @@ pub use inspect::{
     KvBytesPerType, StoredFile, VocabularySizes,
 };
 pub use job::{Job, Text};
+pub use large_pages::LargePages;
 pub use line_file::{HalfLine, LineFile};
 pub use loaded_model::LoadedModel;
 pub use memory::MemoryNeeded;
@@ -79,6 +82,7 @@ pub use rows::{
     WriteLine,
 };
 pub use secrecy::SecretString;
+pub use system_memory::{ProcessMemory, free_memory};
 #[cfg(feature = "terminal")]
 pub use terminal::Terminal;
 pub use texts::{CallId, Happened, Texts};

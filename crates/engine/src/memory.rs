@@ -1,9 +1,9 @@
 //! How much memory a model needs, and whether the keys and values of a request fit into what is free.
 
+use crate::{ProcessMemory, free_memory};
 use candle_core::DType;
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, KvDType, KvSlot};
 use candle_gpt2_generation::{GenerationConfig, Request, SchedulerOptions, SearchMode};
-use candle_gpt2_kernels::{ProcessMemory, free_memory};
 use candle_gpt2_weights::{Checkpoint, LoadMemory, WeightDType};
 use serde::Serialize;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::available_parallelism;
 
 use candle_gpt2::Gpt2LMHeadModel;
-use candle_gpt2_kernels::{large_pages, limits};
+use candle_gpt2_arithmetic::{large_pages, limits};
 
 use crate::EngineError;
 pub use crate::panics::{keep_panics, panic_message};
@@ -15,7 +15,8 @@ pub use crate::panics::{keep_panics, panic_message};
 /// [`set_thread_count`] is safe at any time, for an interpreter or a server that has threads already: it sets how many compute
 /// the products, and answers false, changing nothing, once that is fixed, by an earlier call or by the first computation.
 /// candle's own pools stay as they are; [`set_threads`] sets those too.
-pub use candle_gpt2_kernels::{set_thread_count, thread_count, use_tf32};
+pub use candle_gpt2_arithmetic::{set_thread_count, thread_count};
+pub use candle_gpt2_kernels::use_tf32;
 
 /// How many threads candle's own pools have: that of its elementwise operations, and that of its matrix products.
 const VARIABLES: [&str; 2] = ["CANDLE_NUM_THREADS", "RAYON_NUM_THREADS"];

@@ -299,7 +299,7 @@ fn texts_without_room_are_refused_by_their_tokens() {
     const OF_TOKEN: usize = 2 * 3 * 28 * 4;
     const COPIES: usize = 4096;
     let model = load(&CheckpointFolder::tiny());
-    let available = candle_gpt2_kernels::free_memory(model.device()).unwrap();
+    let available = candle_gpt2_engine::free_memory(model.device()).unwrap();
     // Of 48 tokens each, one context, they take twice what is free; of 2 tokens a twelfth.
     let prompts = (2 * available / (48 * OF_TOKEN)).div_ceil(COPIES);
     let config = GenerationConfig {

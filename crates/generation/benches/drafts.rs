@@ -17,8 +17,9 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+use candle_gpt2_arithmetic::{RandomStream, WeightFormat, thread_count};
 use candle_gpt2_generation::{BatchGenerator, Drafts, GenerationConfig, GenerationError, Request};
-use candle_gpt2_kernels::{Matrix, ParameterSource, RandomStream, WeightFormat, thread_count};
+use candle_gpt2_kernels::{Matrix, ParameterSource};
 use candle_gpt2_testing::pattern;
 use candle_gpt2_weights::Tokenizer;
 use candle_nn::Init;
@@ -157,8 +158,8 @@ impl ParameterSource for KnownText {
         }
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: f64) -> Result<Matrix> {
-        Matrix::pack(&self.parameter((out_features, in_features), name, Init::Const(0.0))?, WeightFormat::Q8)
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
+        Matrix::pack(&self.parameter((out_features, in_features), name, init)?, WeightFormat::Q8)
     }
 }
 

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Result, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{
     Event, GenerationConfig, GenerationError, Request, RequestId, Scheduler, SchedulerOptions,
 };
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer};
 
 mod models;

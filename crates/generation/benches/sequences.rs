@@ -13,8 +13,8 @@ mod arguments;
 use std::time::Instant;
 
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+use candle_gpt2_arithmetic::{RandomStream, WeightFormat, limits, thread_count};
 use candle_gpt2_generation::{GenerationError, Sequence, score_sequences};
-use candle_gpt2_kernels::{RandomStream, WeightFormat, limits, thread_count};
 use candle_gpt2_testing::MadeUpWeights;
 
 /// Each figure is the median of this many rounds.

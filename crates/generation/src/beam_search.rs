@@ -9,7 +9,8 @@ use std::ops::ControlFlow;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor, Pass};
-use candle_gpt2_kernels::{is_interrupted, map_items};
+use candle_gpt2_arithmetic::map_items;
+use candle_gpt2_kernels::is_interrupted;
 
 use crate::clock::Deadline;
 use crate::generate::{last_logits, one_row_of};

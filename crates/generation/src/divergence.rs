@@ -6,7 +6,7 @@
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2LMHeadModel, Pass};
-use candle_gpt2_kernels::map_items;
+use candle_gpt2_arithmetic::map_items;
 
 use crate::GenerationError;
 use crate::config::check_ids;

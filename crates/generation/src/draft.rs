@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, LogitsFor, Pass};
-use candle_gpt2_kernels::map_items;
+use candle_gpt2_arithmetic::map_items;
 use serde::Serialize;
 
 use crate::logits::rows_of;

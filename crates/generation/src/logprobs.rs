@@ -5,7 +5,7 @@ use std::slice::Chunks;
 
 use candle_core::{D, DType, Device, Storage, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, LogitsFor};
-use candle_gpt2_kernels::{log_sum_exp, map_items, relative_entropy};
+use candle_gpt2_arithmetic::{log_sum_exp, map_items, relative_entropy};
 
 use crate::probabilities::{largest, most_probable};
 use crate::{GenerationConfig, GenerationError, History, LogitsProcessor};

@@ -30,7 +30,7 @@ impl Probabilities {
                 powers.push(f64::from(logit - maximum));
             }
         }
-        candle_gpt2_kernels::exponentials(&mut powers);
+        candle_gpt2_arithmetic::exponentials(&mut powers);
         let sum: f64 = powers.iter().sum();
         let candidates = tokens.into_iter().zip(powers);
         let candidates =
@@ -74,7 +74,7 @@ impl Probabilities {
 
 /// `ln Σ exp(logit)`, in f64.
 pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
-    candle_gpt2_kernels::log_sum_exp(logits, largest(logits))
+    candle_gpt2_arithmetic::log_sum_exp(logits, largest(logits))
 }
 
 /// The largest number, such as a logit; NaN counts as none, and of none it is `-inf`.

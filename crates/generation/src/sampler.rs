@@ -1,6 +1,6 @@
 //! From logits to a token: the processors change the logits, the sampler picks.
 
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 
 use crate::probabilities::{Probabilities, largest};
 use crate::tally::Tally;

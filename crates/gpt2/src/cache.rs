@@ -1,7 +1,9 @@
 //! The key-value caches of all blocks, and the memory that they share.
 
 use candle_core::{Device, Result, Tensor};
-use candle_gpt2_attention::{KvCache, KvDType, KvMemory, KvSlot, TakenSlot};
+use candle_gpt2_arithmetic::KvSlot;
+use candle_gpt2_attention::KvCache;
+use candle_gpt2_kernels::{KvDType, KvMemory, TakenSlot};
 
 use crate::steps::Steps;
 use crate::{Gpt2Config, ModelError};

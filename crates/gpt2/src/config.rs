@@ -394,13 +394,6 @@ impl Gpt2Config {
         1.0 / (width * depth)
     }
 
-    /// Standard deviation of the weight that `layer` of a block begins with: less if it adds to the residual stream, which so
-    /// many layers do.
-    pub(crate) fn init_std(&self, layer: &str) -> f64 {
-        let depth = if layer.ends_with("c_proj") { (2.0 * self.n_layer as f64).sqrt() } else { 1.0 };
-        self.initializer_range / depth
-    }
-
     /// Bytes that one token takes in a key-value cache of this type.
     pub fn kv_bytes_per_token(&self, dtype: KvDType) -> usize {
         self.n_layer * dtype.bytes_per_token(self.n_head, self.head_dim())

@@ -6,8 +6,9 @@
 
 use candle_core::Tensor;
 use candle_gpt2_attention::{AttentionMemory, MultiHeadAttention, Pass, QkvProjection};
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize, ParameterSource};
+use candle_gpt2_kernels::{LayerNorm, ParameterSize, ParameterSource};
 
+use crate::parameters::Layers;
 use crate::{Gpt2Config, ModelError};
 
 /// Attention to encoder hidden states, with its norm.
@@ -38,24 +39,18 @@ pub struct CrossAttention {
 }
 
 impl CrossAttention {
-    /// The part of block `layer`, whose parameters `vb` has.
+    /// The part of block `layer`, from the layers of the block.
     pub(crate) fn load(
         config: &Gpt2Config,
         layer: usize,
-        vb: impl ParameterSource,
+        layers: &Layers<impl ParameterSource>,
     ) -> candle_core::Result<Self> {
-        let width = config.n_embd;
-        let vb_attention = vb.below("crossattention");
-        let linear = |output, name: &str| {
-            Linear::load_conv1d(width, output, config.init_std(name), vb_attention.below(name))
-        };
-        let projection = QkvProjection::FusedMemory {
-            query: linear(width, "q_attn")?,
-            key_value: linear(2 * width, "c_attn")?,
-        };
+        let linear = |name: &str| layers.linear(&format!("crossattention.{name}"));
+        let projection =
+            QkvProjection::FusedMemory { query: linear("q_attn")?, key_value: linear("c_attn")? };
         Ok(Self {
-            ln_cross_attn: LayerNorm::load(width, config.layer_norm_epsilon, vb.below("ln_cross_attn"))?,
-            crossattention: MultiHeadAttention::new(projection, linear(width, "c_proj")?, config.n_head)?
+            ln_cross_attn: layers.norm("ln_cross_attn")?,
+            crossattention: MultiHeadAttention::new(projection, linear("c_proj")?, config.n_head)?
                 .with_scale(config.attention_scale(layer))
                 .with_dropout(config.attn_pdrop),
             resid_pdrop: config.resid_pdrop,

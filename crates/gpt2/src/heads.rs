@@ -16,9 +16,8 @@ use std::sync::Arc;
 use candle_core::{D, Result, Tensor};
 use candle_gpt2_attention::Pass;
 use candle_gpt2_kernels::{Linear, ParameterSize, ParameterSource};
-use candle_nn::Init;
 
-use crate::parameters::table;
+use crate::parameters::Layers;
 use crate::{Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, ModelError, Summary, SummaryType};
 
 /// Axis of the tokens in a `(1, ΣT, C)` tensor.
@@ -55,7 +54,7 @@ impl Gpt2ForSequenceClassification {
         expect_head(config, HeadKind::SequenceClassification)?;
         Ok(Self {
             transformer: Gpt2Model::load(config, vb.clone())?,
-            score: table(config, config.num_labels(), vb.below("score"))?,
+            score: Layers::outside_blocks(config, vb).linear("score")?,
         })
     }
 
@@ -124,7 +123,7 @@ impl Gpt2ForTokenClassification {
         expect_head(config, HeadKind::TokenClassification)?;
         Ok(Self {
             transformer: Gpt2Model::load(config, vb.clone())?,
-            classifier: head(config, config.num_labels(), vb.below("classifier"))?,
+            classifier: Layers::outside_blocks(config, vb).linear("classifier")?,
         })
     }
 
@@ -193,7 +192,7 @@ impl Gpt2DoubleHeads {
         expect_head(config, HeadKind::DoubleHeads)?;
         Ok(Self {
             language_model: Gpt2LMHeadModel::load(config, vb.clone())?,
-            summary: head(config, 1, vb.below("multiple_choice_head").below("summary"))?,
+            summary: Layers::outside_blocks(config, vb).linear("multiple_choice_head.summary")?,
         })
     }
 
@@ -310,12 +309,6 @@ impl Gpt2Model {
         let ids = Tensor::from_vec(ids, (1, tokens), self.device())?;
         self.forward_with(&ids, None, &mut pass.reborrow().of_rows(lengths))
     }
-}
-
-/// A head with a bias.
-fn head(config: &Gpt2Config, outputs: usize, vb: impl ParameterSource) -> Result<Linear> {
-    let bias = vb.parameter(outputs, "bias", Init::Const(0.0))?;
-    Linear::from_matrix(vb.matrix(outputs, config.n_embd, "weight", config.initializer_range)?, Some(bias))
 }
 
 /// One token of each row, counted from 0 in it: `(R, C)` of `hidden_states` `(1, ΣT, C)`.

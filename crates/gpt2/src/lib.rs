@@ -21,14 +21,14 @@ mod text;
 mod watcher;
 
 pub use cache::{Gpt2Cache, KvPool};
+pub use candle_gpt2_arithmetic::{KvSlot, RandomStream};
 pub use candle_gpt2_attention::{
-    AttentionError, AttentionMask, Before, FeedForward, HeadWidth, KvCache, KvCacheShape, KvDType, KvSlot,
-    MultiHeadAttention, MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site,
-    SiteKind, carried, gradients,
+    AttentionError, AttentionMask, FeedForward, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
+    MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, Site, SiteKind,
 };
 pub use candle_gpt2_kernels::{
-    Activation, ByOutput, KernelError, LayerNorm, Linear, ParameterSize, ParameterSource, RandomStream,
-    open_cuda,
+    Activation, Before, ByOutput, KernelError, KvDType, LayerNorm, Linear, ParameterSize, ParameterSource,
+    carried, gradients, open_cuda,
 };
 pub use config::{Gpt2Config, PRESETS};
 pub use cross_attention::{CrossAttention, check_encoder_states};
@@ -37,6 +37,7 @@ pub use head_kind::{HeadKind, ProblemType, Summary, SummaryType};
 pub use heads::{Gpt2DoubleHeads, Gpt2ForSequenceClassification, Gpt2ForTokenClassification};
 pub use model::{Block, Gpt2LMHeadModel, Gpt2Model, LogitsFor};
 pub use parameters::{
-    LedgerRow, Parameter, ParameterCounts, expected_parameters, paper_size, parameter_ledger,
+    LedgerRow, Parameter, ParameterCounts, ParameterKind, decays, expected_parameters, paper_size,
+    parameter_ledger,
 };
 pub use text::{GIT_LFS_POINTER, bounded_message, excerpt, is_unprintable, printable, printable_json};

@@ -19,15 +19,13 @@
 //! (observers of a model), `parts.rs` (the parts and their sizes). [`SiteKind`] lists what the observer of a pass is shown.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_attention::{
-    FeedForward, KvCache, KvDType, MultiHeadAttention, Pass, QkvProjection, SiteKind,
-};
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource, check_interrupted, rounded_to_nearest, using};
-use candle_nn::Init;
+use candle_gpt2_arithmetic::rounded_to_nearest;
+use candle_gpt2_attention::{FeedForward, KvCache, MultiHeadAttention, Pass, QkvProjection, SiteKind};
+use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSource, check_interrupted, using};
 
 use crate::cross_attention::{CrossAttention, check_encoder_states};
 use crate::embeddings::Embeddings;
-use crate::parameters::table;
+use crate::parameters::Layers;
 use crate::steps::StepRecorder;
 use crate::watcher::Watcher;
 use crate::{Gpt2Cache, Gpt2Config, ModelError};
@@ -53,25 +51,21 @@ impl Block {
     /// # Errors
     /// When a parameter is missing or has another shape, or the heads do not divide the width.
     pub fn load(config: &Gpt2Config, layer: usize, vb: impl ParameterSource) -> Result<Self> {
-        let (width, inner) = (config.n_embd, config.inner_width());
-        let norm = |name: &str| LayerNorm::load(width, config.layer_norm_epsilon, vb.below(name));
-        let linear = |input, output, name: &str| {
-            Linear::load_conv1d(input, output, config.init_std(name), vb.below(name))
-        };
-        let c_attn = QkvProjection::Fused(linear(width, 3 * width, "attn.c_attn")?);
+        let layers = Layers::of_block(config, vb);
+        let c_attn = QkvProjection::Fused(layers.linear("attn.c_attn")?);
         Ok(Self {
-            ln_1: norm("ln_1")?,
-            attn: MultiHeadAttention::new(c_attn, linear(width, width, "attn.c_proj")?, config.n_head)?
+            ln_1: layers.norm("ln_1")?,
+            attn: MultiHeadAttention::new(c_attn, layers.linear("attn.c_proj")?, config.n_head)?
                 .with_scale(config.attention_scale(layer))
                 .with_dropout(config.attn_pdrop),
             cross_attention: match config.add_cross_attention {
-                true => Some(CrossAttention::load(config, layer, vb.clone())?),
+                true => Some(CrossAttention::load(config, layer, &layers)?),
                 false => None,
             },
-            ln_2: norm("ln_2")?,
+            ln_2: layers.norm("ln_2")?,
             mlp: FeedForward::new(
-                linear(width, inner, "mlp.c_fc")?,
-                linear(inner, width, "mlp.c_proj")?,
+                layers.linear("mlp.c_fc")?,
+                layers.linear("mlp.c_proj")?,
                 config.activation_function,
             )?,
             resid_pdrop: config.resid_pdrop,
@@ -130,15 +124,15 @@ impl Gpt2Model {
         let below = vb.below("transformer");
         let vb = if below.contains("wte.weight") { below } else { vb };
         let blocks = (0..config.n_layer).map(|layer| Block::load(config, layer, vb.below("h").below(layer)));
-        let wpe_init = Init::Randn { mean: 0.0, stdev: config.initializer_range };
+        let layers = Layers::outside_blocks(config, vb.clone());
         Ok(Self {
             embeddings: Embeddings {
-                wte: table(config, config.vocab_size, vb.below("wte"))?,
-                wpe: vb.parameter((config.n_positions, config.n_embd), "wpe.weight", wpe_init)?,
+                wte: layers.linear("wte")?,
+                wpe: layers.tensor("wpe", "weight")?,
                 embd_pdrop: config.embd_pdrop,
             },
             blocks: blocks.collect::<Result<_>>()?,
-            ln_f: LayerNorm::load(config.n_embd, config.layer_norm_epsilon, vb.below("ln_f"))?,
+            ln_f: layers.norm("ln_f")?,
             config: config.clone(),
             watcher: None,
         })
@@ -272,7 +266,7 @@ impl Gpt2LMHeadModel {
         let transformer = Gpt2Model::load(config, vb.clone())?;
         let lm_head = match config.tie_word_embeddings {
             true => transformer.embeddings.wte.clone(),
-            false => table(config, config.vocab_size, vb.below("lm_head"))?,
+            false => Layers::outside_blocks(config, vb).linear("lm_head")?,
         };
         let kv_dtype = lm_head.weight().kept_dtype().into();
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })

@@ -1,19 +1,60 @@
-//! Every parameter of a GPT-2: its name, its shape, and what they add up to.
+//! The parameters of a GPT-2: one list with names, shapes, roles and initial values, and what they add up to.
 
-use candle_core::Result;
-use candle_gpt2_kernels::{Linear, ParameterSource};
+use candle_core::{Result, Tensor};
+use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSource};
+use candle_nn::Init;
 use serde::Serialize;
 
 use crate::{Gpt2Config, HeadKind};
 
+/// The role of a parameter. It decides the layout in checkpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParameterKind {
+    /// The token embedding or the weight of a head: a row for each token or label.
+    Table,
+    /// The position embedding.
+    Positions,
+    /// The weight of a linear layer in a block. GPT-2 checkpoints store it as `Conv1D`, `(in, out)`.
+    Linear,
+    /// The weight of a norm.
+    Norm,
+    /// The bias of a layer.
+    Bias,
+}
+
+impl ParameterKind {
+    /// Whether the model multiplies by this parameter, so that it can be packed and quantized.
+    pub fn is_multiplied(self) -> bool {
+        matches!(self, Self::Table | Self::Linear)
+    }
+}
+
 /// A parameter that a model needs. [`expected_parameters`] lists those of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Parameter {
     /// Name as in a Hugging Face checkpoint, without the `transformer.` prefix.
     pub name: String,
     /// Shape as the model holds it: matrices of linear layers are `(out, in)`. GPT-2 checkpoints of Hugging Face store those of
     /// the blocks the other way round. A model takes these from [`ByOutput`](crate::ByOutput), and those from a `VarBuilder`.
     pub shape: Vec<usize>,
+    /// The role in the model.
+    pub kind: ParameterKind,
+    /// Initial values: normally distributed with a standard deviation of `initializer_range`, divided by `sqrt(2 n_layer)` for the two
+    /// projections of each block that end in the residual stream ("Language Models are Unsupervised Multitask Learners", section 2.3;
+    /// transformers' `GPT2PreTrainedModel._init_weights`); biases are 0, weights of norms 1.
+    pub init: Init,
+}
+
+/// Whether weight decay applies to a parameter of this shape: to matrices, not to biases and norms.
+///
+/// ```
+/// use candle_gpt2::decays;
+///
+/// assert!(decays(&[768, 2304]));
+/// assert!(!decays(&[2304]));
+/// ```
+pub fn decays(shape: &[usize]) -> bool {
+    shape.len() >= 2
 }
 
 /// Every parameter of a model with its head, in the order of computation. A tied head is the token embedding and not listed.
@@ -28,80 +69,150 @@ pub struct Parameter {
 /// ```
 pub fn expected_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let width = config.n_embd;
-    let mut parameters = Vec::new();
-    let mut add = |name: String, shape: &[usize]| parameters.push(Parameter { name, shape: shape.to_vec() });
-    add("wte.weight".into(), &[config.vocab_size, width]);
-    add("wpe.weight".into(), &[config.n_positions, width]);
+    let mut list = List::new(config);
+    list.add("wte.weight", ParameterKind::Table, &[config.vocab_size, width]);
+    list.add("wpe.weight", ParameterKind::Positions, &[config.n_positions, width]);
+    let block = block_parameters(config);
     for layer in 0..config.n_layer {
-        for (name, shape) in block_parameters(config) {
-            add(format!("h.{layer}.{name}"), &shape);
-        }
+        let named = |one: &Parameter| Parameter { name: format!("h.{layer}.{}", one.name), ..one.clone() };
+        list.parameters.extend(block.iter().map(named));
     }
-    add("ln_f.weight".into(), &[width]);
-    add("ln_f.bias".into(), &[width]);
+    list.add_norm("ln_f");
     if config.has_untied_head() {
-        add("lm_head.weight".into(), &[config.vocab_size, width]);
+        list.add("lm_head.weight", ParameterKind::Table, &[config.vocab_size, width]);
     }
-    for (name, shape) in head_parameters(config) {
-        add(name.into(), &shape);
-    }
-    parameters
+    list.parameters.extend(head_parameters(config));
+    list.parameters
 }
 
 /// The parameters of a head that is not over the vocabulary.
-fn head_parameters(config: &Gpt2Config) -> Vec<(&'static str, Vec<usize>)> {
-    let (width, labels) = (config.n_embd, config.num_labels());
-    match config.head {
-        HeadKind::LanguageModel => Vec::new(),
-        HeadKind::SequenceClassification => vec![("score.weight", vec![labels, width])],
-        HeadKind::TokenClassification => {
-            vec![("classifier.weight", vec![labels, width]), ("classifier.bias", vec![labels])]
-        }
-        HeadKind::DoubleHeads => vec![
-            ("multiple_choice_head.summary.weight", vec![1, width]),
-            ("multiple_choice_head.summary.bias", vec![1]),
-        ],
+fn head_parameters(config: &Gpt2Config) -> Vec<Parameter> {
+    let mut list = List::new(config);
+    let (name, rows) = match config.head {
+        HeadKind::LanguageModel => return Vec::new(),
+        HeadKind::SequenceClassification => ("score", config.num_labels()),
+        HeadKind::TokenClassification => ("classifier", config.num_labels()),
+        HeadKind::DoubleHeads => ("multiple_choice_head.summary", 1),
+    };
+    list.add(&format!("{name}.weight"), ParameterKind::Table, &[rows, config.n_embd]);
+    if config.head != HeadKind::SequenceClassification {
+        list.add(&format!("{name}.bias"), ParameterKind::Bias, &[rows]);
     }
+    list.parameters
 }
 
-/// The parameters of one block: names in the block, and shapes.
-fn block_parameters(config: &Gpt2Config) -> Vec<(&'static str, Vec<usize>)> {
+/// The parameters of one block, by their names in the block.
+fn block_parameters(config: &Gpt2Config) -> Vec<Parameter> {
     let (width, inner) = (config.n_embd, config.inner_width());
-    let (halves, thirds) = (width.saturating_mul(2), width.saturating_mul(3));
-    let mut parameters = vec![
-        ("ln_1.weight", vec![width]),
-        ("ln_1.bias", vec![width]),
-        ("attn.c_attn.weight", vec![thirds, width]),
-        ("attn.c_attn.bias", vec![thirds]),
-        ("attn.c_proj.weight", vec![width, width]),
-        ("attn.c_proj.bias", vec![width]),
-    ];
+    let mut list = List::new(config);
+    list.add_norm("ln_1");
+    list.add_linear("attn.c_attn", width, width.saturating_mul(3));
+    list.add_linear("attn.c_proj", width, width);
     if config.add_cross_attention {
-        parameters.extend([
-            ("ln_cross_attn.weight", vec![width]),
-            ("ln_cross_attn.bias", vec![width]),
-            ("crossattention.q_attn.weight", vec![width, width]),
-            ("crossattention.q_attn.bias", vec![width]),
-            ("crossattention.c_attn.weight", vec![halves, width]),
-            ("crossattention.c_attn.bias", vec![halves]),
-            ("crossattention.c_proj.weight", vec![width, width]),
-            ("crossattention.c_proj.bias", vec![width]),
-        ]);
+        list.add_norm("ln_cross_attn");
+        list.add_linear("crossattention.q_attn", width, width);
+        list.add_linear("crossattention.c_attn", width, width.saturating_mul(2));
+        list.add_linear("crossattention.c_proj", width, width);
     }
-    parameters.extend([
-        ("ln_2.weight", vec![width]),
-        ("ln_2.bias", vec![width]),
-        ("mlp.c_fc.weight", vec![inner, width]),
-        ("mlp.c_fc.bias", vec![inner]),
-        ("mlp.c_proj.weight", vec![width, inner]),
-        ("mlp.c_proj.bias", vec![width]),
-    ]);
-    parameters
+    list.add_norm("ln_2");
+    list.add_linear("mlp.c_fc", width, inner);
+    list.add_linear("mlp.c_proj", inner, width);
+    list.parameters
 }
 
-/// A layer from the width of the model without a bias: the token embedding, the head over it, and that of a classifier.
-pub(crate) fn table(config: &Gpt2Config, rows: usize, vb: impl ParameterSource) -> Result<Linear> {
-    Linear::from_matrix(vb.matrix(rows, config.n_embd, "weight", config.initializer_range)?, None)
+/// A list of parameters that grows layer by layer.
+struct List<'a> {
+    config: &'a Gpt2Config,
+    parameters: Vec<Parameter>,
+}
+
+impl<'a> List<'a> {
+    fn new(config: &'a Gpt2Config) -> Self {
+        Self { config, parameters: Vec::new() }
+    }
+
+    fn add(&mut self, name: &str, kind: ParameterKind, shape: &[usize]) {
+        let range = self.config.initializer_range;
+        let init = match kind {
+            ParameterKind::Norm => Init::Const(1.0),
+            ParameterKind::Bias => Init::Const(0.0),
+            // So many layers add to the residual stream.
+            ParameterKind::Linear if name.ends_with("c_proj.weight") => {
+                Init::Randn { mean: 0.0, stdev: range / (2.0 * self.config.n_layer as f64).sqrt() }
+            }
+            _ => Init::Randn { mean: 0.0, stdev: range },
+        };
+        self.parameters.push(Parameter { name: name.to_owned(), shape: shape.to_vec(), kind, init });
+    }
+
+    fn add_norm(&mut self, layer: &str) {
+        self.add(&format!("{layer}.weight"), ParameterKind::Norm, &[self.config.n_embd]);
+        self.add(&format!("{layer}.bias"), ParameterKind::Bias, &[self.config.n_embd]);
+    }
+
+    fn add_linear(&mut self, layer: &str, inputs: usize, outputs: usize) {
+        self.add(&format!("{layer}.weight"), ParameterKind::Linear, &[outputs, inputs]);
+        self.add(&format!("{layer}.bias"), ParameterKind::Bias, &[outputs]);
+    }
+}
+
+/// A source of layers whose shapes and initial values are those of a list of parameters.
+pub(crate) struct Layers<S> {
+    parameters: Vec<Parameter>,
+    epsilon: f64,
+    source: S,
+}
+
+impl<S: ParameterSource> Layers<S> {
+    /// The layers of a block, by their names in the block.
+    pub(crate) fn of_block(config: &Gpt2Config, source: S) -> Self {
+        Self { parameters: block_parameters(config), epsilon: config.layer_norm_epsilon, source }
+    }
+
+    /// The layers outside the blocks.
+    pub(crate) fn outside_blocks(config: &Gpt2Config, source: S) -> Self {
+        let without_blocks = Gpt2Config { n_layer: 0, ..config.clone() };
+        let parameters = expected_parameters(&without_blocks);
+        Self { parameters, epsilon: config.layer_norm_epsilon, source }
+    }
+
+    /// The parameter `part` of a layer in the list.
+    fn find(&self, layer: &str, part: &str) -> Option<&Parameter> {
+        let is_wanted =
+            |name: &str| name.strip_prefix(layer).and_then(|rest| rest.strip_prefix('.')) == Some(part);
+        self.parameters.iter().find(|parameter| is_wanted(&parameter.name))
+    }
+
+    fn expect(&self, layer: &str, part: &str) -> Result<&Parameter> {
+        let missing = || candle_core::Error::Msg(format!("this model has no parameter `{layer}.{part}`"));
+        self.find(layer, part).ok_or_else(missing)
+    }
+
+    /// The tensor `part` of a layer.
+    pub(crate) fn tensor(&self, layer: &str, part: &str) -> Result<Tensor> {
+        let Parameter { shape, init, .. } = self.expect(layer, part)?;
+        self.source.below(layer).parameter(shape.as_slice(), part, *init)
+    }
+
+    /// A norm.
+    pub(crate) fn norm(&self, layer: &str) -> Result<LayerNorm> {
+        Ok(LayerNorm::new(self.tensor(layer, "weight")?, Some(self.tensor(layer, "bias")?), self.epsilon))
+    }
+
+    /// A linear layer, with a bias if the list has one.
+    pub(crate) fn linear(&self, layer: &str) -> Result<Linear> {
+        let weight = self.expect(layer, "weight")?;
+        let [outputs, inputs] = *weight.shape.as_slice() else {
+            candle_core::bail!("`{}` is no matrix", weight.name)
+        };
+        let source = self.source.below(layer);
+        let matrix = match weight.kind {
+            ParameterKind::Linear => source.conv1d(outputs, inputs, "weight", weight.init)?,
+            _ => source.matrix(outputs, inputs, "weight", weight.init)?,
+        };
+        let bias = self.find(layer, "bias").map(|_| self.tensor(layer, "bias")).transpose()?;
+        Linear::from_matrix(matrix, bias)
+    }
 }
 
 /// How many parameters a model has, by the definitions in use.
@@ -139,9 +250,9 @@ impl ParameterCounts {
         let sum = |counts: &[usize]| counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
         let product =
             |sizes: &[usize]| sizes.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
-        let of = |parameters: Vec<(&str, Vec<usize>)>, part: &str| {
-            let counted = parameters.into_iter().filter(|(name, _)| name.starts_with(part));
-            sum(&counted.map(|(_, shape)| product(&shape)).collect::<Vec<_>>())
+        let of = |parameters: Vec<Parameter>, part: &str| {
+            let counted = parameters.into_iter().filter(|parameter| parameter.name.starts_with(part));
+            sum(&counted.map(|parameter| product(&parameter.shape)).collect::<Vec<_>>())
         };
         let of_block = |part: &str| of(block_parameters(config), part);
         let Gpt2Config { vocab_size, n_positions, n_embd, n_layer, .. } = *config;

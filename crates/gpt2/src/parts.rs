@@ -1,8 +1,8 @@
 //! The parts of a model, for those who read or count them, and its caches.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2_attention::{FeedForward, KvDType, MultiHeadAttention};
-use candle_gpt2_kernels::{LayerNorm, Linear, ParameterSize};
+use candle_gpt2_attention::{FeedForward, MultiHeadAttention};
+use candle_gpt2_kernels::{KvDType, LayerNorm, Linear, ParameterSize};
 
 use crate::{Block, CrossAttention, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, KvPool};
 

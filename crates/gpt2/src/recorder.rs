@@ -281,7 +281,7 @@ mod tests {
         assert!(!of(Pass::inference().at(Tensor::zeros((2, 1), DType::U32, &cpu).unwrap())));
         assert!(!of(Pass::inference().attending_to(Tensor::zeros((1, 3, 6), DType::F32, &cpu).unwrap())));
         assert!(!of(Pass::inference().observed_by(&mut Looks)));
-        assert!(!of(Pass::training(&mut candle_gpt2_kernels::RandomStream::new(1))));
+        assert!(!of(Pass::training(&mut candle_gpt2_arithmetic::RandomStream::new(1))));
         for tokens in 2..=4 {
             let (step, pass) = (ids(2, tokens), Pass::inference);
             assert!(is(&step, LogitsFor::EveryToken, &cache, pass()), "{tokens}");

@@ -15,12 +15,12 @@ use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{
     Event, GenerationConfig, LogitsProcessor, Request, Scheduler, SchedulerOptions,
 };
 use candle_gpt2_grammar::{Compiler, Grammar};
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::CheckpointFolder;
 use candle_gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
 use serde_json::{Map, Value, json};

@@ -19,11 +19,11 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Site, SiteKind};
+use candle_gpt2_arithmetic::{WeightFormat, limits, set_thread_count};
 use candle_gpt2_interpret::{
     Ablation, AttributionGraph, By, CircuitMetric, CircuitTask, EdgeMethod, GraphOptions, Metric, Patching,
     PromptPair, Record, ReplacementModel, Run, Transcoders, ablation_grid,
 };
-use candle_gpt2_kernels::{WeightFormat, limits, set_thread_count};
 use candle_gpt2_testing::MadeUpWeights;
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@
 //! the training of dictionaries: its activations are many times larger than all others.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
-use candle_gpt2_kernels::mix_bits;
+use candle_gpt2_arithmetic::mix_bits;
 
 /// Bins of a histogram at most.
 const BINS: usize = 16;

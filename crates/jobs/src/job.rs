@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_engine::{BUILT_IN, HubOptions, LoadedModel, ModelOptions, Reporter, Watched};
+use candle_gpt2_engine::{BUILT_IN, HubOptions, LoadedModel, ModelOptions, Reporter, Watched, free_memory};
 use candle_gpt2_generation::{GenerationConfig, TextGenerator};
-use candle_gpt2_kernels::free_memory;
 use candle_gpt2_weights::{
     Checkpoint, Companions, END_OF_TEXT, Tokenizer, encode, grouped, load_tokenizer, read_bounded_text,
     replace_file,

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use candle_gpt2::Gpt2Config;
+use candle_gpt2_arithmetic::thread_count;
 use candle_gpt2_engine::Reporter;
-use candle_gpt2_kernels::thread_count;
 use candle_gpt2_weights::{Tokenizer, load_tokenizer, partial_folder, train_tokenizer};
 use tempfile::TempDir;
 

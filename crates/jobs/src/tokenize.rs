@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use candle_gpt2_arithmetic::thread_count;
 use candle_gpt2_engine::{HubOptions, ModelOptions, Reporter, Unit};
-use candle_gpt2_kernels::thread_count;
 use candle_gpt2_weights::{
     CharacterCheck, END_OF_TEXT, EncoderSession, LostCharacter, TextEncoder, Tokenizer, WeightsError,
     load_tokenizer, open_regular, replace_file,

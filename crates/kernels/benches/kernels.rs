@@ -14,10 +14,8 @@
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor};
-use candle_gpt2_kernels::{
-    Activation, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix, WeightFormat, limits, set_thread_count,
-    thread_count,
-};
+use candle_gpt2_arithmetic::{KvSlot, WeightFormat, limits, set_thread_count, thread_count};
+use candle_gpt2_kernels::{Activation, KvDType, KvMemory, LayerNorm, Linear, Matrix};
 
 /// Runs of each measurement.
 const RUNS: usize = 40;

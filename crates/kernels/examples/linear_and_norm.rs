@@ -2,7 +2,8 @@
 #![expect(clippy::print_stdout, reason = "what the example shows")]
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, WeightFormat};
+use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix};
 
 const EPSILON: f64 = 1e-5;
 

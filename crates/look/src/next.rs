@@ -2,8 +2,8 @@
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
+use candle_gpt2_arithmetic::log_sum_exp;
 use candle_gpt2_generation::{GenerationConfig, GenerationError, History, LogitsProcessor, Sampler};
-use candle_gpt2_kernels::log_sum_exp;
 use serde::Serialize;
 
 use crate::error::Result;

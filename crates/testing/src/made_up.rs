@@ -1,7 +1,8 @@
 //! Made-up weights of any size, for benches: speed does not depend on the values.
 
 use candle_core::{Result, Shape, Tensor};
-use candle_gpt2_kernels::{Matrix, ParameterSource, WeightFormat};
+use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_kernels::{Matrix, ParameterSource};
 use candle_nn::Init;
 
 use crate::pattern;
@@ -33,7 +34,7 @@ impl ParameterSource for MadeUpWeights {
         Ok(pattern(shape.into().dims(), SCALE, self.below(name).offset % (1 << 32)))
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: f64) -> Result<Matrix> {
-        Matrix::pack(&self.parameter((out_features, in_features), name, Init::Const(0.0))?, self.format)
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
+        Matrix::pack(&self.parameter((out_features, in_features), name, init)?, self.format)
     }
 }

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+use candle_gpt2_arithmetic::WeightFormat;
 use candle_gpt2_engine::{DeviceChoice, Silent};
-use candle_gpt2_kernels::WeightFormat;
 use candle_gpt2_testing::{MadeUpWeights, pattern};
 use candle_gpt2_training::{
     ActivationRows, ComputeDType, Data, DictionaryKind, DictionaryNumbers, Hyperparameters, LORA_TARGETS,
@@ -35,14 +35,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let dropout = value("--dropout").map_or(Ok(0.0), |rate| rate.parse())?;
     if let Some(threads) = value("--threads") {
-        candle_gpt2_kernels::set_thread_count(threads.parse()?);
+        candle_gpt2_arithmetic::set_thread_count(threads.parse()?);
     }
     if let Some(name) =
-        value("--instructions").filter(|name| !candle_gpt2_kernels::limits::choose_instruction_set(name))
+        value("--instructions").filter(|name| !candle_gpt2_arithmetic::limits::choose_instruction_set(name))
     {
         return Err(format!(
             "{name}: this processor has {}",
-            candle_gpt2_kernels::limits::instruction_sets().join(", ")
+            candle_gpt2_arithmetic::limits::instruction_sets().join(", ")
         )
         .into());
     }
@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (trainer, data) = dictionary()?;
         let (seconds, tokens) = (measured(trainer, &data)?, (DICTIONARY_BATCH * DICTIONARY_CONTEXT) as f64);
         let report = serde_json::json!({
-            "case": "dictionary", "threads": candle_gpt2_kernels::thread_count(), "seconds_per_step": seconds,
+            "case": "dictionary", "threads": candle_gpt2_arithmetic::thread_count(), "seconds_per_step": seconds,
             "tokens_per_s": tokens / seconds, "peak_mib": peak_mib(),
         });
         println!("{report}");
@@ -106,7 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let median = measured(trainer.recomputing(recomputes), &windows)?;
     let report = serde_json::json!({
         "case": case, "dropout": dropout, "recompute": recomputes, "lora_rank": lora_rank,
-        "device": device.to_string(), "compute_dtype": compute_dtype, "threads": candle_gpt2_kernels::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
+        "device": device.to_string(), "compute_dtype": compute_dtype, "threads": candle_gpt2_arithmetic::thread_count(), "seconds_per_step": median, "tokens_per_s": tokens_per_step / median,
         "peak_mib": peak_mib(),
     });
     println!("{report}");

@@ -3,7 +3,7 @@
 //! The tokens of a text are cut into windows side by side; every token but the first is predicted once, from those before it in
 //! its window. The last window may be shorter.
 
-use candle_gpt2_kernels::log_sum_exp;
+use candle_gpt2_arithmetic::log_sum_exp;
 use serde::{Deserialize, Serialize};
 
 use crate::dictionary::{MOST_TOKENS, SHORTEST};

@@ -43,7 +43,7 @@ pub use held_out::{Evaluation, HeldOut};
 pub use hyperparameters::Hyperparameters;
 pub use lora::{LORA_TARGETS, Lora, LoraConfig};
 pub use memory::estimated_bytes;
-pub use optimizer::{Optimizer, OptimizerKind, decays};
+pub use optimizer::{Optimizer, OptimizerKind};
 pub use parameters::{Initialization, Parameters};
 pub use ramp::Ramp;
 pub use rows::{Row, RowSet, Rows};

@@ -239,7 +239,7 @@ impl ParameterSource for AdaptedSource<'_> {
         Ok(self.weight(&shape.into(), name)?.1.clone())
     }
 
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: f64) -> Result<Matrix> {
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, _: Init) -> Result<Matrix> {
         let (name, weight) = self.weight(&(out_features, in_features).into(), name)?;
         self.lora.matrix(&name, weight, self.adapters, self.lead)
     }

@@ -2,7 +2,8 @@
 
 use candle_core::Device;
 use candle_gpt2::{Gpt2Config, ParameterCounts};
-use candle_gpt2_kernels::{LOGITS_AT_ONCE, LOSS_ROWS, MOST_SCORES_ON_GPU};
+use candle_gpt2_arithmetic::LOGITS_AT_ONCE;
+use candle_gpt2_kernels::{LOSS_ROWS, MOST_SCORES_ON_GPU};
 
 use crate::{ComputeDType, Hyperparameters};
 

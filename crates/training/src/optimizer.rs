@@ -7,7 +7,9 @@
 use std::str::FromStr;
 
 use candle_core::{Result, Tensor, Var};
-use candle_gpt2_kernels::{AdamWStep, Linear, adamw_step, gradient_norm};
+use candle_gpt2::decays;
+use candle_gpt2_arithmetic::AdamWStep;
+use candle_gpt2_kernels::{Linear, adamw_step, gradient_norm};
 use candle_gpt2_weights::UnknownName;
 use serde::{Deserialize, Serialize};
 
@@ -60,18 +62,6 @@ pub struct Optimizer {
     kind: OptimizerKind,
     means: Vec<(Var, Var)>,
     steps_done: u64,
-}
-
-/// Whether a parameter of this shape decays: embeddings and the weights of linear layers do, biases and norms do not.
-///
-/// ```
-/// use candle_gpt2_training::decays;
-///
-/// assert!(decays(&[768, 2304]));
-/// assert!(!decays(&[2304]));
-/// ```
-pub fn decays(shape: &[usize]) -> bool {
-    shape.len() >= 2
 }
 
 impl Optimizer {

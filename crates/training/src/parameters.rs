@@ -1,17 +1,14 @@
 //! The trainable parameters of a model: named variables in the order of [`expected_parameters`].
-//!
-//! Initialisation is GPT-2's: normal with a deviation of `initializer_range` (0.02), divided by `sqrt(2 n_layer)` for the
-//! two projections of each block that end in the residual stream ("Language Models are Unsupervised Multitask Learners",
-//! section 2.3; transformers' `GPT2PreTrainedModel._init_weights`); biases 0, norms 1. [`Initialization::Mimetic`] changes it.
 
 use std::collections::HashMap;
 use std::str::FromStr;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{ByOutput, Gpt2Config, Parameter, expected_parameters};
-use candle_gpt2_kernels::{RandomStream, contiguous};
+use candle_gpt2_arithmetic::RandomStream;
+use candle_gpt2_kernels::contiguous;
 use candle_gpt2_weights::{Checkpoint, ReadProgress, UnknownName, WeightsError};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::streams::Stream;
@@ -26,7 +23,7 @@ use crate::streams::Stream;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Initialization {
-    /// Random weights, as GPT-2's.
+    /// GPT-2's: [`Parameter::init`].
     #[default]
     Gpt2,
     /// GPT-2's weights with these changes:
@@ -69,7 +66,7 @@ impl Parameters {
         config.check()?;
         let mut generator = Stream::Initialization.generator(seed);
         let named = expected_parameters(config).into_iter().map(|parameter| {
-            let variable = fresh(&parameter, config, &mut generator, device)?;
+            let variable = fresh(&parameter, &mut generator, device)?;
             Ok((parameter.name, variable))
         });
         Ok(Self { named: named.collect::<Result<_>>()? })
@@ -168,7 +165,7 @@ impl Parameters {
         let named = expected_parameters(config).into_iter().map(|parameter| {
             let variable = match here.remove(&parameter.name) {
                 Some(variable) => variable,
-                None => fresh(&parameter, config, &mut generator, &device)?,
+                None => fresh(&parameter, &mut generator, &device)?,
             };
             Ok((parameter.name, variable))
         });
@@ -274,24 +271,16 @@ impl Parameters {
     }
 }
 
-/// A parameter before any training.
-fn fresh(
-    parameter: &Parameter,
-    config: &Gpt2Config,
-    generator: &mut RandomStream,
-    device: &Device,
-) -> Result<Var> {
-    let (name, count) = (&parameter.name, parameter.shape.iter().product());
-    let values: Vec<f32> = if name.ends_with("bias") {
-        vec![0.0; count]
-    } else if name.contains("ln_") {
-        vec![1.0; count]
-    } else {
-        let residual = config.initializer_range / (2.0 * config.n_layer as f64).sqrt();
-        let deviation = if name.ends_with("c_proj.weight") { residual } else { config.initializer_range };
-        #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
-        let draw = |_| (generator.normal() * deviation) as f32;
-        (0..count).map(draw).collect()
+/// A parameter with its initial values.
+fn fresh(parameter: &Parameter, generator: &mut RandomStream, device: &Device) -> Result<Var> {
+    let count = parameter.shape.iter().product();
+    #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+    let values: Vec<f32> = match parameter.init {
+        Init::Const(value) => vec![value as f32; count],
+        Init::Randn { mean, stdev } => {
+            (0..count).map(|_| (mean + generator.normal() * stdev) as f32).collect()
+        }
+        other => candle_core::bail!("`{}`: unsupported initialization {other:?}", parameter.name),
     };
     Var::from_tensor(&Tensor::from_vec(values, parameter.shape.as_slice(), device)?)
 }

@@ -1,6 +1,6 @@
 //! Which random stream serves what: every purpose draws from its own, so none disturbs another.
 
-use candle_gpt2_kernels::{RandomStream, mix_bits};
+use candle_gpt2_arithmetic::{RandomStream, mix_bits};
 
 /// A purpose of random numbers.
 #[derive(Debug, Clone, Copy)]

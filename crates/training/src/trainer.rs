@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{ByOutput, Gpt2Config, Gpt2LMHeadModel, Gpt2Model, HeadKind, Pass, expected_parameters};
-use candle_gpt2_kernels::{AdamWStep, Before, Interrupt, Linear, head_loss, without_gradients};
+use candle_gpt2_arithmetic::AdamWStep;
+use candle_gpt2_kernels::{Before, Interrupt, Linear, head_loss, without_gradients};
 use candle_gpt2_weights::WrittenDType;
 use candle_nn::VarBuilder;
 use candle_nn::ops::log_softmax;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 
 use crate::streams::{Permutation, Stream, shuffle};
 use crate::{Hyperparameters, TrainingError};

@@ -325,7 +325,7 @@ impl Checkpoint {
     /// Number of distinct parameters that the files hold: biases that are not stored do not count.
     pub fn stored_parameter_count(&self) -> usize {
         let sources = self.naming.parameters.values().filter(|(from, _)| *from != Origin::Zeros);
-        sources.map(|(_, shape)| shape.iter().product::<usize>()).sum()
+        sources.map(|(_, parameter)| parameter.shape.iter().product::<usize>()).sum()
     }
 
     /// Rows of the token embedding in the file.
@@ -344,10 +344,10 @@ impl Checkpoint {
     /// The tensor of a parameter whose rows lie one after the other in the file, without padding after them, and whether it is
     /// stored the other way round, `(in, out)`; `None` for others.
     pub(crate) fn stored_rows(&self, name: &str) -> Option<(StoredTensor, bool)> {
-        let (_, shape) = self.naming.parameters.get(name)?;
+        let (_, parameter) = self.naming.parameters.get(name)?;
         let stored = self.stored_matrix(name).filter(|stored| stored.dtype.holds_weights())?;
-        let is_turned = shape.len() == 2 && self.naming.is_transposed(name);
-        let mut expected = shape.clone();
+        let is_turned = self.naming.is_transposed(name);
+        let mut expected = parameter.shape.clone();
         if is_turned {
             expected.reverse();
         }
@@ -491,9 +491,9 @@ fn rules_of(config: &Gpt2Config, source: &Source, naming: &Naming) -> Vec<String
     if naming.zero_count() > 0 {
         rules.push(format!("{} biases are not stored and taken as zero", naming.zero_count()));
     }
-    if let Some((Origin::Whole(index), shape)) = naming.parameters.get("wte.weight")
+    if let Some((Origin::Whole(index), embedding)) = naming.parameters.get("wte.weight")
         && let Some(padding) =
-            source.tensors[*index].shape.first().and_then(|rows| rows.checked_sub(shape[0]))
+            source.tensors[*index].shape.first().and_then(|rows| rows.checked_sub(embedding.shape[0]))
         && padding > 0
     {
         rules.push(format!("the last {padding} rows of the token embedding are padding and not read"));

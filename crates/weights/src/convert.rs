@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use candle_core::{Device, Tensor};
-use candle_gpt2::{Gpt2Config, expected_parameters};
+use candle_gpt2::{Gpt2Config, Parameter, ParameterKind, expected_parameters};
 use candle_gpt2_kernels::contiguous;
 use safetensors::tensor::Dtype;
 
-use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_linear_weight, is_of_head};
+use crate::naming::{MODEL_PREFIX, Orientation, checkpoint_shape, is_of_head};
 use crate::progress::{PIECE, check_interrupted};
 use crate::replace::{create_file, create_folder};
 use crate::rounding::{append, check_range, safetensors_dtype};
@@ -140,7 +140,7 @@ fn write_safetensors(
         let prefix = if is_of_head(&parameter.name) { "" } else { MODEL_PREFIX };
         let shape = checkpoint_shape(&parameter, Orientation::Conv1D);
         let name = format!("{prefix}{}", parameter.name);
-        let read = move || bytes(&parameter.name, read, (path, dtype), progress);
+        let read = move || bytes(&parameter, read, (path, dtype), progress);
         (name, LazyTensor { dtype, shape, read })
     });
     serialize(path, tensors, [("format".to_owned(), "pt".to_owned())].into())
@@ -148,14 +148,14 @@ fn write_safetensors(
 
 /// A parameter as the file `path` holds it.
 fn bytes(
-    name: &str,
+    Parameter { name, kind, .. }: &Parameter,
     read: &dyn Fn(&str) -> Result<Tensor, WeightsError>,
     (path, dtype): (&Path, Dtype),
     progress: &dyn ReadProgress,
 ) -> Result<Vec<u8>, WeightsError> {
     let mut tensor = read(name)?;
     // The shape would not tell: `attn.c_proj` is square.
-    if is_linear_weight(name) {
+    if *kind == ParameterKind::Linear {
         tensor = tensor.t()?;
     }
     let values = contiguous(&tensor)?.flatten_all()?.to_vec1::<f32>()?;

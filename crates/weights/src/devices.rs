@@ -1,7 +1,7 @@
 //! Which types of weights a CPU and a GPU hold.
 
 use candle_core::{DType, Device};
-use candle_gpt2_kernels::WeightFormat;
+use candle_gpt2_arithmetic::WeightFormat;
 
 use crate::{WeightDType, WeightsError};
 

@@ -62,7 +62,7 @@ mod written_dtype;
 
 pub use adapter::Adapter;
 pub use bounded_file::{check_regular, open_regular, read_bounded, read_bounded_text, read_to_limit};
-pub use candle_gpt2_kernels::WeightFormat;
+pub use candle_gpt2_arithmetic::WeightFormat;
 pub use checkpoint::{Checkpoint, OpenOptions, Problem};
 pub use companions::Companions;
 pub use control_vector::write_control_vector;

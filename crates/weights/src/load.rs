@@ -8,7 +8,6 @@ use candle_gpt2::{
 use candle_gpt2_kernels::{ByOutput, ParameterSource};
 use candle_nn::VarBuilder;
 
-use crate::naming::is_linear_weight;
 use crate::progress::of_candle;
 use crate::readers::{LoadMemory, PackParameters, ReadParameters};
 use crate::stored::StoredDType;
@@ -189,7 +188,7 @@ impl Checkpoint {
 
     /// Whether quantized linear layers are computed in f32 unless a type is chosen: no integer type holds what they store.
     pub fn is_unpacked(&self) -> bool {
-        let layers = self.naming.parameters.keys().filter(|name| is_linear_weight(name));
+        let layers = self.naming.parameters.keys().filter(|name| self.naming.is_linear(name));
         let mut stored = layers.filter_map(|name| self.stored_matrix(name));
         stored.any(|stored| {
             matches!(stored.dtype, StoredDType::Quantized(_)) && stored.dtype.quantized_dtype().is_none()

@@ -1,175 +1,114 @@
 //! How checkpoints name and turn the parameters of a GPT-2: the one place that knows prefixes, `Conv1D`, separate
 //! query, key and value, buffers, padding and tied heads.
 //!
-//! The model's own names are those of Hugging Face without the `transformer.` prefix, its matrices `(out, in)`. Each
-//! [`Scheme`] is a table from another origin's names to these.
+//! The model's own names are those of Hugging Face without the `transformer.` prefix, its matrices `(out, in)`. Each [`Scheme`] has
+//! another origin's names of the layers of [`expected_parameters`].
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use candle_gpt2::{Gpt2Config, HeadKind, Parameter, expected_parameters};
+use candle_gpt2::{Gpt2Config, HeadKind, Parameter, ParameterKind, expected_parameters};
 
 use crate::Mismatch;
 use crate::source::Source;
 use crate::stored::StoredTensor;
 
-/// How one origin names the parameters.
+/// Names of the parameters in files of one origin.
 struct Scheme {
     name: &'static str,
-    /// Parameters outside the blocks. The first that is there decides the scheme, and the text before it is the prefix of
-    /// all names.
+    /// Layers outside the blocks, ours and theirs; others have the same names.
     outside: &'static [(&'static str, &'static str)],
     /// The text before and after the number of a block.
     block: (&'static str, char),
-    /// Parameters of a block.
+    /// Layers of a block, ours and theirs; others have the same names.
     inside: &'static [(&'static str, &'static str)],
-    /// Parameters of a block that are the first, second or third part of one.
-    thirds: &'static [(&'static str, &'static str, usize)],
-    /// What a block holds besides parameters: the causal mask and the value it was filled with.
+    /// The layers that are stored in place of `attn.c_attn`: query, key and value.
+    thirds: Option<[&'static str; 3]>,
+    /// The text after the name of a layer: of weight and bias of a linear layer.
+    linear: [&'static str; 2],
+    /// Of weight and bias of a norm.
+    norm: [&'static str; 2],
+    /// Of an embedding or a head.
+    table: &'static str,
+    /// Tensors of a block that are no parameters: the causal mask and the value it was filled with.
     buffers: &'static [&'static str],
-    /// How linear weights are stored; `None` if the file must tell.
+    /// The layout of linear weights; `None` if the file must tell.
     orientation: Option<Orientation>,
 }
 
 const SCHEMES: [Scheme; 4] = [
-    Scheme {
-        name: "Hugging Face",
-        outside: &[
-            ("wte.weight", "wte.weight"),
-            ("wpe.weight", "wpe.weight"),
-            ("ln_f.weight", "ln_f.weight"),
-            ("ln_f.bias", "ln_f.bias"),
-            (HEAD, HEAD),
-        ],
-        block: ("h.", '.'),
-        inside: &[
-            ("ln_1.weight", "ln_1.weight"),
-            ("ln_1.bias", "ln_1.bias"),
-            ("attn.c_attn.weight", "attn.c_attn.weight"),
-            ("attn.c_attn.bias", "attn.c_attn.bias"),
-            ("attn.c_proj.weight", "attn.c_proj.weight"),
-            ("attn.c_proj.bias", "attn.c_proj.bias"),
-            ("ln_cross_attn.weight", "ln_cross_attn.weight"),
-            ("ln_cross_attn.bias", "ln_cross_attn.bias"),
-            ("crossattention.q_attn.weight", "crossattention.q_attn.weight"),
-            ("crossattention.q_attn.bias", "crossattention.q_attn.bias"),
-            ("crossattention.c_attn.weight", "crossattention.c_attn.weight"),
-            ("crossattention.c_attn.bias", "crossattention.c_attn.bias"),
-            ("crossattention.c_proj.weight", "crossattention.c_proj.weight"),
-            ("crossattention.c_proj.bias", "crossattention.c_proj.bias"),
-            ("ln_2.weight", "ln_2.weight"),
-            ("ln_2.bias", "ln_2.bias"),
-            ("mlp.c_fc.weight", "mlp.c_fc.weight"),
-            ("mlp.c_fc.bias", "mlp.c_fc.bias"),
-            ("mlp.c_proj.weight", "mlp.c_proj.weight"),
-            ("mlp.c_proj.bias", "mlp.c_proj.bias"),
-        ],
-        thirds: &[],
-        buffers: &["attn.bias", "attn.masked_bias", "crossattention.bias", "crossattention.masked_bias"],
-        orientation: None,
-    },
+    HUGGING_FACE,
     Scheme {
         name: "OpenAI",
-        outside: &[
-            ("wte", "wte.weight"),
-            ("wpe", "wpe.weight"),
-            ("ln_f/g", "ln_f.weight"),
-            ("ln_f/b", "ln_f.bias"),
-        ],
         block: ("h", '/'),
         inside: &[
-            ("ln_1/g", "ln_1.weight"),
-            ("ln_1/b", "ln_1.bias"),
-            ("attn/c_attn/w", "attn.c_attn.weight"),
-            ("attn/c_attn/b", "attn.c_attn.bias"),
-            ("attn/c_proj/w", "attn.c_proj.weight"),
-            ("attn/c_proj/b", "attn.c_proj.bias"),
-            ("ln_2/g", "ln_2.weight"),
-            ("ln_2/b", "ln_2.bias"),
-            ("mlp/c_fc/w", "mlp.c_fc.weight"),
-            ("mlp/c_fc/b", "mlp.c_fc.bias"),
-            ("mlp/c_proj/w", "mlp.c_proj.weight"),
-            ("mlp/c_proj/b", "mlp.c_proj.bias"),
+            ("attn.c_attn", "attn/c_attn"),
+            ("attn.c_proj", "attn/c_proj"),
+            ("mlp.c_fc", "mlp/c_fc"),
+            ("mlp.c_proj", "mlp/c_proj"),
         ],
-        thirds: &[],
+        linear: ["/w", "/b"],
+        norm: ["/g", "/b"],
+        table: "",
         buffers: &[],
         orientation: Some(Orientation::Conv1D),
+        ..HUGGING_FACE
     },
-    Scheme {
-        name: GGUF,
-        outside: &[
-            ("token_embd.weight", "wte.weight"),
-            ("position_embd.weight", "wpe.weight"),
-            ("output_norm.weight", "ln_f.weight"),
-            ("output_norm.bias", "ln_f.bias"),
-            ("output.weight", HEAD),
-        ],
-        block: ("blk.", '.'),
-        inside: &[
-            ("attn_norm.weight", "ln_1.weight"),
-            ("attn_norm.bias", "ln_1.bias"),
-            ("attn_qkv.weight", "attn.c_attn.weight"),
-            ("attn_qkv.bias", "attn.c_attn.bias"),
-            ("attn_output.weight", "attn.c_proj.weight"),
-            ("attn_output.bias", "attn.c_proj.bias"),
-            ("ffn_norm.weight", "ln_2.weight"),
-            ("ffn_norm.bias", "ln_2.bias"),
-            ("ffn_up.weight", "mlp.c_fc.weight"),
-            ("ffn_up.bias", "mlp.c_fc.bias"),
-            ("ffn_down.weight", "mlp.c_proj.weight"),
-            ("ffn_down.bias", "mlp.c_proj.bias"),
-        ],
-        thirds: &[],
-        buffers: &[],
-        orientation: Some(Orientation::Linear),
-    },
+    GGUF,
     Scheme {
         name: "Build a Large Language Model (From Scratch)",
-        outside: &[
-            ("tok_emb.weight", "wte.weight"),
-            ("pos_emb.weight", "wpe.weight"),
-            ("final_norm.scale", "ln_f.weight"),
-            ("final_norm.shift", "ln_f.bias"),
-            ("out_head.weight", HEAD),
-        ],
+        outside: &[("wte", "tok_emb"), ("wpe", "pos_emb"), ("ln_f", "final_norm"), ("lm_head", "out_head")],
         block: ("trf_blocks.", '.'),
         inside: &[
-            ("norm1.scale", "ln_1.weight"),
-            ("norm1.shift", "ln_1.bias"),
-            ("att.out_proj.weight", "attn.c_proj.weight"),
-            ("att.out_proj.bias", "attn.c_proj.bias"),
-            ("norm2.scale", "ln_2.weight"),
-            ("norm2.shift", "ln_2.bias"),
-            ("ff.layers.0.weight", "mlp.c_fc.weight"),
-            ("ff.layers.0.bias", "mlp.c_fc.bias"),
-            ("ff.layers.2.weight", "mlp.c_proj.weight"),
-            ("ff.layers.2.bias", "mlp.c_proj.bias"),
+            ("ln_1", "norm1"),
+            ("attn.c_proj", "att.out_proj"),
+            ("ln_2", "norm2"),
+            ("mlp.c_fc", "ff.layers.0"),
+            ("mlp.c_proj", "ff.layers.2"),
         ],
-        thirds: &[
-            ("att.W_query.weight", "attn.c_attn.weight", 0),
-            ("att.W_key.weight", "attn.c_attn.weight", 1),
-            ("att.W_value.weight", "attn.c_attn.weight", 2),
-            ("att.W_query.bias", "attn.c_attn.bias", 0),
-            ("att.W_key.bias", "attn.c_attn.bias", 1),
-            ("att.W_value.bias", "attn.c_attn.bias", 2),
-        ],
+        thirds: Some(["att.W_query", "att.W_key", "att.W_value"]),
+        norm: [".scale", ".shift"],
         buffers: &["att.mask"],
         orientation: Some(Orientation::Linear),
+        ..HUGGING_FACE
     },
 ];
 
+/// The model's own names.
+const HUGGING_FACE: Scheme = Scheme {
+    name: "Hugging Face",
+    outside: &[],
+    block: ("h.", '.'),
+    inside: &[],
+    thirds: None,
+    linear: [".weight", ".bias"],
+    norm: [".weight", ".bias"],
+    table: ".weight",
+    buffers: &["attn.bias", "attn.masked_bias", "crossattention.bias", "crossattention.masked_bias"],
+    orientation: None,
+};
 /// llama.cpp's names.
-const GGUF: &str = "GGUF";
-/// The linear layers of a block, whose weights GPT-2 stores as `Conv1D`, `(in, out)`.
-const LINEAR_WEIGHTS: [&str; 7] = [
-    ".attn.c_attn.weight",
-    ".attn.c_proj.weight",
-    ".crossattention.q_attn.weight",
-    ".crossattention.c_attn.weight",
-    ".crossattention.c_proj.weight",
-    ".mlp.c_fc.weight",
-    ".mlp.c_proj.weight",
-];
+const GGUF: Scheme = Scheme {
+    name: "GGUF",
+    outside: &[
+        ("wte", "token_embd"),
+        ("wpe", "position_embd"),
+        ("ln_f", "output_norm"),
+        ("lm_head", "output"),
+    ],
+    block: ("blk.", '.'),
+    inside: &[
+        ("ln_1", "attn_norm"),
+        ("attn.c_attn", "attn_qkv"),
+        ("attn.c_proj", "attn_output"),
+        ("ln_2", "ffn_norm"),
+        ("mlp.c_fc", "ffn_up"),
+        ("mlp.c_proj", "ffn_down"),
+    ],
+    buffers: &[],
+    orientation: Some(Orientation::Linear),
+    ..HUGGING_FACE
+};
 /// The prefix of the model's names in a model with a head, which the head's names lack.
 pub(crate) const MODEL_PREFIX: &str = "transformer.";
 /// The output head.
@@ -213,7 +152,7 @@ pub enum Orientation {
 /// ```
 pub fn checkpoint_shape(parameter: &Parameter, orientation: Orientation) -> Vec<usize> {
     let mut shape = parameter.shape.clone();
-    if orientation == Orientation::Conv1D && is_linear_weight(&parameter.name) {
+    if orientation == Orientation::Conv1D && parameter.kind == ParameterKind::Linear {
         shape.reverse();
     }
     shape
@@ -221,13 +160,7 @@ pub fn checkpoint_shape(parameter: &Parameter, orientation: Orientation) -> Vec<
 
 /// The name of a parameter in a GGUF file.
 pub(crate) fn gguf_name(name: &str) -> String {
-    let gguf = SCHEMES.iter().find(|scheme| scheme.name == GGUF).unwrap_or(&SCHEMES[0]);
-    gguf.file_name("", name)
-}
-
-/// Whether a parameter is the weight of a block's linear layer, which `Conv1D` stores as `(in, out)`.
-pub(crate) fn is_linear_weight(name: &str) -> bool {
-    name.starts_with("h.") && LINEAR_WEIGHTS.iter().any(|suffix| name.ends_with(suffix))
+    GGUF.file_name("", name)
 }
 
 /// Where the values of a parameter come from. Numbers are indices of stored tensors.
@@ -252,8 +185,8 @@ pub(crate) struct Naming {
     pub(crate) orientation: Orientation,
     /// How the orientation was decided, in words.
     pub(crate) orientation_evidence: String,
-    /// The source of each parameter, by the model's name, with the parameter's shape `(out, in)`.
-    pub(crate) parameters: HashMap<String, (Origin, Vec<usize>)>,
+    /// Each parameter by the model's name, with its source.
+    pub(crate) parameters: HashMap<String, (Origin, Parameter)>,
     /// Indices of causal masks, which are no parameters.
     pub(crate) buffers: Vec<usize>,
     /// Indices of tensors of integers, booleans and other types without weights, which are no parameters.
@@ -268,32 +201,23 @@ pub(crate) struct Naming {
     pub(crate) mismatches: Vec<Mismatch>,
 }
 
-/// What a name in a file means.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Meaning {
-    Parameter(String),
-    Third(String, usize),
-    Buffer,
-    Unknown,
-}
-
 impl Naming {
     /// Compares the tensors of a checkpoint with the parameters of a model.
     pub(crate) fn new(config: &Gpt2Config, source: &Source) -> Self {
         let stored = &source.tensors;
         let (scheme, prefix) = scheme_and_prefix(stored);
-        let meanings: Vec<Meaning> =
-            stored.iter().map(|tensor| scheme.meaning(config, &prefix, &tensor.name)).collect();
-        let by_meaning: HashMap<&Meaning, usize> =
-            meanings.iter().enumerate().map(|(index, meaning)| (meaning, index)).collect();
-        let find = |meaning: Meaning| by_meaning.get(&meaning).copied();
+        let by_name: HashMap<&str, usize> =
+            stored.iter().enumerate().map(|(index, tensor)| (tensor.name.as_str(), index)).collect();
+        let find = |name: &String| by_name.get(name.as_str()).copied();
+        let own = |name: &str| scheme.file_names(&prefix, name).iter().find_map(find);
+        let thirds = |name: &str| scheme.third_names(&prefix, name).map(|names| names.each_ref().map(find));
 
         let expected = expected_parameters(config);
-        let found_weights =
-            expected.iter().filter(|parameter| is_linear_weight(&parameter.name)).filter_map(|parameter| {
-                let index = find(Meaning::Parameter(parameter.name.clone()))?;
-                Some((parameter.shape.as_slice(), stored[index].shape.as_slice()))
-            });
+        let linear = expected.iter().filter(|parameter| parameter.kind == ParameterKind::Linear);
+        let found_weights = linear.filter_map(|parameter| {
+            let index = own(&parameter.name)?;
+            Some((parameter.shape.as_slice(), stored[index].shape.as_slice()))
+        });
         let (orientation, orientation_evidence) = match scheme.orientation {
             Some(orientation) => (orientation, format!("{} files always store them so", scheme.name)),
             None => orientation(found_weights),
@@ -312,18 +236,17 @@ impl Naming {
             mismatches: Vec::new(),
         };
         let mut has_place = vec![false; stored.len()];
-        let has_no_third_biases = !meanings
-            .iter()
-            .any(|meaning| matches!(meaning, Meaning::Third(name, _) if name.ends_with(".bias")));
+        let biases = expected.iter().filter(|parameter| parameter.kind == ParameterKind::Bias);
+        let has_third_biases =
+            biases.filter_map(|parameter| thirds(&parameter.name)).flatten().any(|third| third.is_some());
         for parameter in expected {
             let shape = checkpoint_shape(&parameter, orientation);
-            let thirds = [0, 1, 2].map(|third| find(Meaning::Third(parameter.name.clone(), third)));
-            let own = find(Meaning::Parameter(parameter.name.clone()));
+            let (own, thirds) = (own(&parameter.name), thirds(&parameter.name));
             // Of two tied matrices either is enough: safetensors' `save_model` keeps one name.
             let is_tied =
                 parameter.name == EMBEDDING && config.head.has_language_model() && config.tie_word_embeddings;
-            let tied =
-                if own.is_none() && is_tied { find(Meaning::Parameter(HEAD.to_owned())) } else { None };
+            let head = || scheme.file_names(&prefix, HEAD).iter().find_map(find);
+            let tied = if own.is_none() && is_tied { head() } else { None };
             naming.is_embedding_head |= tied.is_some();
             let from = if let Some(index) = own.or(tied) {
                 has_place[index] = true;
@@ -336,7 +259,7 @@ impl Naming {
                     );
                 }
                 Origin::Whole(index)
-            } else if let [Some(query), Some(key), Some(value)] = thirds {
+            } else if let Some([Some(query), Some(key), Some(value)]) = thirds {
                 let mut third_shape = shape;
                 third_shape[0] /= 3;
                 for index in [query, key, value] {
@@ -344,11 +267,8 @@ impl Naming {
                     naming.mismatches.extend(mismatch(&stored[index], third_shape.clone()));
                 }
                 Origin::Thirds([query, key, value])
-            } else if parameter.name.ends_with(".bias")
-                && (source.is_bias_free
-                    || (!scheme.thirds.is_empty()
-                        && parameter.name.ends_with("c_attn.bias")
-                        && has_no_third_biases))
+            } else if parameter.kind == ParameterKind::Bias
+                && (source.is_bias_free || (thirds.is_some() && !has_third_biases))
             {
                 Origin::Zeros
             } else {
@@ -356,21 +276,21 @@ impl Naming {
                 naming.mismatches.push(Mismatch::Missing { name, expected: shape });
                 continue;
             };
-            naming.parameters.insert(parameter.name, (from, parameter.shape));
+            naming.parameters.insert(parameter.name.clone(), (from, parameter));
         }
+        let heads = scheme.file_names(&prefix, HEAD);
         for (index, tensor) in stored.iter().enumerate().filter(|(index, _)| !has_place[*index]) {
-            match &meanings[index] {
-                Meaning::Parameter(name) if name == HEAD && config.head.has_language_model() => {
-                    // The configuration ties the head: the file repeats the embedding under a second name.
-                    naming.mismatches.extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
-                    naming.tied_head = Some(index);
-                }
-                Meaning::Buffer => naming.buffers.push(index),
-                _ if !tensor.dtype.holds_weights() => naming.skipped.push(index),
-                _ => {
-                    let (name, found) = (tensor.name.clone(), tensor.shape.clone());
-                    naming.mismatches.push(Mismatch::Surplus { name, found });
-                }
+            if config.head.has_language_model() && heads.contains(&tensor.name) {
+                // The configuration ties the head: the file repeats the embedding under a second name.
+                naming.mismatches.extend(mismatch(tensor, vec![config.vocab_size, config.n_embd]));
+                naming.tied_head = Some(index);
+            } else if scheme.is_buffer(config, &prefix, &tensor.name) {
+                naming.buffers.push(index);
+            } else if !tensor.dtype.holds_weights() {
+                naming.skipped.push(index);
+            } else {
+                let (name, found) = (tensor.name.clone(), tensor.shape.clone());
+                naming.mismatches.push(Mismatch::Surplus { name, found });
             }
         }
         naming
@@ -378,7 +298,12 @@ impl Naming {
 
     /// Whether the stored tensor of parameter `name` must be turned to become `(out, in)`.
     pub(crate) fn is_transposed(&self, name: &str) -> bool {
-        self.orientation == Orientation::Conv1D && is_linear_weight(name)
+        self.orientation == Orientation::Conv1D && self.is_linear(name)
+    }
+
+    /// Whether parameter `name` is the weight of a linear layer in a block.
+    pub(crate) fn is_linear(&self, name: &str) -> bool {
+        self.parameters.get(name).is_some_and(|(_, parameter)| parameter.kind == ParameterKind::Linear)
     }
 
     /// The shape of a parameter's tensor in the file, `(out, in)`.
@@ -419,57 +344,71 @@ impl Naming {
 impl Scheme {
     /// Number of blocks of which a file has tensors.
     fn layers(&self, prefix: &str, stored: &[StoredTensor]) -> usize {
-        let layer = |tensor: &StoredTensor| {
-            let (layer, _) =
-                tensor.name.strip_prefix(prefix)?.strip_prefix(self.block.0)?.split_once(self.block.1)?;
-            layer.parse::<usize>().ok().filter(|_| is_number(layer))
-        };
+        let layer = |tensor: &StoredTensor| self.in_block(prefix, &tensor.name)?.0.parse::<usize>().ok();
         stored.iter().filter_map(layer).max().map_or(0, |last| last.saturating_add(1))
     }
 
-    /// What a name in a file of this scheme means.
-    fn meaning(&self, config: &Gpt2Config, prefix: &str, name: &str) -> Meaning {
-        let head_prefix = prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix);
-        if let Some(head) = name.strip_prefix(head_prefix).filter(|name| is_of_head(name)) {
-            return Meaning::Parameter(head.to_owned());
+    /// The number of a block and the name in the block.
+    fn in_block<'a>(&self, prefix: &str, name: &'a str) -> Option<(&'a str, &'a str)> {
+        let (layer, name) =
+            name.strip_prefix(prefix)?.strip_prefix(self.block.0)?.split_once(self.block.1)?;
+        is_number(layer).then_some((layer, name))
+    }
+
+    /// Whether a name is that of a buffer in one of the model's blocks.
+    fn is_buffer(&self, config: &Gpt2Config, prefix: &str, name: &str) -> bool {
+        self.in_block(prefix, name).is_some_and(|(layer, name)| {
+            self.buffers.contains(&name) && layer.parse().is_ok_and(|layer: usize| layer < config.n_layer)
+        })
+    }
+
+    /// The name of a parameter in a file of this scheme.
+    fn file_name(&self, prefix: &str, own: &str) -> String {
+        if let Some([query, ..]) = self.third_names(prefix, own) {
+            return query;
         }
-        let Some(name) = name.strip_prefix(prefix) else {
-            return Meaning::Unknown;
-        };
-        if let Some((_, own)) = self.outside.iter().find(|(theirs, _)| *theirs == name) {
-            return Meaning::Parameter((*own).to_owned());
+        let (layer, part) = own.rsplit_once('.').unwrap_or((own, ""));
+        let theirs = theirs(self.outside, layer);
+        if is_of_head(own) && theirs == layer {
+            return format!("{}{own}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix));
         }
-        let block = name.strip_prefix(self.block.0).and_then(|rest| rest.split_once(self.block.1));
-        let is_block = |layer: &str| layer.parse().is_ok_and(|layer: usize| layer < config.n_layer);
-        let Some((layer, name)) = block.filter(|(layer, _)| is_number(layer) && is_block(layer)) else {
-            return Meaning::Unknown;
-        };
-        let own_name = |own: &str| format!("h.{layer}.{own}");
-        if let Some((_, own)) = self.inside.iter().find(|(theirs, _)| *theirs == name) {
-            Meaning::Parameter(own_name(own))
-        } else if let Some((_, own, third)) = self.thirds.iter().find(|(theirs, ..)| *theirs == name) {
-            Meaning::Third(own_name(own), *third)
-        } else if self.buffers.contains(&name) {
-            Meaning::Buffer
-        } else {
-            Meaning::Unknown
+        match layer.strip_prefix("h.").and_then(|rest| rest.split_once('.')) {
+            Some((index, layer)) => self.name_in_block(prefix, index, (layer, part)),
+            None => {
+                let [weight, bias] = if layer == "ln_f" { self.norm } else { [self.table, ".bias"] };
+                format!("{prefix}{theirs}{}", if part == "bias" { bias } else { weight })
+            }
         }
     }
 
-    /// The name a parameter would have in a file of this scheme.
-    fn file_name(&self, prefix: &str, own: &str) -> String {
-        if is_of_head(own) && self.outside.iter().all(|(theirs, known)| *known != own || theirs == known) {
-            return format!("{}{own}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix));
-        }
-        if let Some((theirs, _)) = self.outside.iter().find(|(_, known)| *known == own) {
-            return format!("{prefix}{theirs}");
-        }
-        let (layer, own) = own.strip_prefix("h.").and_then(|rest| rest.split_once('.')).unwrap_or(("", own));
-        let whole = self.inside.iter().find(|(_, known)| *known == own).map(|(theirs, _)| *theirs);
-        let third = self.thirds.iter().find(|(_, known, _)| *known == own).map(|(theirs, ..)| *theirs);
+    fn name_in_block(&self, prefix: &str, index: &str, (layer, part): (&str, &str)) -> String {
         let (before, after) = self.block;
-        format!("{prefix}{before}{layer}{after}{}", whole.or(third).unwrap_or(own))
+        let [weight, bias] = if layer.starts_with("ln_") { self.norm } else { self.linear };
+        let suffix = if part == "bias" { bias } else { weight };
+        format!("{prefix}{before}{index}{after}{}{suffix}", theirs(self.inside, layer))
     }
+
+    /// The names under which a file may have a parameter. A head is outside the model, but may carry its prefix.
+    fn file_names(&self, prefix: &str, own: &str) -> Vec<String> {
+        let mut names = vec![self.file_name(prefix, own)];
+        if is_of_head(own) {
+            names.push(format!("{}{own}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix)));
+            names.push(format!("{prefix}{own}"));
+        }
+        names
+    }
+
+    /// The names of query, key and value, if they are stored in place of parameter `own`.
+    fn third_names(&self, prefix: &str, own: &str) -> Option<[String; 3]> {
+        let (index, own) = own.strip_prefix("h.")?.split_once('.')?;
+        let part = own.strip_prefix("attn.c_attn.")?;
+        Some(self.thirds?.map(|third| self.name_in_block(prefix, index, (third, part))))
+    }
+}
+
+/// The other name of a layer in a table of names.
+fn theirs<'a>(table: &[(&str, &'static str)], ours: &'a str) -> &'a str {
+    table.iter().find(|(known, _)| *known == ours).map_or(ours, |(_, theirs)| *theirs)
 }
 
 fn is_number(text: &str) -> bool {
@@ -477,12 +416,13 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && !has_leading_zero && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The scheme one of whose outer parameters is there, and its prefix; the shortest if it is there under several.
+/// The scheme one of whose parameters outside the blocks is in the file, and its prefix; the shortest if there are several.
 fn scheme_and_prefix(stored: &[StoredTensor]) -> (&'static Scheme, String) {
     for scheme in &SCHEMES {
         // The head is outside the model, so it says nothing about the others' prefix.
-        for (anchor, _) in scheme.outside.iter().filter(|(anchor, _)| *anchor != HEAD) {
-            let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor));
+        for anchor in ["wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias"] {
+            let anchor = scheme.file_name("", anchor);
+            let prefixes = stored.iter().filter_map(|tensor| tensor.name.strip_suffix(anchor.as_str()));
             let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with(['.', '/']));
             if let Some(prefix) = whole.min_by_key(|prefix| prefix.len()) {
                 return (scheme, prefix.to_owned());

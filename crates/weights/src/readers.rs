@@ -4,14 +4,13 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_gpt2::{Parameter, expected_parameters};
-use candle_gpt2_kernels::{
-    Matrix, MatrixBytes, PackedMatrix, ParameterSource, StoredFloat, StoredOrder, WeightFormat, contiguous,
-};
+use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use candle_gpt2_kernels::{Matrix, ParameterSource, contiguous};
 use candle_nn::Init;
 use candle_nn::var_builder::SimpleBackend;
 
 use crate::adapter::changed;
-use crate::naming::{Origin, is_linear_weight, is_of_head};
+use crate::naming::{Origin, is_of_head};
 use crate::progress::{check_interrupted, of_candle};
 use crate::stored::{StoredDType, StoredTensor};
 use crate::{Checkpoint, ReadProgress, WeightsError, crc32c};
@@ -33,7 +32,7 @@ impl ReadParameters<'_> {
         visit: &mut dyn FnMut(&Tensor) -> Result<(), WeightsError>,
     ) -> Result<(), WeightsError> {
         let Checkpoint { source, naming, .. } = self.checkpoint;
-        let Some((_, shape)) = naming.parameters.get(name) else {
+        let Some((_, Parameter { shape, .. })) = naming.parameters.get(name) else {
             return Err(missing(name).into());
         };
         let step = (piece / shape[1..].iter().product::<usize>().max(1)).max(1);
@@ -63,7 +62,7 @@ impl ReadParameters<'_> {
     /// A parameter as the files store it, before adapters.
     fn stored(&self, name: &str, dtype: DType, device: &Device) -> candle_core::Result<Tensor> {
         let Checkpoint { source, naming, .. } = self.checkpoint;
-        let Some((from, shape)) = naming.parameters.get(name) else {
+        let Some((from, Parameter { shape, .. })) = naming.parameters.get(name) else {
             return Err(missing(name));
         };
         let read = |index: usize| {
@@ -254,12 +253,10 @@ impl PackParameters<'_> {
     pub(crate) fn memory(&self) -> LoadMemory {
         let Checkpoint { config, .. } = self.reader.checkpoint;
         let mut memory = LoadMemory { held: 0, reading: 0 };
-        for Parameter { name, shape } in expected_parameters(config) {
+        for Parameter { name, shape, kind, .. } in expected_parameters(config) {
             let in_f32 = bytes_in_f32(&shape);
             let (held, reading) = match *shape.as_slice() {
-                [out_features, in_features]
-                    if is_linear_weight(&name) || is_of_head(&name) || TABLES.contains(&name.as_str()) =>
-                {
+                [out_features, in_features] if kind.is_multiplied() => {
                     let packed = self.format(&name).packed_bytes(out_features, in_features);
                     (packed, self.bytes_of_packing(&name, (out_features, in_features)))
                 }
@@ -283,7 +280,7 @@ impl PackParameters<'_> {
     fn bytes_of_reading(&self, name: &str) -> u64 {
         let Checkpoint { source, naming, .. } = self.reader.checkpoint;
         let reading = |index: &usize| source.tensors[*index].bytes_of_values(&source.files);
-        let Some((from, shape)) = naming.parameters.get(name) else { return 0 };
+        let Some((from, Parameter { shape, .. })) = naming.parameters.get(name) else { return 0 };
         let in_f32 = bytes_in_f32(shape);
         let stored = match from {
             Origin::Whole(index) if source.tensors[*index].shape.first() > shape.first() => {
@@ -322,12 +319,11 @@ impl ParameterSource for PackParameters<'_> {
         out_features: usize,
         in_features: usize,
         name: &str,
-        deviation: f64,
+        init: Init,
     ) -> candle_core::Result<Matrix> {
         let path = self.name(name);
         let format = self.format(&path);
         let Some((stored, dtype, order)) = self.packable(&path, (out_features, in_features)) else {
-            let init = Init::Randn { mean: 0.0, stdev: deviation };
             return Matrix::pack(&self.parameter((out_features, in_features), name, init)?, format);
         };
         let ReadParameters { progress, checkpoint } = self.reader;

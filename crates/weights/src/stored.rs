@@ -8,7 +8,7 @@ use std::ops::Range;
 use candle_core::quantized::GgmlDType;
 use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use candle_core::{Device, Tensor};
-use candle_gpt2_kernels::WeightFormat;
+use candle_gpt2_arithmetic::WeightFormat;
 use half::{bf16, f16};
 
 use crate::checkpoint_file::CheckpointFile;

@@ -15,11 +15,11 @@ pub(crate) fn contradiction(
     progress: &dyn ReadProgress,
 ) -> Result<Option<Mismatch>, WeightsError> {
     let embedding = naming.parameters.get("wte.weight");
-    let (Some(head), Some((Origin::Whole(embedding), shape))) = (naming.tied_head, embedding) else {
+    let (Some(head), Some((Origin::Whole(embedding), parameter))) = (naming.tied_head, embedding) else {
         return Ok(None);
     };
     let (head, embedding) = (&source.tensors[head], &source.tensors[*embedding]);
-    let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == *shape;
+    let comparable = |tensor: &StoredTensor| tensor.dtype.holds_weights() && tensor.shape == parameter.shape;
     if !comparable(head) || !comparable(embedding) || is_copy(head, embedding, &source.files, progress)? {
         return Ok(None);
     }

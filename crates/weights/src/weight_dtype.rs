@@ -1,7 +1,7 @@
 //! The types in which weights can be held in memory, and which of them a CPU and a GPU have.
 
 use candle_core::DType;
-use candle_gpt2_kernels::WeightFormat;
+use candle_gpt2_arithmetic::WeightFormat;
 
 use crate::named::named;
 
@@ -38,7 +38,7 @@ macro_rules! dtypes {
     };
 }
 
-candle_gpt2_kernels::weight_formats!(dtypes);
+candle_gpt2_arithmetic::weight_formats!(dtypes);
 
 impl WeightDType {
     /// The type of a GPU's tensors.

@@ -121,14 +121,13 @@ struct WrittenTensor {
 impl WrittenTensor {
     /// A parameter in a file of mostly `dtype`.
     fn new(parameter: Parameter, dtype: WrittenDType) -> Self {
-        let is_matrix = parameter.shape.len() == 2 && parameter.name != "wpe.weight";
-        let dtype = if is_matrix { dtype } else { WrittenDType::F32 };
+        let dtype = if parameter.kind.is_multiplied() { dtype } else { WrittenDType::F32 };
         Self { parameter, dtype }
     }
 
     /// The rows must fill whole blocks.
     fn check_rows(&self) -> Result<(), String> {
-        let Parameter { name, shape } = &self.parameter;
+        let Parameter { name, shape, .. } = &self.parameter;
         let width = shape.last().copied().unwrap_or_default();
         let block = self.dtype.ggml().block_size();
         if width > 0 && width.is_multiple_of(block) {

@@ -6,9 +6,8 @@ use candle_core::{D, DType, Device, IndexOp, Result, Tensor, Var};
 use candle_gpt2_attention::{
     AttentionError, AttentionMask, HeadWidth, KvCache, KvCacheShape, MultiHeadAttention,
     MultiHeadAttentionConfig, Observer, Pass, ProjectionLayout, QkvProjection, ScaledDotProduct, Site,
-    carried,
 };
-use candle_gpt2_kernels::{LayerNorm, Linear};
+use candle_gpt2_kernels::{LayerNorm, Linear, carried};
 use candle_gpt2_testing::{Fixture, assert_close, checkpoints, pattern, values, worst};
 
 /// f32 products of two libraries over at most 40 terms.
@@ -330,7 +329,7 @@ fn dropout_acts_on_the_attention_weights() -> Result<()> {
     let layer = layer.with_dropout(1.0);
     let x = pattern(&[1, 3, 15], 2.0, 0);
     for mask in [AttentionMask::Causal, AttentionMask::Window { before: 1, after: 0 }] {
-        let mut generator = candle_gpt2_kernels::RandomStream::new(0);
+        let mut generator = candle_gpt2_arithmetic::RandomStream::new(0);
         let output = layer.forward_with(&x, None, &mask, None, &mut Pass::training(&mut generator))?;
         let bias = pattern(&[10], 1.0, 6000).broadcast_as((1, 3, 10))?;
         assert_close(&output, &bias, SAME, &format!("{mask:?}"));
@@ -445,7 +444,7 @@ fn a_step_at_positions_in_memory() -> Result<()> {
     assert!(refused(&layer, AttentionMask::Causal, None, Pass::inference()));
     assert!(refused(&layer, AttentionMask::Bidirectional, Some(&mut fresh), Pass::inference()));
     assert!(refused(&separate, AttentionMask::Causal, Some(&mut fresh), Pass::inference()));
-    let mut generator = candle_gpt2_kernels::RandomStream::new(1);
+    let mut generator = candle_gpt2_arithmetic::RandomStream::new(1);
     assert!(refused(&layer, AttentionMask::Causal, Some(&mut fresh), Pass::training(&mut generator)));
     Ok(())
 }
@@ -455,7 +454,7 @@ fn a_cache_is_refused_in_training() -> Result<()> {
     let (layer, _) = separate_and_fused()?;
     let x = pattern(&[1, 2, 15], 1.0, 0);
     let mut cache = cache(1, 4)?;
-    let mut generator = candle_gpt2_kernels::RandomStream::new(1);
+    let mut generator = candle_gpt2_arithmetic::RandomStream::new(1);
     let pass = &mut Pass::training(&mut generator);
     let error = layer.forward_with(&x, None, &AttentionMask::Causal, Some(&mut cache), pass).unwrap_err();
     assert_eq!(carried::<AttentionError>(&error), Some(&AttentionError::CacheInTraining));

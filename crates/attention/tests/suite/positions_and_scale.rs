@@ -1,8 +1,8 @@
 //! Sinusoidal positions and why scores are divided by sqrt(d) ("Attention Is All You Need", sections 3.5 and 3.2.1).
 
 use candle_core::{Device, Result};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_attention::{ScaledDotProduct, SinusoidalPositions};
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{pattern, values};
 
 #[test]

@@ -2,13 +2,15 @@
 //! from a fixture (`scripts/reference/layers.py`, `export_steps`); every expected matrix is the book's.
 
 use candle_core::{Device, IndexOp, Result, Tensor};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_attention::steps::{
     CausalAttention, SelfAttention, StackedHeads, attend_one, dot_product, mask_by_renormalizing,
     mask_with_negative_infinity, normalize_by_sum, simple_self_attention, softmax_naive,
 };
 use candle_gpt2_attention::{AttentionMask, MultiHeadAttention, MultiHeadAttentionConfig, Pass};
-use candle_gpt2_kernels::{Linear, RandomStream, softmax};
+use candle_gpt2_kernels::Linear;
 use candle_gpt2_testing::{Fixture, assert_close, assert_close_absolute, values};
+use candle_nn::ops::softmax;
 
 /// The book prints four decimals.
 const PRINTED: f64 = 0.5e-4 + 1e-6;

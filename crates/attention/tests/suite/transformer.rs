@@ -139,7 +139,7 @@ fn dropout_acts_on_every_part_of_a_block() -> Result<()> {
         })
     };
     let (source, target) = (fixture.tensor("source"), fixture.tensor("target"));
-    let mut generator = candle_gpt2_kernels::RandomStream::new(0);
+    let mut generator = candle_gpt2_arithmetic::RandomStream::new(0);
     let mut pass = Pass::training(&mut generator);
     let encoded = encoder.forward(&source, &AttentionMask::Bidirectional, &mut pass)?;
     assert_close(&encoded, &norms(&encoder_vb, 2, &source)?, PARITY, "encoder");

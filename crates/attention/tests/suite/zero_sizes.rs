@@ -1,11 +1,11 @@
 //! Sizes of zero are refused by name, whichever way attention would be computed.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_attention::{
     AttentionError, AttentionMask, KvCache, KvCacheShape, MultiHeadAttention, MultiHeadAttentionConfig,
     Observer, Pass, ScaledDotProduct, Site, SiteKind,
 };
-use candle_gpt2_kernels::RandomStream;
 
 /// Wants the weights, which the kernels keep to themselves.
 struct Looks;

@@ -7,9 +7,9 @@ use std::time::Instant;
 use anyhow::Result;
 use candle_core::{D, DType, Device, Tensor};
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, LogitsFor, Pass};
-use candle_gpt2_engine::{HubOptions, ModelOptions, device_name, process};
+use candle_gpt2_arithmetic::region_count;
+use candle_gpt2_engine::{HubOptions, LargePages, ModelOptions, device_name, process};
 use candle_gpt2_generation::{GenerationConfig, History, Sampler};
-use candle_gpt2_kernels::{LargePages, region_count};
 use clap::{ArgMatches, Args, FromArgMatches};
 use serde::Serialize;
 

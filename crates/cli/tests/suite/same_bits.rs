@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 
-use candle_gpt2_kernels::limits::instruction_sets;
+use candle_gpt2_arithmetic::limits::instruction_sets;
 use candle_gpt2_testing::{CheckpointFolder, SAMPLERS};
 use serde_json::Value;
 

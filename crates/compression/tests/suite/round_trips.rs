@@ -1,9 +1,10 @@
 //! What is compressed comes back, whatever it is, in as many bytes as the model says.
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_compression::Compressor;
 use candle_gpt2_engine::{ModelOptions, Silent, WeightDType};
 use candle_gpt2_generation::{default_stride, score};
-use candle_gpt2_kernels::{KvDType, RandomStream};
+use candle_gpt2_kernels::KvDType;
 
 use crate::{BUILT_IN, MODEL_CARD, README, TINY, compressed, decompressed, load};
 

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use candle_gpt2_kernels::{limits, set_thread_count};
+use candle_gpt2_arithmetic::{limits, set_thread_count};
 
 /// Sets what `--threads N` and `--instructions SET` say; the other arguments are names of what is to be measured, all if there
 /// is none.

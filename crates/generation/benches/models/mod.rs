@@ -1,7 +1,7 @@
 //! The models that benches measure.
 
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
-use candle_gpt2_kernels::WeightFormat;
+use candle_gpt2_arithmetic::WeightFormat;
 use candle_gpt2_testing::MadeUpWeights;
 
 /// GPT-2's 124M parameters in q8, with made-up weights: speed does not depend on the values.

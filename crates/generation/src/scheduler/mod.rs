@@ -21,7 +21,7 @@ use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Cache, Gpt2LMHeadModel, KvPool, KvSlot};
-use candle_gpt2_kernels::rounded_to_nearest;
+use candle_gpt2_arithmetic::rounded_to_nearest;
 use tokenizers::Tokenizer;
 
 use crate::draft::{Assistant, token_cost_of};

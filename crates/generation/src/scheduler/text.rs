@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use candle_gpt2::{Gpt2Cache, Pass};
-use candle_gpt2_kernels::map_items;
+use candle_gpt2_arithmetic::map_items;
 use tokenizers::Tokenizer;
 
 use super::event::{Event, StopReason};

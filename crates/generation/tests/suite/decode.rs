@@ -1,7 +1,7 @@
 //! Text of ids: streamed, whole and as the `tokenizers` library decodes it, for vocabularies of every kind.
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{TextStream, decode, is_fallback_byte};
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{fixture_path, json_fixture, tokenizer_json};
 use candle_gpt2_weights::{Tokenizer, encode, load_tokenizer, token_bytes};
 use serde_json::{Value, json};

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, LogitsFor, Pass};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{
     Drafts, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator,
 };
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::CheckpointFolder;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType};
 use candle_nn::VarBuilder;

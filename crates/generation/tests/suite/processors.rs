@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{
     AllowedTokens, Constraint, EarlyStopping, GenerationConfig, GenerationError, History, LogitsFunction,
     LogitsProcessor, Sampler, WhenFull,
 };
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::json_fixture;
 use serde_json::{Value, json};
 

@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use candle_gpt2::Gpt2LMHeadModel;
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{
     Constraint, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, Scheduler, StopReason,
     TokenLogprobs, beam_search, score,
 };
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_weights::{Tokenizer, WeightDType};
 
 use super::scheduler::{options, prompt, scheduler, tiny, tiny_in};

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use candle_core::{Device, Tensor};
 use candle_gpt2::{Gpt2LMHeadModel, KvDType, KvSlot, LogitsFor, Pass};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::{
     AllowedTokens, Event, GenerationConfig, GenerationError, LogitsProcessor, Request, RequestId, Scheduler,
     SchedulerOptions, StopReason, TokenGenerator, WhenFull, beam_search, contrastive_search,
 };
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::fixture_path;
 use candle_gpt2_weights::{Checkpoint, LoadOptions, Tokenizer, WeightDType, load_tokenizer};
 

@@ -9,7 +9,8 @@ use candle_gpt2::{
     Gpt2ForTokenClassification, Gpt2LMHeadModel, HeadKind, LogitsFor, Observer, Pass, Site,
     expected_parameters, gradients,
 };
-use candle_gpt2_kernels::{RandomStream, composed};
+use candle_gpt2_arithmetic::RandomStream;
+use candle_gpt2_kernels::composed;
 use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, values, worst};
 use candle_nn::VarBuilder;
 

@@ -8,7 +8,7 @@ use candle_gpt2::{
     ByOutput, Gpt2Cache, Gpt2Config, Gpt2LMHeadModel, KvDType, KvPool, LogitsFor, Observer, ParameterCounts,
     Pass, Site, SiteKind, expected_parameters,
 };
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_testing::{Fixture, assert_parity, device, dtype, pattern, skipped, values};
 use candle_nn::VarBuilder;
 

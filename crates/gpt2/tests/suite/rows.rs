@@ -8,7 +8,8 @@ use candle_gpt2::{
     ByOutput, Gpt2Cache, Gpt2Config, Gpt2Model, KvPool, Observer, Pass, Site, SiteKind, expected_parameters,
     gradients,
 };
-use candle_gpt2_kernels::{RandomStream, composed};
+use candle_gpt2_arithmetic::RandomStream;
+use candle_gpt2_kernels::composed;
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, values, worst};
 use candle_nn::VarBuilder;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_generation::{Constraint, LogitsProcessor};
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{CheckpointFolder, fixture_path};
 use candle_gpt2_weights::{Checkpoint, Tokenizer, load_tokenizer};
 use serde_json::{Value, json};

@@ -2,9 +2,9 @@
 
 use std::thread;
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_generation::GenerationError;
 use candle_gpt2_grammar::{Compiler, Grammar};
-use candle_gpt2_kernels::RandomStream;
 
 use crate::common::{allowed, cases, compiled, compiled_by, tiny, walk};
 

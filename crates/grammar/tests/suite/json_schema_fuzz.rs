@@ -1,8 +1,8 @@
 //! Generated schemas and instances, judged by a validator of their keywords that knows nothing of the library: a schema is
 //! generated right or refused, and nothing else happens.
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_grammar::Grammar;
-use candle_gpt2_kernels::RandomStream;
 use serde_json::{Map, Value, json};
 
 use crate::common::{tiny, walk};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError, MAX_SOURCE_BYTES};
-use candle_gpt2_kernels::RandomStream;
 use serde_json::{Value, json};
 
 use crate::common::{tiny, walk};

@@ -1,8 +1,8 @@
 //! Vocabularies of any origin.
 
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_engine::Vocabulary;
 use candle_gpt2_grammar::{Compiler, Grammar, GrammarError};
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{CheckpointFolder, tokenizer_json};
 use candle_gpt2_weights::{Checkpoint, Tokenizer};
 use serde_json::{Value, json};

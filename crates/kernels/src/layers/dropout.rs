@@ -14,7 +14,8 @@ use crate::training::apply_dropout;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_gpt2_kernels::{RandomStream, dropout};
+/// use candle_gpt2_arithmetic::RandomStream;
+/// use candle_gpt2_kernels::dropout;
 ///
 /// let x = Tensor::ones(1000, DType::F32, &Device::Cpu)?;
 /// let dropped = dropout(&x, 0.75, &mut RandomStream::new(7))?.to_vec1::<f32>()?;

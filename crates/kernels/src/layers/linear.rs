@@ -15,7 +15,7 @@ use candle_gpt2_arithmetic::{Finish, PackedMatrix, PanelBias};
 use candle_nn::Init;
 
 use super::matrix::{AdaptedMatrix, Matrix};
-use super::parameters::{DEVIATION, ParameterSource};
+use super::parameters::{DEVIATION, ParameterSource, normal};
 use super::size::ParameterSize;
 use crate::cpu::PackedProduct;
 use crate::cuda;
@@ -90,7 +90,7 @@ impl Linear {
         has_bias: bool,
         vb: impl ParameterSource,
     ) -> Result<Self> {
-        let weight = vb.matrix(out_features, in_features, weight, DEVIATION)?;
+        let weight = vb.matrix(out_features, in_features, weight, normal(DEVIATION))?;
         let bias = has_bias.then(|| vb.parameter(out_features, bias, Init::Const(0.0))).transpose()?;
         Self::from_matrix(weight, bias)
     }
@@ -106,7 +106,7 @@ impl Linear {
         deviation: f64,
         vb: impl ParameterSource,
     ) -> Result<Self> {
-        let weight = vb.conv1d(out_features, in_features, "weight", deviation)?;
+        let weight = vb.conv1d(out_features, in_features, "weight", normal(deviation))?;
         Self::from_matrix(weight, Some(vb.parameter(out_features, "bias", Init::Const(0.0))?))
     }
 

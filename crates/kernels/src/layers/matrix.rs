@@ -13,7 +13,8 @@ use crate::error::KernelError;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_gpt2_kernels::{Linear, Matrix, WeightFormat};
+/// use candle_gpt2_arithmetic::WeightFormat;
+/// use candle_gpt2_kernels::{Linear, Matrix};
 ///
 /// let weight = Tensor::ones((5, 64), DType::F32, &Device::Cpu)?;
 /// let layer = Linear::from_matrix(Matrix::pack(&weight, WeightFormat::Q8)?, None)?;

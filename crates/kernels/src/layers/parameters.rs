@@ -41,25 +41,24 @@ pub trait ParameterSource: Clone {
     /// When it is missing or has another shape.
     fn parameter(&self, shape: impl Into<Shape>, name: &str, init: Init) -> Result<Tensor>;
 
-    /// The weight `name` of a linear layer or an embedding, `(out, in)`, in the form in which it is to be held. `deviation` is the
-    /// standard deviation of what it begins as.
+    /// The weight `name` of a linear layer or an embedding, `(out, in)`, in the form in which it is to be held.
     ///
     /// # Errors
     /// When it is missing or has another shape.
-    fn matrix(&self, out_features: usize, in_features: usize, name: &str, deviation: f64) -> Result<Matrix> {
-        self.parameter((out_features, in_features), name, normal(deviation)).map(Matrix::Dense)
+    fn matrix(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
+        self.parameter((out_features, in_features), name, init).map(Matrix::Dense)
     }
 
     /// The same of a layer that checkpoints of GPT-2 store as `Conv1D`.
     ///
     /// # Errors
     /// When it is missing or has another shape.
-    fn conv1d(&self, out_features: usize, in_features: usize, name: &str, deviation: f64) -> Result<Matrix> {
-        self.matrix(out_features, in_features, name, deviation)
+    fn conv1d(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
+        self.matrix(out_features, in_features, name, init)
     }
 }
 
-fn normal(stdev: f64) -> Init {
+pub(super) fn normal(stdev: f64) -> Init {
     Init::Randn { mean: 0.0, stdev }
 }
 
@@ -76,8 +75,8 @@ impl ParameterSource for VarBuilder<'_> {
         self.get_with_hints(shape, name, init)
     }
 
-    fn conv1d(&self, out_features: usize, in_features: usize, name: &str, deviation: f64) -> Result<Matrix> {
-        self.parameter((in_features, out_features), name, normal(deviation))?.t().map(Matrix::Dense)
+    fn conv1d(&self, out_features: usize, in_features: usize, name: &str, init: Init) -> Result<Matrix> {
+        self.parameter((in_features, out_features), name, init)?.t().map(Matrix::Dense)
     }
 }
 

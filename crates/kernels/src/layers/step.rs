@@ -18,7 +18,8 @@ use crate::error::KernelError;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_gpt2_kernels::{KvMemory, KvSlot, Linear, step_attention};
+/// use candle_gpt2_arithmetic::KvSlot;
+/// use candle_gpt2_kernels::{KvMemory, Linear, step_attention};
 ///
 /// let projection = Linear::new(Tensor::ones((3 * 6, 4), DType::F32, &Device::Cpu)?, None)?;
 /// let memory = KvMemory::new(2, 3, 16, DType::F32, &Device::Cpu)?; // two heads of width 3

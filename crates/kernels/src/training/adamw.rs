@@ -16,7 +16,8 @@ use crate::per_thread::has_cpu_kernels;
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor, Var};
-/// use candle_gpt2_kernels::{AdamWStep, adamw_step};
+/// use candle_gpt2_arithmetic::AdamWStep;
+/// use candle_gpt2_kernels::adamw_step;
 ///
 /// let zeros = || Var::zeros(3, DType::F32, &Device::Cpu);
 /// let (parameter, mean, square) = (zeros()?, zeros()?, zeros()?);

@@ -2,10 +2,10 @@
 //! in f32 on the CPU from candle's plain operations. On a GPU this reaches every kernel of `cuda`.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use candle_gpt2_kernels::{
-    Activation, KvMemory, KvSlot, LayerNorm, Linear, prefix_attention_on_gpu, softmax, step_attention,
-};
+use candle_gpt2_arithmetic::KvSlot;
+use candle_gpt2_kernels::{Activation, KvMemory, LayerNorm, Linear, prefix_attention_on_gpu, step_attention};
 use candle_gpt2_testing::{assert_parity, device, dtype, pattern, skipped, values};
+use candle_nn::ops::softmax;
 
 /// Two f32 computations of sums of 20 products of values below 1.
 const TIGHT: f64 = 2e-6;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, IndexOp, Tensor, Var};
-use candle_gpt2_kernels::{AdaptedMatrix, Linear, Matrix, WeightFormat, expect_ids};
+use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_kernels::{AdaptedMatrix, Linear, Matrix, expect_ids};
 use candle_gpt2_testing::{pattern, values};
 
 /// Ids are checked whatever holds the table, and whatever candle would make of them: for the largest number of a type it has zeros.

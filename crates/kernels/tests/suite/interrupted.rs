@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{Device, Tensor};
-use candle_gpt2_kernels::{
-    Activation, Linear, Matrix, MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat,
-    interruptible,
-};
+use candle_gpt2_arithmetic::{MatrixBytes, PackedMatrix, StoredFloat, StoredOrder, WeightFormat};
+use candle_gpt2_kernels::{Activation, Linear, Matrix, interruptible};
 
 /// One part has 2³³ multiply-adds, which are 128 rows of these widths.
 const ROWS: usize = 150;

@@ -1,7 +1,8 @@
 //! Every operation against PyTorch, values and gradients (`scripts/reference/layers.py`, `export_operations`).
 
 use candle_core::{Result, Tensor, Var};
-use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, RandomStream, WeightFormat, dropout};
+use candle_gpt2_arithmetic::{RandomStream, WeightFormat};
+use candle_gpt2_kernels::{Activation, LayerNorm, Linear, Matrix, dropout};
 use candle_gpt2_testing::{Fixture, assert_close, pattern, values};
 
 /// f32 with transcendental functions of different libraries: a few units in the last place.

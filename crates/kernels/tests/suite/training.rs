@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_gpt2_arithmetic::{AdamWStep, Dropout, RandomStream, WeightFormat};
 use candle_gpt2_kernels::{
-    Activation, AdamWStep, AdaptedMatrix, Before, Dropout, HeadsAttention, KernelError, LayerNorm, Linear,
-    Matrix, RandomStream, WeightFormat, adamw_step, add, add_positions, dropout, gradients, head_loss,
-    head_loss_reference, heads_attention, heads_attention_reference, interruptible, recomputed,
-    runs_as_in_training, squared_norm, without_gradients,
+    Activation, AdaptedMatrix, Before, HeadsAttention, KernelError, LayerNorm, Linear, Matrix, adamw_step,
+    add, add_positions, dropout, gradients, head_loss, head_loss_reference, heads_attention,
+    heads_attention_reference, interruptible, recomputed, runs_as_in_training, squared_norm,
+    without_gradients,
 };
 use candle_gpt2_testing::{assert_close, pattern, values};
 

@@ -4,10 +4,11 @@
 use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_gpt2_arithmetic::{AdamWStep, Dropout, RandomStream};
 use candle_gpt2_kernels::{
-    Activation, AdamWStep, AdaptedMatrix, Before, Dropout, HeadsAttention, LayerNorm, Linear, Matrix,
-    RandomStream, adamw_step, add, add_positions, composed, dropout, gradient_norm, gradients,
-    has_cpu_kernels, head_loss, heads_attention, recomputed, squared_norm,
+    Activation, AdaptedMatrix, Before, HeadsAttention, LayerNorm, Linear, Matrix, adamw_step, add,
+    add_positions, composed, dropout, gradient_norm, gradients, has_cpu_kernels, head_loss, heads_attention,
+    recomputed, squared_norm,
 };
 use candle_gpt2_testing::{assert_close_absolute, device, pattern, skipped, values};
 

@@ -1,10 +1,12 @@
 //! What has no elements gives what has none, or an error; never a panic.
 
 use candle_core::{DType, Device, Result, Tensor};
+use candle_gpt2_arithmetic::{Dropout, KvSlot, RandomStream, WeightFormat};
 use candle_gpt2_kernels::{
-    Activation, Dropout, HeadsAttention, KvDType, KvMemory, KvSlot, LayerNorm, Linear, Matrix, RandomStream,
-    WeightFormat, add, add_positions, composed, dropout, head_loss, heads_attention, softmax, step_attention,
+    Activation, HeadsAttention, KvDType, KvMemory, LayerNorm, Linear, Matrix, add, add_positions, composed,
+    dropout, head_loss, heads_attention, step_attention,
 };
+use candle_nn::ops::softmax;
 
 fn zeros(shape: &[usize]) -> Tensor {
     Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap()

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel, Pass, Site};
+use candle_gpt2_arithmetic::{Float, RandomStream};
 use candle_gpt2_interpret::{Record, stop_after, token_rows};
-use candle_gpt2_kernels::{Float, RandomStream};
 
 use super::objective::{Computed, Objective, Selection, Weights, names};
 use super::{DictionaryKind, DictionaryNumbers};

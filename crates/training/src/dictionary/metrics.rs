@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use candle_gpt2::{LogitsFor, Observer, Pass, Site};
-use candle_gpt2_kernels::SparseRows;
+use candle_gpt2_arithmetic::SparseRows;
 use candle_nn::ops::log_softmax;
 use serde::{Deserialize, Serialize};
 

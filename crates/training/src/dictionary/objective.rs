@@ -25,7 +25,7 @@
 use std::ops::Range;
 
 use candle_gpt2::Gpt2Config;
-use candle_gpt2_kernels::{Float, MatrixView, SparseRows, map_items};
+use candle_gpt2_arithmetic::{Float, MatrixView, SparseRows, map_items};
 
 use super::{DictionaryKind, DictionaryNumbers};
 use crate::TrainingError;
@@ -721,7 +721,7 @@ fn deviations<T: Float>(values: &[T], width: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use candle_core::{DType, Device, Result, Tensor, Var};
-    use candle_gpt2_kernels::RandomStream;
+    use candle_gpt2_arithmetic::RandomStream;
 
     use super::*;
 

@@ -5,11 +5,11 @@ use std::fs;
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Gpt2LMHeadModel};
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_interpret::{
     Dictionary, DictionaryConfig, GraphOptions, LatentActivation, ReplacementModel, Run, TranscoderInput,
     TranscoderLayer, Transcoders, TranscodersConfig, named_sites,
 };
-use candle_gpt2_kernels::RandomStream;
 use candle_gpt2_testing::{files, pattern, temporary_folder, values};
 use candle_gpt2_training::state::{self, Progress};
 use candle_gpt2_training::{

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{Gpt2Config, Pass};
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_testing::{Fixture, device, values, worst};
 use candle_gpt2_training::{Batch, Hyperparameters, OptimizerKind, Parameters, Schedule, Trainer};
 

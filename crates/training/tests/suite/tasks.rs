@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Tensor};
 use candle_gpt2::{Gpt2Config, HeadKind, Pass};
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_testing::{Fixture, assert_close_absolute, values};
 use candle_gpt2_training::{
     Data, Examples, Hyperparameters, Lora, LoraConfig, Parameters, Row, Rows, Schedule, Share, Trainer,

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::{Result, Tensor};
-use candle_gpt2::{Gpt2Config, HeadKind, expected_parameters};
+use candle_gpt2::{Gpt2Config, HeadKind, Parameter, ParameterKind, expected_parameters};
 
 use super::change::{Change, Changes, Product};
 use super::folder::Adapter;
 use crate::error::ShapeOf;
-use crate::naming::{EMBEDDING, HEAD, MODEL_PREFIX, Origin, is_linear_weight, is_of_head};
+use crate::naming::{EMBEDDING, HEAD, MODEL_PREFIX, Orientation, Origin, checkpoint_shape, is_of_head};
 use crate::{Checkpoint, TensorFile, WeightsError};
 
 /// The prefix that PEFT puts before a model's own names.
@@ -76,9 +76,9 @@ pub(super) fn apply(
         return Err(refuse(what.into()));
     }
     let own_config = with_head(checkpoint.config(), &sorted);
-    let shapes = shapes(&own_config);
+    let parameters = parameters(&own_config);
     let mut faults = Faults::new();
-    let (found, base_layers) = changes(adapter, weight, &sorted, &shapes, &own_config, &mut faults)?;
+    let (found, base_layers) = changes(adapter, weight, &sorted, &parameters, &own_config, &mut faults)?;
     if faults.is_empty() && found.is_empty() {
         faults.push("it holds no tensor of an adapter".into());
     }
@@ -156,14 +156,10 @@ fn with_head(config: &Gpt2Config, sorted: &Sorted) -> Gpt2Config {
     }
 }
 
-/// The parameters' shapes, those of a tied head included.
-fn shapes(config: &Gpt2Config) -> BTreeMap<String, Vec<usize>> {
-    let parameters = expected_parameters(config).into_iter();
-    let mut shapes: BTreeMap<_, _> = parameters.map(|parameter| (parameter.name, parameter.shape)).collect();
-    if config.head.has_language_model() {
-        shapes.insert(HEAD.to_owned(), vec![config.vocab_size, config.n_embd]);
-    }
-    shapes
+/// The parameters by name, with the head over the vocabulary even if it is tied.
+fn parameters(config: &Gpt2Config) -> BTreeMap<String, Parameter> {
+    let untied = Gpt2Config { tie_word_embeddings: false, ..config.clone() };
+    expected_parameters(&untied).into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect()
 }
 
 /// The changes that an adapter makes, and the parameters whose base layer it replaces.
@@ -171,7 +167,7 @@ fn changes(
     adapter: &Adapter,
     weight: f64,
     sorted: &Sorted,
-    shapes: &BTreeMap<String, Vec<usize>>,
+    parameters: &BTreeMap<String, Parameter>,
     config: &Gpt2Config,
     faults: &mut Faults,
 ) -> Result<(Changes, BTreeSet<String>)> {
@@ -179,16 +175,11 @@ fn changes(
     let mut base_layers = BTreeSet::new();
     for (name, (is_base, file_name, tensor)) in &sorted.whole {
         let shown = candle_gpt2::excerpt(file_name);
-        let Some(shape) = shapes.get(name) else {
+        let Some(parameter) = parameters.get(name) else {
             faults.push(unknown(&shown, tensor, config));
             continue;
         };
-        let mut stored = shape.clone();
-        // The shape would not tell: `attn.c_proj` is square.
-        let is_turned = is_linear_weight(name);
-        if is_turned {
-            stored.reverse();
-        }
+        let stored = checkpoint_shape(parameter, Orientation::Conv1D);
         if tensor.dims() != stored {
             faults.push(format!(
                 "tensor `{shown}`: expected {}, found {}",
@@ -197,28 +188,31 @@ fn changes(
             ));
             continue;
         }
-        let value = if is_turned { tensor.t()?.contiguous()? } else { (*tensor).clone() };
+        // The shape would not tell: `attn.c_proj` is square.
+        let value = match parameter.kind {
+            ParameterKind::Linear => tensor.t()?.contiguous()?,
+            _ => (*tensor).clone(),
+        };
         changes.entry(name.clone()).or_default().replacement = Some(value);
         let module = name.rsplit_once('.').map_or(name.as_str(), |(module, _)| module);
         if *is_base || !adapter.config.is_saved(&full_name(sorted.prefix, module)) {
             base_layers.insert(name.clone());
         }
     }
-    for (name, shape) in shapes {
-        let Some((module, kind)) = name.rsplit_once('.') else { continue };
+    for (name, Parameter { shape, kind, .. }) in parameters {
+        let Some((module, part)) = name.rsplit_once('.') else { continue };
         let full = full_name(sorted.prefix, module);
         let file_name = |part: Part| format!("{PEFT_PREFIX}{full}.{}", part.name());
         if adapter.config.is_saved(&full) && !sorted.whole.contains_key(name) {
             faults
-                .push(format!("tensor `{PEFT_PREFIX}{full}.{kind}` is missing: expected {}", ShapeOf(shape)));
+                .push(format!("tensor `{PEFT_PREFIX}{full}.{part}` is missing: expected {}", ShapeOf(shape)));
         }
-        if kind != "weight" {
+        if part != "weight" {
             continue;
         }
         let is_table = TABLES.contains(&module);
-        let is_linear = is_linear_weight(name) || (is_of_head(name) && name != HEAD);
-        let can_have = is_table || is_linear || name == HEAD;
-        if !can_have || !adapter.config.is_target(&full, is_linear) {
+        let is_linear = is_linear(name, *kind);
+        if !(is_table || kind.is_multiplied()) || !adapter.config.is_target(&full, is_linear) {
             continue;
         }
         let [out_features, in_features] = *shape.as_slice() else { continue };
@@ -259,10 +253,10 @@ fn changes(
         if adapter.config.has_bias && !is_table {
             let bias = format!("{module}.bias");
             match sorted.parts.get(&(module.to_owned(), Part::Bias)) {
-                Some(offset) if shapes.contains_key(&bias) && offset.dims() == [out_features] => {
+                Some(offset) if parameters.contains_key(&bias) && offset.dims() == [out_features] => {
                     changes.entry(bias).or_default().offsets.push((*offset * scale)?);
                 }
-                Some(_) if !shapes.contains_key(&bias) => {
+                Some(_) if !parameters.contains_key(&bias) => {
                     faults.push(format!("tensor `{}`: the layer has no bias", file_name(Part::Bias)));
                 }
                 other => faults.push(format!(
@@ -277,14 +271,14 @@ fn changes(
         let name = format!("{module}.weight");
         let full = full_name(sorted.prefix, module);
         let shown = format!("{PEFT_PREFIX}{}.{}", candle_gpt2::excerpt(&full), part.name());
-        let is_linear = is_linear_weight(&name) || (is_of_head(&name) && name != HEAD);
+        let is_linear = parameters.get(&name).is_some_and(|parameter| is_linear(&name, parameter.kind));
         let is_table = TABLES.contains(&module.as_str());
         let is_own = match part {
             Part::EmbeddingA | Part::EmbeddingB => is_table,
             Part::A | Part::B => !is_table,
             Part::Bias => !is_table && adapter.config.has_bias,
         };
-        if !shapes.contains_key(&name) {
+        if !parameters.contains_key(&name) {
             faults.push(unknown(&shown, tensor, config));
         } else if !is_own || !adapter.config.is_target(&full, is_linear) {
             faults.push(format!(
@@ -294,6 +288,11 @@ fn changes(
         }
     }
     Ok((changes, base_layers))
+}
+
+/// Whether `all-linear` of PEFT selects this weight: linear layers but the head over the vocabulary.
+fn is_linear(name: &str, kind: ParameterKind) -> bool {
+    kind.is_multiplied() && ![EMBEDDING, HEAD].contains(&name)
 }
 
 /// A tensor for something that the model does not have.
@@ -353,8 +352,9 @@ fn take_up(
     checkpoint.config = config;
     if is_tied && (found.contains_key(EMBEDDING) || found.contains_key(HEAD)) {
         checkpoint.config.tie_word_embeddings = false;
-        if let Some(origin) = checkpoint.naming.parameters.get(EMBEDDING).cloned() {
-            checkpoint.naming.parameters.insert(HEAD.to_owned(), origin);
+        if let Some((origin, parameter)) = checkpoint.naming.parameters.get(EMBEDDING).cloned() {
+            let head = Parameter { name: HEAD.to_owned(), ..parameter };
+            checkpoint.naming.parameters.insert(HEAD.to_owned(), (origin, head));
         }
         if let Some(change) = checkpoint.changes.get(EMBEDDING).cloned() {
             checkpoint.changes.insert(HEAD.to_owned(), change);
@@ -368,7 +368,7 @@ fn take_up(
     }
     // A head that only the adapter has.
     for parameter in expected_parameters(&checkpoint.config) {
-        let added = (Origin::Zeros, parameter.shape);
-        checkpoint.naming.parameters.entry(parameter.name).or_insert(added);
+        let name = parameter.name.clone();
+        checkpoint.naming.parameters.entry(name).or_insert((Origin::Zeros, parameter));
     }
 }

@@ -75,7 +75,7 @@ fn read(file: CheckpointFile) -> Result<Source, WeightsError> {
         place("wte.weight".into(), &[rows, width])?;
         place("wpe.weight".into(), &[config.n_positions, width])?;
         // Each kind of parameter for all layers together, in the order of the model.
-        for Parameter { name, shape } in expected_parameters(&config) {
+        for Parameter { name, shape, .. } in expected_parameters(&config) {
             let Some(kind) = name.strip_prefix("h.0.") else { continue };
             for layer in 0..config.n_layer {
                 place(format!("h.{layer}.{kind}"), &shape)?;

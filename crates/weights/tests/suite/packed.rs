@@ -6,7 +6,8 @@ use candle_core::{DType, Device, Tensor};
 use candle_gpt2::{
     ByOutput, Gpt2Cache, Gpt2LMHeadModel, KvDType, LogitsFor, Parameter, Pass, expected_parameters,
 };
-use candle_gpt2_kernels::{Matrix, WeightFormat};
+use candle_gpt2_arithmetic::WeightFormat;
+use candle_gpt2_kernels::Matrix;
 use candle_gpt2_testing::{CheckpointFolder, STORY, checkpoints, fixture_path};
 use candle_gpt2_weights::{Checkpoint, LoadOptions, WeightDType, WeightsError, encode};
 use candle_nn::VarBuilder;
@@ -254,7 +255,7 @@ fn quantized_files_are_computed_as_they_are_stored() {
         let Some(dtype) = dtype else { continue };
         let chosen = load(&checkpoint, dtype);
         assert_eq!(format!("{chosen:?}"), shown, "{name}");
-        for Parameter { name: parameter, shape } in expected_parameters(checkpoint.config()) {
+        for Parameter { name: parameter, shape, .. } in expected_parameters(checkpoint.config()) {
             if shape.len() != 2 || parameter == "wpe.weight" {
                 continue;
             }

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use candle_gpt2_kernels::RandomStream;
+use candle_gpt2_arithmetic::RandomStream;
 use candle_gpt2_testing::{CheckpointFolder, fixture_path, json_fixture};
 use candle_gpt2_weights::{
     Checkpoint, Companions, TextEncoder, Tokenizer, WeightsError, WrittenDType, encode, encode_piece,

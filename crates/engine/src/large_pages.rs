@@ -4,11 +4,12 @@ use std::fs;
 
 use candle_gpt2_arithmetic::large_pages;
 
-/// Large pages of this process: those behind the memory that asks for them, weights (as of a [`PackedMatrix`](crate::PackedMatrix)), keys and
+/// Large pages of this process: those behind the memory that asks for them, weights (as of a [`PackedMatrix`](candle_gpt2_arithmetic::PackedMatrix)), keys and
 /// values.
 ///
 /// ```standalone_crate
-/// use candle_gpt2_kernels::{LargePages, PackedMatrix, Strided, WeightFormat};
+/// use candle_gpt2_arithmetic::{PackedMatrix, Strided, WeightFormat};
+/// use candle_gpt2_engine::LargePages;
 ///
 /// // Twenty matrices, each of which is less than a large page.
 /// let weight = Strided { values: &[0.5], strides: (0, 0), shape: (768, 768) };
@@ -20,7 +21,7 @@ use candle_gpt2_arithmetic::large_pages;
 ///     assert!(held <= asked && asked <= bytes as u64, "they take no memory but their own");
 ///     assert!(asked + (2 << 20) >= bytes as u64, "all but the beginning of the last page asks");
 /// }
-/// # Ok::<(), candle_gpt2_kernels::PackError>(())
+/// # Ok::<(), candle_gpt2_arithmetic::PackError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LargePages {

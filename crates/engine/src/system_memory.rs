@@ -10,7 +10,7 @@ use candle_core::Device;
 ///
 /// ```
 /// // Linux tells; other systems do not.
-/// if let Some(memory) = candle_gpt2_kernels::ProcessMemory::now() {
+/// if let Some(memory) = candle_gpt2_engine::ProcessMemory::now() {
 ///     assert!(memory.available <= memory.total);
 /// }
 /// ```
@@ -64,7 +64,7 @@ impl ProcessMemory {
 /// ```
 /// use candle_core::Device;
 ///
-/// if let Some(bytes) = candle_gpt2_kernels::free_memory(&Device::Cpu) {
+/// if let Some(bytes) = candle_gpt2_engine::free_memory(&Device::Cpu) {
 ///     assert!(bytes > 1 << 20, "enough for this example");
 /// }
 /// ```
