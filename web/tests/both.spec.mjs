@@ -25,6 +25,7 @@ test("texts are those of the program", async ({ gpt2, server }) => {
 });
 
 test("its policy lets nothing out", async ({ gpt2 }) => {
+  gpt2.expected = ["Content Security Policy"];
   const refused = await gpt2.page.evaluate(async () => {
     const refused = [];
     addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
@@ -36,11 +37,11 @@ test("its policy lets nothing out", async ({ gpt2 }) => {
     return refused.sort();
   });
   expect(refused).toEqual(["connect-src", "connect-src", "connect-src", "img-src"]);
-  expect(gpt2.complaints.splice(0).every((line) => line.includes("Content Security Policy"))).toBe(true);
   gpt2.asked = gpt2.asked.filter((url) => !url.includes("example.org"));
 });
 
 test("settings that cannot be are named", async ({ gpt2 }) => {
+  gpt2.expected = ["400"];
   for (const [name, value, message] of [
     ["temperature", "3", "Temperature: enter a number from 0 to 2"],
     ["temperature", "", "Temperature: enter a number from 0 to 2"],
@@ -65,7 +66,6 @@ test("settings that cannot be are named", async ({ gpt2 }) => {
   await expect(gpt2.at("count")).toHaveText(/^\d+ of 512 tokens$/);
   await expect(gpt2.at("room")).toHaveText(/^\d+ too many$/);
   await expect(gpt2.find("#next-about")).toContainText("512");
-  gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
   await gpt2.set({ prompt: "One day", "max-new-tokens": 12 });
   await gpt2.click("write");
   await gpt2.ready();
@@ -126,8 +126,7 @@ test("a stop leaves what was written, and the rest can follow", async ({ gpt2, s
     text = await gpt2.text();
     expect(text.length).toBeGreaterThan(8);
     expect(whole.startsWith(text)).toBe(true);
-    expect(text.length).toBeLessThan(whole.length);
-    isCancelled = gpt2.transport !== "server" || await isCounted();
+    isCancelled = text.length < whole.length && (gpt2.transport !== "server" || await isCounted());
   }
   expect(isCancelled).toBe(true);
   await gpt2.set({ "max-new-tokens": 20 });
@@ -304,6 +303,7 @@ test("attention is the model's", async ({ gpt2, server }) => {
   await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(18);
   await expect(gpt2.find("#report-title")).toHaveText("attention patterns");
   const { pattern } = await server.ask("look/attention", { prompt: MERCY });
+  gpt2.expected = ["400"];
   for (const [layer, head] of [[0, 0], [3, 2]]) {
     await gpt2.find(`.heads button[title="layer ${layer}, head ${head}"]`).click();
     await expect(gpt2.find("#report-name")).toHaveText(`layer ${layer}, head ${head}`);
@@ -325,7 +325,6 @@ test("attention is the model's", async ({ gpt2, server }) => {
   await gpt2.set({ layers: "2-1" });
   await gpt2.at("layers").press("Enter");
   await expect(gpt2.at("inside-error")).toHaveText("layers: “2-1” is neither a number nor a range such as 0-5");
-  gpt2.complaints = gpt2.complaints.filter((line) => !line.includes("400"));
 });
 
 test("the lens is the model's", async ({ gpt2, server }) => {
