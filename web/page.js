@@ -31,10 +31,11 @@ function open(text) {
   firstSeed = restore(text, EXAMPLES[0]) ?? (text ? undefined : OPENING_SEED);
 }
 
-/** Writes the first text of a prompt that the page came with. */
+/** Writes the first text of the prompt that the page came with, if there is one. */
 function writeFirst() {
   emit("prompt");
   if (prompt.value) write(firstSeed);
+  else if (!page.running) rest();
 }
 
 async function begin() {

@@ -137,6 +137,12 @@ test("a stop leaves what was written, and the rest can follow", async ({ gpt2, s
   expect(whole.startsWith(longer)).toBe(true);
 });
 
+test("an address may have no prompt", async ({ gpt2 }) => {
+  await gpt2.open("prompt=");
+  await expect(gpt2.at("prompt")).toHaveValue("");
+  expect(await gpt2.greedily("I", 4)).not.toBe("");
+});
+
 test("two texts that cross do not mix", async ({ gpt2, server }) => {
   await gpt2.set({ prompt: "I", "max-new-tokens": 30, greedy: true });
   await gpt2.at("write").evaluate((button) => { button.click(); button.click(); });
@@ -297,13 +303,13 @@ test("views follow the text, or are marked as of an earlier one", async ({ gpt2,
 });
 
 test("attention is the model's", async ({ gpt2, server }) => {
+  gpt2.expected = ["400"];
   const { tokens } = await server.ask("tokenize", { prompt: MERCY });
   await gpt2.set({ prompt: MERCY });
   await gpt2.click("attention");
   await expect(gpt2.find("[data-testid=report] .heads button")).toHaveCount(18);
   await expect(gpt2.find("#report-title")).toHaveText("attention patterns");
   const { pattern } = await server.ask("look/attention", { prompt: MERCY });
-  gpt2.expected = ["400"];
   for (const [layer, head] of [[0, 0], [3, 2]]) {
     await gpt2.find(`.heads button[title="layer ${layer}, head ${head}"]`).click();
     await expect(gpt2.find("#report-name")).toHaveText(`layer ${layer}, head ${head}`);
