@@ -1,6 +1,6 @@
 // @ts-check
 // The tokens that may come next, and the alternatives of those that are written.
-import { paced, popup } from "./parts/controls.js";
+import { paced, popup, released } from "./parts/controls.js";
 import { element, find } from "./parts/dom.js";
 import { END, alternatives, percent, told } from "./parts/tokens.js";
 import { begin, halt } from "./generate.js";
@@ -105,6 +105,7 @@ const moveChoices = paced(async () => {
   const { n, piece, list, kept, ids } = open, from = page.written;
   try {
     const look = await next(ids, CHOICES);
+    await released(find("choices"));
     if (open?.list !== list) return;
     const present = look.tokens.findIndex(one => one.token === piece.tokens[0].token);
     alternatives(list, "alternatives; Enter continues from one", look.tokens.map(bar), Math.max(0, present), one => take(from, n, ids, one));
@@ -163,6 +164,7 @@ const moveNext = paced(async () => {
   }
   try {
     const look = await next(isText ? from.ids : prompt.value, BARS);
+    await released(find("next"));
     const onTake = (/** @type {Candidate} */ one) => isText ? take(from, from.pieces.length, from.ids, one) : takeFirst(one);
     alternatives(find("next"), "what comes next; Enter continues with it", look.tokens.map(bar), -1, page.running ? null : onTake);
     find("next-about").textContent = `After the ${isText ? "text" : "prompt"} above. ${keptOf(look)} Choose one to continue with it.`;

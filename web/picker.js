@@ -2,6 +2,7 @@
 // The model picker: the built-in model or the server's, the user's own files, and models that are kept in the browser.
 import { dropModel, keepModel, keptModels } from "./cache.js";
 import { halt, write } from "./generate.js";
+import { released } from "./parts/controls.js";
 import { element, find } from "./parts/dom.js";
 import { checkTokenizer, checkpointText, droppedFiles, sizeText, sourceName, sourceOf } from "./model.js";
 import { adopt } from "./settings.js";
@@ -105,6 +106,7 @@ async function drawList() {
     return;
   }
   const kept = await keptModels(), { source } = model;
+  await released(find("models"));
   const builtIn = entry("The built-in model", "small, inside this page", Boolean(source.isBuiltIn), () => load({ .../** @type {Source} */ (engine.BUILT_IN), dtype: dtype() }));
   builtIn.firstChild.id = builtIn.firstChild.dataset.testid = "built-in";
   const own = source.isBuiltIn ? [] : [entry(sourceName(source, model.inspection), "from your files", true, null)];

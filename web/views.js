@@ -1,6 +1,6 @@
 // @ts-check
 // The inside of the model: attention, one head, the logit lens, features, and the attribution graph of the text.
-import { layersOf, paced } from "./parts/controls.js";
+import { layersOf, paced, released } from "./parts/controls.js";
 import { find } from "./parts/dom.js";
 import { drawFeature } from "./parts/feature.js";
 import { drawGraph, labelled } from "./parts/graph.js";
@@ -43,6 +43,8 @@ let lookedAt = null;
 /** @type {number[]} */
 let lookedIds = [];
 let lookedText = "", lookTook = 0;
+/** Whether a view is on its way. */
+let isLooking = false;
 /** The token of the text that the graph explains: the ids before it. @type {number[] | null} */
 let explained = null;
 // The last cell: of the last token, and of the last layer.
@@ -96,6 +98,7 @@ const moveLook = paced(async () => {
   }
   const begun = performance.now();
   find("inside").ariaBusy = "true";
+  isLooking = true;
   /** @type {number[]} */
   let ids = [];
   const found = await inside(async () => {
@@ -104,6 +107,8 @@ const moveLook = paced(async () => {
   });
   find("inside").ariaBusy = "false";
   if (!page.running) lookTook = performance.now() - begun;
+  await released(find("inside"));
+  isLooking = false;
   if (view !== name) return;
   if (String(ids) !== String(lookedIds)) chosen.graph = "";
   // The page's header names the model.
@@ -115,14 +120,22 @@ const moveLook = paced(async () => {
   if (found && name === "graph") nameFeatures(report, ids);
 });
 
-/** Whether the pictures are of an earlier text. */
-function showAge() {
+/** Whether the pictures are of an earlier text and no others are on their way. */
+function isOld() {
   const isShown = view === "head" ? find("head-steps").children.length > 0 : report !== null && lookedAt === view;
-  find("look-again").hidden = !isShown || page.running !== null || textNow() === lookedText;
+  return isShown && !isLooking && page.running === null && textNow() !== lookedText;
+}
+
+/** Marks pictures of an earlier text, by a notice that moves what is below it. */
+async function showAge() {
+  await released(find("inside"));
+  find("look-again").hidden = !isOld();
 }
 
 /** @type {Record<string, string>} */
 let names = {};
+/** @type {ReturnType<typeof drawGraph>} */
+let rename = () => {};
 
 /** Labels the strongest features of a graph by the token that each makes more probable. @type {(graph: import("./types").Graph, ids: number[]) => Promise<void>} */
 async function nameFeatures(graph, ids) {
@@ -132,12 +145,12 @@ async function nameFeatures(graph, ids) {
     return page.engine.ask("look/feature", { layer, feature, prompt: ids }).catch(() => null);
   }));
   names = Object.fromEntries(points.flatMap(({ id }, n) => cards[n]?.top_logits[0] ? [[id, shown(cards[n].top_logits[0])]] : []));
-  if (report === graph && lookedAt === "graph") drawLook();
+  if (report === graph) rename(names);
 }
 
 function drawLook() {
   if (!report || lookedAt !== view) return;
-  if (view === "graph") drawGraph(report, chosen.graph, chooseNode, names);
+  if (view === "graph") rename = drawGraph(report, chosen.graph, chooseNode, names);
   else drawReport(report, touched.has(view) ? chosen[view] : view === "attention" ? "" : LAST, chooseCell);
 }
 

@@ -142,6 +142,20 @@ export function copies(button, node, textOf) {
   });
 }
 
+/** The element that a button of the mouse or a finger presses. @type {Node | null} */
+let pressed = null;
+for (const type of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) {
+  addEventListener(type, event => {
+    if (type === "pointerdown") pressed = /** @type {Node} */ (event.target);
+    else if (type === "pointercancel" || !(/** @type {PointerEvent} */ (event)).buttons) pressed = null;
+  }, true);
+}
+
+/** Waits while a part of the page is pressed: the click on an element that is replaced or moved meanwhile would be lost. @param {HTMLElement} part */
+export async function released(part) {
+  while (part.contains(pressed)) await new Promise(later => setTimeout(later, 50));
+}
+
 /**
  * Calls `work` one at a time, so that it takes a tenth of the time at most; urgent calls are never dropped.
  * @param {() => Promise<void>} work

@@ -154,6 +154,7 @@ function words(graph, { wide, heights, tops, height, width, places }, names) {
  * @param {(state: string) => void} keep called whenever the state changes
  * @param {Record<string, string>} [names] what features stand for, by their nodes' ids
  * @param {(point: import("../types").GraphPoint) => void} [onChosen]
+ * @returns {(names: Record<string, string>) => void} names features without drawing anew
  */
 export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
   const { points, lines } = graph;
@@ -224,10 +225,12 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
   place("about").textContent = [graph.model, graph.bos && "with a BOS token", `${points.length} nodes`, `${lines.length} edges`].filter(Boolean).join(" · ");
   place("legend").replaceChildren(...LEGEND.flatMap(([kind, name]) => [element("i", { className: `dot ${kind}` }), `${name} `]), element("span", {}, "blue edges add, red edges subtract"));
   place("notes").replaceChildren(...graph.notes.map(note => element("li", {}, rounded(note))));
-  if (!points.length) return;
-  show();
-  // The predicted token is at the end of the text, which a narrow screen would not show.
-  place("field").scrollLeft = places[chosen][0] - place("field").clientWidth / 2;
+  if (points.length) {
+    show();
+    // The predicted token is at the end of the text, which a narrow screen would not show.
+    place("field").scrollLeft = places[chosen][0] - place("field").clientWidth / 2;
+  }
+  return names => labelled(graph).forEach((n, at) => labels[at].textContent = labelOf(graph, n, names));
 }
 
 /** A sentence whose numbers have at most three digits behind their point's sign. @type {(note: string) => string} */

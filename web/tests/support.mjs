@@ -81,6 +81,8 @@ export class Gpt2Page {
 
   // A busy machine takes its time to load the page and to write.
   async ready() { await expect(this.at("status")).toHaveText(/^ready/, { timeout: 120_000 }); }
+  // The view is drawn, unless a button of the mouse is down.
+  async looked() { await expect(this.find("#inside")).toHaveAttribute("aria-busy", "false"); }
   async error(text) { await expect(this.at("error")).toHaveText(text); }
 
   // Opens the fold or the dialog of an element.
