@@ -347,6 +347,11 @@ job-browser() {
     step scripts/build_web.sh
     step node --test web/package/test.mjs
     projects+=(--project=file)
+    if has firefox-esr || has firefox; then
+      projects+=(--project=firefox)
+    else
+      leave_out "the tasks of the page in Firefox" "Firefox" "apt-get install firefox-esr"
+    fi
   else
     leave_out "the engine in the browser" "its tools" "$tools"
   fi

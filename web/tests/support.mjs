@@ -10,14 +10,18 @@ export const PROGRAM = process.env.GPT2_PROGRAM ?? join(ROOT, "target/debug/gpt2
 export const WEB = resolve(process.env.GPT2_WEB ?? join(ROOT, "web/dist"));
 export const PATH = `${dirname(PROGRAM)}${delimiter}${process.env.PATH}`;
 
+// The first of these programs on the PATH.
+const installed = (...names) => names.flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name))).find(existsSync);
+
 // The browser of the system.
 export function chromium() {
-  const names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-  const found = names.flatMap((name) => process.env.PATH.split(delimiter).map((folder) => join(folder, name)));
-  const browser = process.env.CHROMIUM ?? found.find(existsSync);
+  const browser = process.env.CHROMIUM ?? installed("chromium", "chromium-browser", "google-chrome", "google-chrome-stable");
   if (!browser) throw new Error(`no browser is found: install chromium, or name it by CHROMIUM`);
   return browser;
 }
+
+// Firefox, where there is one.
+export const firefox = () => process.env.FIREFOX ?? installed("firefox-esr", "firefox");
 
 // What the built-in model goes on with to the end of its context: its induction heads repeat it.
 export const ENDLESS = "red blue ".repeat(8).trim();
@@ -121,6 +125,14 @@ export class Gpt2Page {
 
 export const test = base.extend({
   transport: ["server", { option: true, scope: "worker" }],
+  // Playwright drives Firefox by WebDriver BiDi. Firefox 153 lacks a command of it that selects light or dark, which only Chromium's tests do.
+  browser: [async ({ browser, browserName }, use) => {
+    if (browserName === "firefox") {
+      const session = Object.getPrototypeOf(browser._connection.toImpl(browser)._browserSession), { send } = session;
+      session.send = function (method, ...rest) { return method === "emulation.setMediaFeaturesOverride" ? Promise.resolve({}) : send.call(this, method, ...rest); };
+    }
+    await use(browser);
+  }, { scope: "worker" }],
   // The built-in model, to compare with, and to open.
   server: [async ({}, use) => {
     const server = await Server.start();

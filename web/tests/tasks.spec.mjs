@@ -6,6 +6,12 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
     const { page } = gpt2;
     const button = (name) => page.getByRole("button", { name, exact: true });
     const field = (name) => page.getByLabel(name, { exact: false }).and(page.locator("input, textarea, select")).first();
+    // As by hand: Playwright's own way leaves the number in Firefox.
+    const type = async (name, value) => {
+      await field(name).focus();
+      await page.keyboard.press("ControlOrMeta+a");
+      await page.keyboard.type(value);
+    };
     const text = page.getByRole("listbox", { name: "generated text" });
     await page.setViewportSize({ width, height });
     await gpt2.ready();
@@ -27,15 +33,15 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
     await button("red blue green red blue green red").click();
     await gpt2.ready();
     await expect(field("Beginning of a text")).toHaveValue("red blue green red blue green red");
-    await field("Beginning of a text").fill("Tom was sad because");
-    await field("Length").fill("20");
+    await type("Beginning of a text", "Tom was sad because");
+    await type("Length", "20");
     await button("Generate").click();
     await gpt2.ready();
     await expect(page.getByText(/^20 new tokens · /)).toBeVisible();
 
     // 4. The same text twice.
     await page.getByText("More settings").click();
-    await field("Seed").fill("7");
+    await type("Seed", "7");
     await button("Generate").click();
     await gpt2.ready();
     const seventh = await text.textContent();
@@ -60,7 +66,8 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
 
     // 7. The bits of each token.
     await field("show bits").check();
-    expect(await text.evaluate((node) => getComputedStyle(node.firstElementChild, "::after").content)).toMatch(/\d/);
+    // Firefox computes attr(data-bits), and not its value.
+    expect(await text.evaluate(({ firstElementChild: one }) => getComputedStyle(one, "::after").content.replace("attr(data-bits)", one.dataset.bits))).toMatch(/\d/);
 
     // 8. What a head does, by a click on its picture.
     await page.getByRole("button", { name: /goes to the token just before/ }).first().click();
