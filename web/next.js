@@ -88,7 +88,7 @@ async function openChoices(n, isByKey, isPointed) {
   if (!page.model || !at || !ids.length) return;
   const { piece, node, text } = at, list = element("div"), kept = element("p", { className: "quiet" });
   const close = element("button", { type: "button", ariaLabel: "close", onclick() { choices.hide(); goTo(n); } }, "×");
-  const why = element("button", { type: "button", hidden: ids.length > mostExplained(), onclick() { choices.hide(); explain(ids); } }, "Explain this token");
+  const why = element("button", { type: "button", hidden: ids.length > mostExplained(), onclick() { choices.hide(); explain(ids, page.written.ids[ids.length]); } }, "Explain this token");
   why.title = "The attribution graph of this prediction";
   why.dataset.testid = "explain";
   choices.show(node, element("header", {}, element("p", {}, told(piece, text)), why, close), list, kept);

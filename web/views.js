@@ -45,7 +45,7 @@ let lookedIds = [];
 let lookedText = "", lookTook = 0;
 /** Whether a view is on its way. */
 let isLooking = false;
-/** The token of the text that the graph explains: the ids before it. @type {number[] | null} */
+/** The token of the text that the graph explains, and the ids before it. @type {{ ids: number[], token: number } | null} */
 let explained = null;
 // The last cell: of the last token, and of the last layer.
 const LAST = "row=9999&column=9999";
@@ -77,7 +77,7 @@ async function idsFor(name) {
   const promptIds = ids.slice(0, written.promptIds);
   const about = find("looked-at");
   about.textContent = "";
-  if (name === "graph" && explained && explained.length <= most) return explained;
+  if (name === "graph" && explained && explained.ids.length <= most) return explained.ids;
   if (ids.length <= most) return ids;
   const isOfPrompt = name === "graph" && isCurrent() && promptIds.length > 0 && promptIds.length <= most;
   about.textContent = isOfPrompt
@@ -115,10 +115,18 @@ const moveLook = paced(async () => {
   [report, lookedAt, lookedIds, lookedText] = [found && { ...found, model: "" }, found ? name : null, ids, text];
   find(name === "graph" ? "graph-title" : "report-title").textContent = found?.title ?? "";
   showLooked();
+  if (found && name === "graph" && explained?.ids === ids && !chosen.graph) chooseExplained(explained.token);
   drawLook();
   showAge();
   if (found && name === "graph") nameFeatures(report, ids);
 });
+
+/** Chooses the logit of a token in the graph, or says that the graph lacks it. @param {number} token */
+function chooseExplained(token) {
+  const point = report.points.find((/** @type {import("./types").GraphPoint} */ one) => one.kind === "logit" && one.id.split("_")[1] === String(token));
+  if (point) chosen.graph = String(new URLSearchParams({ node: point.id }));
+  else find("looked-at").textContent = "The token that was chosen is too improbable for this graph, which explains the most probable ones in its place.";
+}
 
 /** Whether the pictures are of an earlier text and no others are on their way. */
 function isOld() {
@@ -183,9 +191,9 @@ const open = name => {
   moveLook(true);
 };
 
-/** Opens the graph of the prediction after these ids. @param {number[]} ids */
-export function explain(ids) {
-  explained = ids;
+/** Opens the graph of the prediction of a token after these ids. @type {(ids: number[], token: number) => void} */
+export function explain(ids, token) {
+  [explained, chosen.graph] = [{ ids, token }, ""];
   open("graph");
   find("inside").scrollIntoView({ block: "start" });
   find("graph").focus({ preventScroll: true });

@@ -1,7 +1,7 @@
 // @ts-check
 // An attribution graph, drawn into the elements of graph.html: nodes over tokens and layers, the edges of the chosen one, and a graph of
 // those that are pinned, in groups of one name.
-import { colour, css, largest, short, signedText } from "./colors.js";
+import { colour, css, largest, percentOf, short, signedText } from "./colors.js";
 import { clamp, direction, element, find } from "./dom.js";
 import { drawn } from "./svg.js";
 
@@ -43,20 +43,30 @@ function route([x1, y1], [x2, y2], wide) {
   return `M${x1} ${y1} C${x1 + bow} ${middle}, ${x2 + bow} ${middle}, ${x2} ${y2}`;
 }
 
-/** The name of a node, with at most three digits. @param {any} point */
-const nameOf = point => point.name.replace(/active (\S+)$/, (/** @type {string} */ _, /** @type {string} */ value) => `activation ${short(Number(value))}`);
+/** The name of a node, with at most three digits. @type {(point: import("../types").GraphPoint) => string} */
+const nameOf = ({ name }) => name.replace(/active (\S+)$/, (_, value) => `activation ${short(Number(value))}`)
+  .replace(/probability (\S+)$/, (_, share) => `probability ${percentOf(Number(share))}`)
+  .replace(/^error of (layer \d+)/, "what the features of $1 miss");
 
-/** The most probable logit and the strongest features. @param {Graph} graph */
-export function labelled(graph) {
-  const numbers = [...graph.points.keys()];
+/** The tokens with the most influence, and their fractions of what comes from all tokens, positions and errors. @param {Graph} graph */
+function influences({ points }) {
+  const sources = points.filter(({ kind }) => kind !== "feature" && kind !== "logit");
+  const all = sources.reduce((sum, { influence }) => sum + (influence ?? 0), 0);
+  return sources.filter(({ kind, influence }) => kind === "embedding" && influence).sort((a, b) => (b.influence ?? 0) - (a.influence ?? 0)).slice(0, 3)
+    .map(({ name, influence }) => `${name.replace(/^embedding of ([^]*) (\d+)$/, "“$1” $2")} (${percentOf((influence ?? 0) / all)})`);
+}
+
+/** The most probable logit, the chosen one, and the strongest features. @param {Graph} graph @param {number} [chosen] */
+export function labelled(graph, chosen) {
+  const numbers = [...graph.points.keys()], logits = numbers.filter(n => graph.points[n].kind === "logit");
   const features = numbers.filter(n => graph.points[n].kind === "feature").sort((a, b) => (graph.points[b].influence ?? 0) - (graph.points[a].influence ?? 0));
-  return [...numbers.filter(n => graph.points[n].kind === "logit").slice(0, 1), ...features.slice(0, LABELLED)];
+  return [...logits.filter((n, at) => at === 0 || n === chosen), ...features.slice(0, LABELLED)];
 }
 
 /** @type {(graph: Graph, n: number, names: Record<string, string>) => string} */
-function labelOf({ points, title }, n, names) {
+function labelOf({ points }, n, names) {
   const point = points[n];
-  if (point.kind === "logit") return /"([^]*)"$/.exec(title)?.[1] ?? point.name;
+  if (point.kind === "logit") return point.name.replace(/^logit of ([^]*), probability .*$/, "$1");
   const [layer, feature] = point.id.split("_");
   return names[point.id] ? `→ ${names[point.id]}` : `${layer}·${feature}`;
 }
@@ -121,14 +131,13 @@ function showPinned({ points, lines }, pinned, choose) {
     element("ul", {}, ...[...sums].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([way, sum]) => element("li", {}, `${way}: ${signedText(sum)}`))));
 }
 
-/** Rows, tokens and labels. @type {(graph: Graph, at: ReturnType<typeof layout>, names: Record<string, string>) => { ground: any[], labels: any[] }} */
-function words(graph, { wide, heights, tops, height, width, places }, names) {
+/** Rows, tokens and labels. @type {(graph: Graph, at: ReturnType<typeof layout>, names: Record<string, string>, marked: number[]) => { ground: any[], rows: any, labels: any[] }} */
+function words(graph, { wide, heights, tops, height, width, places }, names, marked) {
   const text = (/** @type {string} */ said, /** @type {number} */ x, /** @type {number} */ y, /** @type {Record<string, any>} */ more) => drawn("text", { x, y, ...more }, said);
+  const rows = drawn("g", { class: "rows" }, drawn("rect", { width: SIDE - 2, height }),
+    ...graph.rows.map((name, row) => text(name, SIDE - 6, tops[row] + heights[row] / 2 + 4, { "text-anchor": "end" })));
   const ground = [
-    ...graph.rows.flatMap((name, row) => [
-      drawn("line", { class: "row", x1: SIDE, x2: width, y1: tops[row], y2: tops[row] }),
-      text(name, SIDE - 6, tops[row] + heights[row] / 2 + 4, { "text-anchor": "end" }),
-    ]),
+    ...graph.rows.map((_, row) => drawn("line", { class: "row", x1: SIDE, x2: width, y1: tops[row], y2: tops[row] })),
     ...graph.tokens.map(token => {
       const x = SIDE + (token.index + 0.5) * wide + 4, y = height + 6;
       return text(`${token.text.slice(0, 10)} ${token.index}`, x, y, { "text-anchor": "end", transform: `rotate(-90 ${x} ${y})` });
@@ -137,14 +146,14 @@ function words(graph, { wide, heights, tops, height, width, places }, names) {
   // A label that would cover another one moves below its node.
   /** @type {number[][]} */
   const taken = [];
-  const labels = labelled(graph).map(n => {
+  const labels = marked.map(n => {
     const isLate = places[n][0] > width - 60, x = places[n][0] + (isLate ? -1 : 1) * (RADIUS + 2);
     let y = places[n][1] - 5;
     while (taken.some(([left, top]) => Math.abs(left - x) < 60 && Math.abs(top - y) < 12)) y += 13;
     taken.push([x, y]);
     return text(labelOf(graph, n, names), x, y, { class: "label", "text-anchor": isLate ? "end" : "start" });
   });
-  return { ground, labels };
+  return { ground, rows, labels };
 }
 
 /**
@@ -173,12 +182,15 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
     };
     return node;
   });
-  const { ground, labels } = words(graph, at, names);
+  const marked = labelled(graph, chosen), { ground, rows, labels } = words(graph, at, names, marked);
   place("field").replaceChildren(drawn("svg", { width: at.width, height: at.height + FOOT, role: "group", "aria-label": "nodes over tokens and layers" },
-    ...ground, edges, ...nodes, ...labels));
+    ...ground, edges, ...nodes, ...labels, rows));
+  // The names of the rows stay where a wide graph is scrolled.
+  place("field").onscroll = () => rows.setAttribute("transform", `translate(${place("field").scrollLeft} 0)`);
 
   /** @type {(where: HTMLElement, found: Line[], other: (line: Line) => number) => void} */
   function list(where, found, other) {
+    /** @type {HTMLElement} */ (where.parentElement).hidden = !found.length;
     where.replaceChildren(...found.map(line => element("button", { type: "button", title: nameOf(points[other(line)]), onclick: () => choose(other(line)) },
       `${signedText(line.weight)}  ${nameOf(points[other(line)])}`)));
   }
@@ -223,6 +235,8 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
   place("pin").onclick = pin;
   place("group").onchange = (/** @type {any} */ event) => { if (pinned.has(chosen)) pinned.set(chosen, event.target.value.trim()); show(); };
   place("about").textContent = [graph.model, graph.bos && "with a BOS token", `${points.length} nodes`, `${lines.length} edges`].filter(Boolean).join(" · ");
+  const most = influences(graph);
+  place("most").textContent = most.length ? `The prediction depends most on ${most.join(", ")}.` : "";
   place("legend").replaceChildren(...LEGEND.flatMap(([kind, name]) => [element("i", { className: `dot ${kind}` }), `${name} `]), element("span", {}, "blue edges add, red edges subtract"));
   place("notes").replaceChildren(...graph.notes.map(note => element("li", {}, rounded(note))));
   if (points.length) {
@@ -230,7 +244,7 @@ export function drawGraph(graph, state, keep, names = {}, onChosen = () => {}) {
     // The predicted token is at the end of the text, which a narrow screen would not show.
     place("field").scrollLeft = places[chosen][0] - place("field").clientWidth / 2;
   }
-  return names => labelled(graph).forEach((n, at) => labels[at].textContent = labelOf(graph, n, names));
+  return names => marked.forEach((n, at) => labels[at].textContent = labelOf(graph, n, names));
 }
 
 /** A sentence whose numbers have at most three digits behind their point's sign. @type {(note: string) => string} */

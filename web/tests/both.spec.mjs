@@ -447,6 +447,9 @@ test("a graph is that of the program, and a node shows its edges and its feature
   const edges = Number(/(\d+) edges/.exec(await about.textContent())[1]);
   expect(Math.abs(edges - links.length)).toBeLessThanOrEqual(0.05 * links.length);
   // The predicted token and the strongest features have labels, and the former is visible.
+  // In the program's file influence is cumulative: the least one is the strongest node's.
+  const [strongest] = nodes.filter((node) => node.node_id.startsWith("E_")).sort((a, b) => a.influence - b.influence);
+  await expect(gpt2.find("#graph-most")).toHaveText(new RegExp(`^The prediction depends most on “\\S+” ${strongest.ctx_idx} \\(`));
   await expect(gpt2.find("#graph-field .label").first()).toHaveText(/\S/);
   await expect.poll(() => gpt2.find("#graph-field .label").count()).toBeGreaterThan(1);
   await expect(gpt2.find("#graph-field circle.chosen")).toBeInViewport();
@@ -472,6 +475,21 @@ test("a graph is that of the program, and a node shows its edges and its feature
 });
 
 test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
+test("an explanation is of the token that was clicked, where the graph has it", async ({ gpt2 }) => {
+  await gpt2.greedily("The", 4);
+  const token = gpt2.find("#text span").first(), others = gpt2.at("alternatives").locator("[role=option][aria-disabled=false]");
+  for (const [place, isIn] of [[1, true], [-1, false]]) {
+    await token.click();
+    const other = await others.nth(place).locator("span").first().textContent();
+    await others.nth(place).click();
+    await gpt2.ready();
+    await token.click();
+    await gpt2.click("explain");
+    if (isIn) await expect(gpt2.find("#graph-name")).toContainText(`logit of ${other}, probability `);
+    else await expect(gpt2.find("#looked-at")).toContainText("too improbable for this graph");
+  }
+});
+
   const { page } = gpt2;
   await gpt2.set({ "max-new-tokens": 8, greedy: true, prompt: "A horse" });
   await gpt2.at("prompt").press("Control+Enter");
