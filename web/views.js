@@ -13,10 +13,10 @@ import { isCurrent, on, page, prompt } from "./state.js";
 
 /** @type {Record<View, string>} */
 const VIEWS = {
-  attention: "Before it chooses, each token looks back at earlier ones. Every small picture is one attention head; choose one, then a cell or a token.",
+  attention: "Before it chooses, each token looks back at earlier ones. Every small picture is one attention head; choose one, then a cell or a token. A dot before a word is its space.",
   head: "One number of the attention picture, computed step by step: choose a layer, a head, the token that attends (query) and the one it attends to (key).",
   lens: "The token that the model would predict if it stopped after each layer. The first layer is at the bottom, the last at the top.",
-  features: "What the layers react to: in each cell one of the strongest features at a token, with the token that it makes more probable. The first layer is at the bottom. Choose a cell to see its feature.",
+  features: "What the layers react to: each layer's three strongest features at a token, with the token that each makes more probable. The first layer is at the bottom. Choose a cell to see its feature.",
   graph: "Which features carry the prediction of the next token, and what they add to each other. Nodes stand over their token; the predicted token is at the top right.",
 };
 /** What each view asks for besides the text. @type {Record<View, () => any>} */

@@ -59,8 +59,8 @@ export function bars(place, view, onChoose, onAct = onChoose) {
       track.append(element("b"));
       Object.assign(track.firstChild.style, { left: `${left}%`, width: `${length}%`, background });
     }
-    const text = view.told?.[n] ?? full(value, view.scale) + (view.texts?.[n] ? `  ${view.texts[n]}` : "");
-    return element("div", { role: "option", onclick: () => onAct(n) }, element("span", {}, label), track, element("span", {}, text));
+    const words = view.told ? [view.told[n]] : [element("data", {}, full(value, view.scale)), view.texts?.[n] ? `  ${view.texts[n]}` : ""];
+    return element("div", { role: "option", onclick: () => onAct(n) }, element("span", {}, label), track, element("span", {}, ...words));
   });
   const focusable = roving(lines, onChoose, onAct);
   Object.assign(place, { className: "bars", role: "listbox", ariaLabel: view.name });

@@ -21,7 +21,7 @@ const bracketed = value => value < 0 ? `(${fixed(value)})` : fixed(value);
 /** The numbers of a vector, each on its color. @type {(name: string, values: number[], top: number) => any} */
 function vector(name, values, top) {
   const cells = values.map((value, place) => {
-    const cell = element("li", { title: `place ${place}: ${value}` }, fixed(value));
+    const cell = element("li", { title: `component ${place}: ${value}` }, fixed(value));
     fill(cell, colour(value, "signed", top));
     return cell;
   });
@@ -79,7 +79,7 @@ function productsStep(look) {
     "Their dot product: the larger it is, the more alike the two vectors are, and the more the query attends to the key.",
     vector("q · k, component by component", look.products, largest(look.products)),
     formula(`${terms}${look.q.length > 2 ? " + …" : ""} = ${fixed(look.score)}`),
-    folded("Every place as a table", valueTable("q, k and their products", ["place", "q", "k", "q · k"], rows, ["sum", "", "", fixed(look.score)])));
+    folded("Every component as a table", valueTable("q, k and their products", ["component", "q", "k", "q · k"], rows, ["sum", "", "", fixed(look.score)])));
 }
 
 /** @param {HeadLook} look */
@@ -127,8 +127,8 @@ function contextStep(look, names) {
   return step(6, `The values, weighted and added: the context vector of ${names.query}`,
     `A token's value vector is its content, which is retrieved when its key matches. This key contributes ${fixed(weight)} · v; the sum over all keys is the head's output.`,
     vector(`v of ${names.key}`, look.v, top), vector(`${fixed(weight)} · v`, share, top), vector("context vector: the sum over all keys", look.context, top),
-    formula(`place 0: ${fixed(weight)} · ${bracketed(look.v[0])} + what the other keys add, ${bracketed(look.context[0] - share[0])} = ${fixed(look.context[0])}`),
-    folded("Every place as a table", valueTable("from the value to the context vector", ["place", "v", "weight · v", "other keys", "context"], rows)));
+    formula(`component 0: ${fixed(weight)} · ${bracketed(look.v[0])} + what the other keys add, ${bracketed(look.context[0] - share[0])} = ${fixed(look.context[0])}`),
+    folded("Every component as a table", valueTable("from the value to the context vector", ["component", "v", "weight · v", "other keys", "context"], rows)));
 }
 
 // ---- The pair that is chosen

@@ -225,6 +225,6 @@ export function scaleBar(place, scale, top, none) {
   const values = Array.from({ length: 101 }, (_, n) => from + (top - from) * n / 100);
   image(canvas, { rows: [0], columns: values, values, scale, top }, Infinity);
   place.className = "scale";
-  place.replaceChildren(full(from, scale), canvas, full(top, scale), ...none ? [element("i"), none] : []);
+  place.replaceChildren(full(from, scale), canvas, full(top, scale), ...none ? [element("span", {}, element("i"), none)] : []);
 }
 

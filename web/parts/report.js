@@ -88,6 +88,15 @@ const stage = label => label === "0_pre" ? "embedding" : label === "final_post" 
 /** Labels whose index stays at the end, whatever the direction of the text. @param {import("../types").Axis} axis */
 const ordered = axis => axis.labels.map(label => axis.name === "layer" ? stage(label) : label.replace(/\s\d+$/, "\u200e$&"));
 
+/** Axis and label, such as layer 3; a label that names its axis is alone. @type {(axis: import("../types").Axis, label: string) => string} */
+const named = (axis, label) => axis.name === "layer" && /[a-z]{5}/.test(label) ? label : `${axis.name} ${label}`;
+
+/** A value and the text of its cell; a number and a token there are a feature. @type {(value: string, text?: string) => string} */
+function cellText(value, text = "") {
+  const [, feature, token] = /^(\d+)\n(.*)$/.exec(text) ?? [];
+  return feature ? `feature ${feature} (→ ${token}), activation ${value}` : `${value}${text && `  ${text}`}`;
+}
+
 /** One list for each leading axis. @type {(panels: Panels, draw: () => void) => void} */
 function lists(panels, draw) {
   box("choice").replaceChildren(...panels.leading.map((axis, n) => {
@@ -169,9 +178,9 @@ export function drawReport(report, chosen, onChosen) {
 
   function read(/** @type {number} */ row, /** @type {number} */ column) {
     const at = row * columns + column, value = view.values[at];
-    const where = axes.length < 2 ? view.columns[column] : `${rowAxis.name} ${view.rows[row]}${pattern ? " → " : ", "}${columnAxis.name} ${view.columns[column]}`;
+    const where = axes.length < 2 ? view.columns[column] : `${named(rowAxis, view.rows[row])}${pattern ? " → " : ", "}${columnAxis.name} ${view.columns[column]}`;
     const away = isNaN(value) && pattern && column <= row ? (column || !panels.withoutFirst ? "not stored" : "hidden") : "";
-    box("readout").textContent = `${where}: ${away || full(value, view.scale)}${view.texts ? `  ${view.texts[at].replace("\n", " ")}` : ""}`;
+    box("readout").textContent = `${where}: ${cellText(away || full(value, view.scale), view.texts?.[at])}`;
   }
 
   function choose(/** @type {number} */ row, /** @type {number} */ column) {

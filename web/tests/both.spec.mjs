@@ -424,6 +424,7 @@ test("features are those of the transcoders", async ({ gpt2 }) => {
   for (let n = 0; n < 3; n++) await field.press("ArrowUp");
   for (let n = 0; n < token; n++) await field.press("ArrowRight");
   await expect(gpt2.find("#feature-name")).toHaveText(`feature ${feature} of layer 2`);
+  await expect(gpt2.find("#report-readout")).toHaveText(new RegExp(`^layer 2, 1st, token \\S+ ${token}: feature ${feature} \\(→ \\S+\\), activation [\\d.]+$`));
   const row = features.indexOf(feature) * tokens.length;
   const found = await gpt2.find("#feature-texts p span").evaluateAll((all) => all.map((one) => Number(one.title)));
   const expected = values.slice(row, row + tokens.length);
@@ -446,10 +447,10 @@ test("a graph is that of the program, and a node shows its edges and its feature
   expect(others.length, others.join()).toBeLessThanOrEqual(2);
   const edges = Number(/(\d+) edges/.exec(await about.textContent())[1]);
   expect(Math.abs(edges - links.length)).toBeLessThanOrEqual(0.05 * links.length);
-  // The predicted token and the strongest features have labels, and the former is visible.
   // In the program's file influence is cumulative: the least one is the strongest node's.
   const [strongest] = nodes.filter((node) => node.node_id.startsWith("E_")).sort((a, b) => a.influence - b.influence);
   await expect(gpt2.find("#graph-most")).toHaveText(new RegExp(`^The prediction depends most on “\\S+” ${strongest.ctx_idx} \\(`));
+  // The predicted token and the strongest features have labels, and the former is visible.
   await expect(gpt2.find("#graph-field .label").first()).toHaveText(/\S/);
   await expect.poll(() => gpt2.find("#graph-field .label").count()).toBeGreaterThan(1);
   await expect(gpt2.find("#graph-field circle.chosen")).toBeInViewport();
@@ -474,7 +475,6 @@ test("a graph is that of the program, and a node shows its edges and its feature
   await expect.poll(() => circles.count()).toBeGreaterThan(found.length);
 });
 
-test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
 test("an explanation is of the token that was clicked, where the graph has it", async ({ gpt2 }) => {
   await gpt2.greedily("The", 4);
   const token = gpt2.find("#text span").first(), others = gpt2.at("alternatives").locator("[role=option][aria-disabled=false]");
@@ -490,6 +490,7 @@ test("an explanation is of the token that was clicked, where the graph has it", 
   }
 });
 
+test("everything is reached by keyboard alone", async ({ gpt2, server }) => {
   const { page } = gpt2;
   await gpt2.set({ "max-new-tokens": 8, greedy: true, prompt: "A horse" });
   await gpt2.at("prompt").press("Control+Enter");
