@@ -81,7 +81,7 @@ for (const [name, width, height] of [["a screen", 1280, 900], ["a phone", 400, 8
     await sideways();
 
     // 10. The same text without the page.
-    await page.getByText("Reproduce this text elsewhere").click();
+    await page.getByText("Share or reproduce this text").click();
     await button("curl").click();
     await expect(page.getByText(/^curl -N/)).toBeVisible();
     await sideways();
