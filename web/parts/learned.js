@@ -57,9 +57,9 @@ function heads(place, one) {
     const readout = element("output", { className: "quiet" });
     place.append(element("figure", {}, element("figcaption", {}, name), field, readout));
     const label = (/** @type {string} */ kind) => (/** @type {any} */ _, /** @type {number} */ n) => `${kind} ${n}`;
-    const view = { rows: scores.map(label("block")), columns: scores[0].map(label("head")), values: scores.flat(), scale: "share", top: 1, bottomUp: true, name };
+    const view = { rows: scores.map(label("layer")), columns: scores[0].map(label("head")), values: scores.flat(), scale: "share", top: 1, bottomUp: true, name };
     const say = (/** @type {number} */ row = -1, /** @type {number} */ column = -1) => {
-      readout.textContent = row < 0 ? "" : `block ${row}, head ${column}: ${percentOf(scores[row][column])}`;
+      readout.textContent = row < 0 ? "" : `layer ${row}, head ${column}: ${percentOf(scores[row][column])}`;
     };
     const map = heatmap(field, view, say, (row, column) => { map.choose(row, column); say(row, column); });
   }
