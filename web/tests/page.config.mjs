@@ -13,8 +13,8 @@ const FLAGS = [
 
 export default defineConfig({
   testMatch: "*.spec.mjs",
-  timeout: 300_000,
-  expect: { timeout: 30_000 },
+  timeout: 600_000,
+  expect: { timeout: 60_000 },
   fullyParallel: true,
   workers: Number(process.env.GPT2_PAGE_WORKERS ?? 2),
   forbidOnly: true,
