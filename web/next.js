@@ -136,13 +136,16 @@ paper.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
   event.preventDefault();
   openChoices(currentPiece(), true);
 });
-paper.addEventListener("pointerover", (/** @type {PointerEvent} */ event) => {
+// A token that slides under a mouse that rests is not pointed at.
+let under = -1;
+paper.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
   const n = placeOf(event.target);
-  if (event.pointerType !== "mouse" || event.buttons) return;
+  if (event.pointerType !== "mouse" || event.buttons || n === under) return;
+  under = n;
   if (n < 0) leave();
   else pointLater(POINTED_MS, () => openChoices(n, false, true));
 });
-paper.addEventListener("pointerleave", leave);
+paper.addEventListener("pointerleave", () => { under = -1; leave(); });
 find("choices").addEventListener("pointerenter", () => pointLater());
 find("choices").addEventListener("pointerleave", leave);
 addEventListener("pointerdown", event => {
