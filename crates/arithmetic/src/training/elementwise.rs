@@ -71,55 +71,71 @@ pub(super) fn add<T: Real>(x: &[T], y: &[T]) -> Vec<T> {
     map(Plus, [x, y])
 }
 
-/// Declares a function of each element and the gradient of its argument, by the function and its slope on vectors.
-macro_rules! with_slope {
-    ($function:ident, $gradient:ident: $of:path, $slope:path $(, $parameter:ident)?) => {
-        pub(super) fn $function<T: Real>(x: &[T] $(, $parameter: f64)?) -> Vec<T> {
+/// An activation function of each element, compiled with its backward pass for one type.
+///
+/// ```
+/// use candle_gpt2_arithmetic::Float;
+///
+/// let relu = f64::relu();
+/// assert_eq!((relu.forward)(&[-1., 3.]), [0., 3.]);
+/// assert_eq!((relu.backward)(&[-1., 3.], &[10., 20.]), [0., 20.]);
+/// ```
+#[derive(Debug, Clone, Copy)]
+pub struct Elementwise<T> {
+    /// The function of every element.
+    pub forward: fn(&[T]) -> Vec<T>,
+    /// The gradient of the argument, from the argument and the gradient of the function. It panics if their lengths differ.
+    pub backward: fn(&[T], &[T]) -> Vec<T>,
+}
+
+/// Declares activation functions by the function and its slope, both on vectors.
+macro_rules! activations {
+    ($($name:ident: |$v:ident, $x:ident| $of:expr, $slope:expr;)+) => {$(
+        pub(super) fn $name<T: Real>() -> Elementwise<T> {
             #[derive(Clone, Copy)]
-            struct Function { $($parameter: f64,)? }
+            struct Function;
             impl<T: Number> Lanewise<T, 1> for Function {
                 #[inline(always)]
-                fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
-                    $of(v, x $(, self.$parameter)?)
+                fn apply<V: Vectors<Real = T>>(self, $v: V, [$x]: [V::Vector; 1]) -> V::Vector {
+                    $of
                 }
             }
-            map(Function { $($parameter)? }, [x])
-        }
-
-        pub(super) fn $gradient<T: Real>(x: &[T], gradient: &[T] $(, $parameter: f64)?) -> Vec<T> {
             #[derive(Clone, Copy)]
-            struct Gradient { $($parameter: f64,)? }
+            struct Gradient;
             impl<T: Number> Lanewise<T, 2> for Gradient {
                 #[inline(always)]
-                fn apply<V: Vectors<Real = T>>(self, v: V, [x, gradient]: [V::Vector; 2]) -> V::Vector {
-                    v.mul(gradient, $slope(v, x $(, self.$parameter)?))
+                fn apply<V: Vectors<Real = T>>(self, $v: V, [$x, gradient]: [V::Vector; 2]) -> V::Vector {
+                    $v.mul(gradient, $slope)
                 }
             }
-            map(Gradient { $($parameter)? }, [x, gradient])
+            Elementwise { forward: |x| map(Function, [x]), backward: |x, gradient| map(Gradient, [x, gradient]) }
         }
-    };
+    )+};
 }
 
-with_slope!(gelu_tanh, gelu_tanh_backward: simd::gelu_tanh, simd::gelu_tanh_slope);
-with_slope!(gelu_erf, gelu_erf_backward: simd::gelu_erf, simd::gelu_erf_slope);
-with_slope!(swish, swish_backward: simd::swish, simd::swish_slope, factor);
-with_slope!(tanh, tanh_backward: simd::tanh, simd::tanh_slope);
+activations! {
+    gelu_tanh: |v, x| simd::gelu_tanh(v, x), simd::gelu_tanh_slope(v, x);
+    gelu_erf: |v, x| simd::gelu_erf(v, x), simd::gelu_erf_slope(v, x);
+    silu: |v, x| simd::swish(v, x, 1.0), simd::swish_slope(v, x, 1.0);
+    // From the GELU paper (arXiv:1606.08415, section 2).
+    quick_gelu: |v, x| simd::swish(v, x, 1.702), simd::swish_slope(v, x, 1.702);
+    tanh: |v, x| simd::tanh(v, x), simd::tanh_slope(v, x);
+}
 
-#[derive(Clone, Copy)]
-struct Relu;
-
-impl<T: Number> Lanewise<T, 1> for Relu {
-    #[inline(always)]
-    fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
-        v.max(v.splat(T::ZERO), x)
+/// ReLU. Its gradient is 0 where `x` is not positive, even if that of the output is not finite.
+pub(super) fn relu<T: Real>() -> Elementwise<T> {
+    #[derive(Clone, Copy)]
+    struct Relu;
+    impl<T: Number> Lanewise<T, 1> for Relu {
+        #[inline(always)]
+        fn apply<V: Vectors<Real = T>>(self, v: V, [x]: [V::Vector; 1]) -> V::Vector {
+            v.max(v.splat(T::ZERO), x)
+        }
     }
+    Elementwise { forward: |x| map(Relu, [x]), backward: relu_backward }
 }
 
-pub(super) fn relu<T: Real>(x: &[T]) -> Vec<T> {
-    map(Relu, [x])
-}
-
-pub(super) fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
+fn relu_backward<T: Real>(x: &[T], gradient: &[T]) -> Vec<T> {
     struct WherePositive<'a, T>(&'a [T], &'a [T], &'a mut [T]);
     impl<T: Number> Work<T> for WherePositive<'_, T> {
         type Output = ();

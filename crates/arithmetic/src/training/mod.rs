@@ -16,6 +16,7 @@ mod sparse;
 pub use adamw::AdamWStep;
 pub use attention::{AddedScores, Attention};
 pub use dropout::Dropout;
+pub use elementwise::Elementwise;
 pub use head_loss::LOGITS_AT_ONCE;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
@@ -43,7 +44,7 @@ macro_rules! floats {
         /// let (left, right) = ([1f32, 2., 3., 4., 5., 6.], [1f32, 0., 2.]);
         /// let product = Float::product(MatrixView::new(&left, 2, 3), MatrixView::new(&right, 3, 1), None);
         /// assert_eq!(product, [7., 16.]);
-        /// assert_eq!(Float::relu(&[-1f64, 3.]), [0., 3.]);
+        /// assert_eq!(Float::sum(&[1f64, 2.], &[10., 20.]), [11., 22.]);
         /// ```
         pub trait Float: Number + sealed::Sealed {
             $($(#[$doc])* fn $name($($argument: $kind),*) $(-> $output)?;)+
@@ -117,49 +118,22 @@ floats! {
     fn dropout(x: &[Self], dropout: Dropout) -> Vec<Self> = dropout::dropout;
 
     /// The tanh form of GELU.
-    fn gelu_tanh(x: &[Self]) -> Vec<Self> = elementwise::gelu_tanh;
-
-    /// The gradient of `x` from `x` and the gradient of its GELU.
-    ///
-    /// # Panics
-    /// When their lengths differ.
-    fn gelu_tanh_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::gelu_tanh_backward;
+    fn gelu_tanh() -> Elementwise<Self> = elementwise::gelu_tanh;
 
     /// The exact form of GELU, `0.5 x (1 + erf(x / sqrt 2))`.
-    fn gelu_erf(x: &[Self]) -> Vec<Self> = elementwise::gelu_erf;
+    fn gelu_erf() -> Elementwise<Self> = elementwise::gelu_erf;
 
-    /// The gradient of `x` from `x` and the gradient of its exact GELU.
-    ///
-    /// # Panics
-    /// When their lengths differ.
-    fn gelu_erf_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::gelu_erf_backward;
+    /// `x sigmoid(x)`.
+    fn silu() -> Elementwise<Self> = elementwise::silu;
 
-    /// `x sigmoid(factor x)`.
-    fn swish(x: &[Self], factor: f64) -> Vec<Self> = elementwise::swish;
-
-    /// The gradient of `x` from `x` and the gradient of its swish.
-    ///
-    /// # Panics
-    /// When their lengths differ.
-    fn swish_backward(x: &[Self], gradient: &[Self], factor: f64) -> Vec<Self> = elementwise::swish_backward;
+    /// `x sigmoid(1.702 x)`.
+    fn quick_gelu() -> Elementwise<Self> = elementwise::quick_gelu;
 
     /// The hyperbolic tangent.
-    fn tanh(x: &[Self]) -> Vec<Self> = elementwise::tanh;
-
-    /// The gradient of `x` from `x` and the gradient of its hyperbolic tangent.
-    ///
-    /// # Panics
-    /// When their lengths differ.
-    fn tanh_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::tanh_backward;
+    fn tanh() -> Elementwise<Self> = elementwise::tanh;
 
     /// `max(x, 0)`; NaN stays.
-    fn relu(x: &[Self]) -> Vec<Self> = elementwise::relu;
-
-    /// The gradient of `x` from `x` and the gradient of its ReLU; 0 at 0.
-    ///
-    /// # Panics
-    /// When their lengths differ.
-    fn relu_backward(x: &[Self], gradient: &[Self]) -> Vec<Self> = elementwise::relu_backward;
+    fn relu() -> Elementwise<Self> = elementwise::relu;
 
     /// The layer norm of each row: mean 0, variance 1 after `epsilon` was added to it, then scaled and shifted.
     ///

@@ -4,18 +4,14 @@
 //! which transformers calls `gelu_new`; `gelu` there is the exact form with the error function.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::Float;
+use candle_gpt2_arithmetic::{Elementwise, Float};
 
 use super::composed::{in_wide_type, on_its_gpu};
-use super::float::{CpuFloat, FloatOperation, for_float, on_cpu, with_elements};
+use super::float::{self, CpuFloat, FloatOperation, for_float, with_elements};
 use super::operation::{record, record_tensor};
 use crate::cuda;
 use crate::error::KernelError;
 use crate::per_thread::{Operation, Sums, has_cpu_kernels};
-
-/// The factors of `silu` and of `quick_gelu`, of which the second is from the GELU paper (arXiv:1606.08415, section 2).
-const SILU_FACTOR: f64 = 1.0;
-const QUICK_GELU_FACTOR: f64 = 1.702;
 
 /// An elementwise activation function.
 ///
@@ -68,8 +64,12 @@ impl Activation {
     /// # Errors
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
+        fn on_cpu<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
+            let y = with_elements::<T, 1, _>([x], |[x]| Ok((activation.on_slices().forward)(x)))?;
+            record(&[x], float::on_cpu(y), x.shape(), activation)
+        }
         if has_cpu_kernels(x) {
-            return activated(x, self);
+            return for_float!(x.dtype(), on_cpu(x, self));
         }
         if self == Self::GeluTanh
             && let Some(y) = cuda::gelu(&x.detach())?
@@ -79,6 +79,17 @@ impl Activation {
         in_wide_type(x, move |x| self.composed(x))
     }
 
+    fn on_slices<T: Float>(self) -> Elementwise<T> {
+        match self {
+            Self::GeluTanh => T::gelu_tanh(),
+            Self::Gelu => T::gelu_erf(),
+            Self::Relu => T::relu(),
+            Self::Silu => T::silu(),
+            Self::Tanh => <T as Float>::tanh(),
+            Self::QuickGelu => T::quick_gelu(),
+        }
+    }
+
     fn composed(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::GeluTanh => x.gelu(),
@@ -86,7 +97,7 @@ impl Activation {
             Self::Relu => x.relu(),
             Self::Silu => x.silu(),
             Self::Tanh => x.tanh(),
-            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * QUICK_GELU_FACTOR)?)?,
+            Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * 1.702)?)?,
         }
     }
 }
@@ -95,16 +106,10 @@ impl FloatOperation for Activation {
     const NAME: &str = "activation";
 
     fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
-        let of = |x: &[T], gradient: &[T]| match self {
-            Self::GeluTanh => T::gelu_tanh_backward(x, gradient),
-            Self::Gelu => T::gelu_erf_backward(x, gradient),
-            Self::Relu => T::relu_backward(x, gradient),
-            Self::Silu => T::swish_backward(x, gradient, SILU_FACTOR),
-            Self::Tanh => T::tanh_backward(x, gradient),
-            Self::QuickGelu => T::swish_backward(x, gradient, QUICK_GELU_FACTOR),
-        };
         let x = &inputs[0];
-        let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| Ok(of(x, gradient)))?;
+        let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| {
+            Ok((self.on_slices().backward)(x, gradient))
+        })?;
         sums.add(x, Tensor::from_vec(values, x.shape(), x.device())?)
     }
 }
@@ -121,23 +126,6 @@ impl Operation for GeluOnGpu {
         let found = cuda::gelu_backward(&inputs[0].detach(), &gradient.detach())?;
         sums.add(&inputs[0], on_its_gpu(found, self)?)
     }
-}
-
-/// The activation of every element, on the CPU.
-fn activated(x: &Tensor, activation: Activation) -> Result<Tensor> {
-    fn forward<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
-        let of = |x: &[T]| match activation {
-            Activation::GeluTanh => T::gelu_tanh(x),
-            Activation::Gelu => T::gelu_erf(x),
-            Activation::Relu => T::relu(x),
-            Activation::Silu => T::swish(x, SILU_FACTOR),
-            Activation::Tanh => <T as Float>::tanh(x),
-            Activation::QuickGelu => T::swish(x, QUICK_GELU_FACTOR),
-        };
-        let y = with_elements::<T, 1, _>([x], |[x]| Ok(of(x)))?;
-        record(&[x], on_cpu(y), x.shape(), activation)
-    }
-    for_float!(x.dtype(), forward(x, activation))
 }
 
 /// That of candle, if `activation_function` of a GPT-2 can name it.
