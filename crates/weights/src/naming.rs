@@ -388,8 +388,11 @@ impl Scheme {
         format!("{prefix}{before}{index}{after}{}{suffix}", theirs(self.inside, layer))
     }
 
-    /// The names under which a file may have a parameter. A head is outside the model, but may carry its prefix.
+    /// The names under which a file may have a parameter as a whole. A head is outside the model, but may carry its prefix.
     fn file_names(&self, prefix: &str, own: &str) -> Vec<String> {
+        if self.third_names(prefix, own).is_some() {
+            return Vec::new();
+        }
         let mut names = vec![self.file_name(prefix, own)];
         if is_of_head(own) {
             names.push(format!("{}{own}", prefix.strip_suffix(MODEL_PREFIX).unwrap_or(prefix)));
