@@ -36,6 +36,6 @@ pub use random::{RandomStream, mix_bits};
 pub use simd::{Number, rounded_to_nearest};
 pub use threads::{map_items, region_count, set_thread_count, thread_count};
 pub use training::{
-    AdamWStep, AddedScores, Attention, Dropout, Elementwise, Float, LOGITS_AT_ONCE, LayerNormGradients,
-    LowRank, LowRankGradients, MatrixView, SparseRows,
+    AdamWStep, AddedScores, Attention, Dropout, ElementFunction, Elementwise, Float, LOGITS_AT_ONCE,
+    LayerNormGradients, LowRank, LowRankGradients, MatrixView, SparseRows,
 };

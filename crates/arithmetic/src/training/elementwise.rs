@@ -71,12 +71,12 @@ pub(super) fn add<T: Real>(x: &[T], y: &[T]) -> Vec<T> {
     map(Plus, [x, y])
 }
 
-/// An activation function of each element, compiled with its backward pass for one type.
+/// A function of each element, compiled with its backward pass for one type.
 ///
 /// ```
-/// use candle_gpt2_arithmetic::Float;
+/// use candle_gpt2_arithmetic::{ElementFunction, Float};
 ///
-/// let relu = f64::relu();
+/// let relu = f64::elementwise(ElementFunction::Relu);
 /// assert_eq!((relu.forward)(&[-1., 3.]), [0., 3.]);
 /// assert_eq!((relu.backward)(&[-1., 3.], &[10., 20.]), [0., 20.]);
 /// ```
@@ -89,41 +89,65 @@ pub struct Elementwise<T> {
 }
 
 /// Declares activation functions by the function and its slope, both on vectors.
-macro_rules! activations {
-    ($($name:ident: |$v:ident, $x:ident| $of:expr, $slope:expr;)+) => {$(
-        pub(super) fn $name<T: Real>() -> Elementwise<T> {
-            #[derive(Clone, Copy)]
-            struct Function;
-            impl<T: Number> Lanewise<T, 1> for Function {
-                #[inline(always)]
-                fn apply<V: Vectors<Real = T>>(self, $v: V, [$x]: [V::Vector; 1]) -> V::Vector {
-                    $of
-                }
-            }
-            #[derive(Clone, Copy)]
-            struct Gradient;
-            impl<T: Number> Lanewise<T, 2> for Gradient {
-                #[inline(always)]
-                fn apply<V: Vectors<Real = T>>(self, $v: V, [$x, gradient]: [V::Vector; 2]) -> V::Vector {
-                    $v.mul(gradient, $slope)
-                }
-            }
-            Elementwise { forward: |x| map(Function, [x]), backward: |x, gradient| map(Gradient, [x, gradient]) }
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident: |$v:ident, $x:ident| $of:expr, $slope:expr;)+) => {
+        /// An activation function. [`Float::elementwise`](crate::Float::elementwise) compiles it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum ElementFunction {
+            /// `max(x, 0)`; NaN stays.
+            Relu,
+            $($(#[$doc])* $name,)+
         }
-    )+};
+
+        pub(super) fn elementwise<T: Real>(function: ElementFunction) -> Elementwise<T> {
+            match function {
+                ElementFunction::Relu => relu(),
+                $(ElementFunction::$name => {
+                    #[derive(Clone, Copy)]
+                    struct Function;
+                    impl<T: Number> Lanewise<T, 1> for Function {
+                        #[inline(always)]
+                        fn apply<V: Vectors<Real = T>>(self, $v: V, [$x]: [V::Vector; 1]) -> V::Vector {
+                            $of
+                        }
+                    }
+                    #[derive(Clone, Copy)]
+                    struct Gradient;
+                    impl<T: Number> Lanewise<T, 2> for Gradient {
+                        #[inline(always)]
+                        fn apply<V: Vectors<Real = T>>(
+                            self,
+                            $v: V,
+                            [$x, gradient]: [V::Vector; 2],
+                        ) -> V::Vector {
+                            $v.mul(gradient, $slope)
+                        }
+                    }
+                    Elementwise {
+                        forward: |x| map(Function, [x]),
+                        backward: |x, gradient| map(Gradient, [x, gradient]),
+                    }
+                })+
+            }
+        }
+    };
 }
 
-activations! {
-    gelu_tanh: |v, x| simd::gelu_tanh(v, x), simd::gelu_tanh_slope(v, x);
-    gelu_erf: |v, x| simd::gelu_erf(v, x), simd::gelu_erf_slope(v, x);
-    silu: |v, x| simd::swish(v, x, 1.0), simd::swish_slope(v, x, 1.0);
-    // From the GELU paper (arXiv:1606.08415, section 2).
-    quick_gelu: |v, x| simd::swish(v, x, 1.702), simd::swish_slope(v, x, 1.702);
-    tanh: |v, x| simd::tanh(v, x), simd::tanh_slope(v, x);
+functions! {
+    /// The tanh form of GELU.
+    GeluTanh: |v, x| simd::gelu_tanh(v, x), simd::gelu_tanh_slope(v, x);
+    /// The exact form of GELU, `0.5 x (1 + erf(x / sqrt 2))`.
+    GeluErf: |v, x| simd::gelu_erf(v, x), simd::gelu_erf_slope(v, x);
+    /// `x sigmoid(x)`.
+    Silu: |v, x| simd::swish(v, x, 1.0), simd::swish_slope(v, x, 1.0);
+    /// `x sigmoid(1.702 x)`, from the GELU paper (arXiv:1606.08415, section 2).
+    QuickGelu: |v, x| simd::swish(v, x, 1.702), simd::swish_slope(v, x, 1.702);
+    /// The hyperbolic tangent.
+    Tanh: |v, x| simd::tanh(v, x), simd::tanh_slope(v, x);
 }
 
 /// ReLU. Its gradient is 0 where `x` is not positive, even if that of the output is not finite.
-pub(super) fn relu<T: Real>() -> Elementwise<T> {
+fn relu<T: Real>() -> Elementwise<T> {
     #[derive(Clone, Copy)]
     struct Relu;
     impl<T: Number> Lanewise<T, 1> for Relu {

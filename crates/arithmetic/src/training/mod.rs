@@ -16,7 +16,7 @@ mod sparse;
 pub use adamw::AdamWStep;
 pub use attention::{AddedScores, Attention};
 pub use dropout::Dropout;
-pub use elementwise::Elementwise;
+pub use elementwise::{ElementFunction, Elementwise};
 pub use head_loss::LOGITS_AT_ONCE;
 pub use layer_norm::LayerNormGradients;
 pub use low_rank::{LowRank, LowRankGradients};
@@ -117,23 +117,8 @@ floats! {
     /// What dropout leaves of `x`, and of its gradient: the draws are the first of stream 0.
     fn dropout(x: &[Self], dropout: Dropout) -> Vec<Self> = dropout::dropout;
 
-    /// The tanh form of GELU.
-    fn gelu_tanh() -> Elementwise<Self> = elementwise::gelu_tanh;
-
-    /// The exact form of GELU, `0.5 x (1 + erf(x / sqrt 2))`.
-    fn gelu_erf() -> Elementwise<Self> = elementwise::gelu_erf;
-
-    /// `x sigmoid(x)`.
-    fn silu() -> Elementwise<Self> = elementwise::silu;
-
-    /// `x sigmoid(1.702 x)`.
-    fn quick_gelu() -> Elementwise<Self> = elementwise::quick_gelu;
-
-    /// The hyperbolic tangent.
-    fn tanh() -> Elementwise<Self> = elementwise::tanh;
-
-    /// `max(x, 0)`; NaN stays.
-    fn relu() -> Elementwise<Self> = elementwise::relu;
+    /// An activation function and its backward pass.
+    fn elementwise(function: ElementFunction) -> Elementwise<Self> = elementwise::elementwise;
 
     /// The layer norm of each row: mean 0, variance 1 after `epsilon` was added to it, then scaled and shifted.
     ///

@@ -4,7 +4,7 @@
 //! which transformers calls `gelu_new`; `gelu` there is the exact form with the error function.
 
 use candle_core::{Result, Tensor};
-use candle_gpt2_arithmetic::{Elementwise, Float};
+use candle_gpt2_arithmetic::ElementFunction;
 
 use super::composed::{in_wide_type, on_its_gpu};
 use super::float::{self, CpuFloat, FloatOperation, for_float, with_elements};
@@ -65,7 +65,8 @@ impl Activation {
     /// When candle cannot compute it for the dtype or device of `x`.
     pub fn forward(self, x: &Tensor) -> Result<Tensor> {
         fn on_cpu<T: CpuFloat>(x: &Tensor, activation: Activation) -> Result<Tensor> {
-            let y = with_elements::<T, 1, _>([x], |[x]| Ok((activation.on_slices().forward)(x)))?;
+            let y =
+                with_elements::<T, 1, _>([x], |[x]| Ok((T::elementwise(activation.function()).forward)(x)))?;
             record(&[x], float::on_cpu(y), x.shape(), activation)
         }
         if has_cpu_kernels(x) {
@@ -79,14 +80,14 @@ impl Activation {
         in_wide_type(x, move |x| self.composed(x))
     }
 
-    fn on_slices<T: Float>(self) -> Elementwise<T> {
+    fn function(self) -> ElementFunction {
         match self {
-            Self::GeluTanh => T::gelu_tanh(),
-            Self::Gelu => T::gelu_erf(),
-            Self::Relu => T::relu(),
-            Self::Silu => T::silu(),
-            Self::Tanh => <T as Float>::tanh(),
-            Self::QuickGelu => T::quick_gelu(),
+            Self::GeluTanh => ElementFunction::GeluTanh,
+            Self::Gelu => ElementFunction::GeluErf,
+            Self::Relu => ElementFunction::Relu,
+            Self::Silu => ElementFunction::Silu,
+            Self::Tanh => ElementFunction::Tanh,
+            Self::QuickGelu => ElementFunction::QuickGelu,
         }
     }
 
@@ -108,7 +109,7 @@ impl FloatOperation for Activation {
     fn backward<T: CpuFloat>(&self, inputs: &[Tensor], gradient: &Tensor, sums: &mut Sums) -> Result<()> {
         let x = &inputs[0];
         let values = with_elements::<T, 2, _>([x, gradient], |[x, gradient]| {
-            Ok((self.on_slices().backward)(x, gradient))
+            Ok((T::elementwise(self.function()).backward)(x, gradient))
         })?;
         sums.add(x, Tensor::from_vec(values, x.shape(), x.device())?)
     }
