@@ -50,7 +50,7 @@ def export_operations():
     """Activations, layer norm and their gradients on values that include the tails."""
     x = torch.cat([torch.linspace(-12, 12, 193), torch.tensor([0.0, -0.0, 1e-6, -1e-6, 30.0, -30.0])])
     tensors = {"activation.x": x}
-    for name in ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh", "quick_gelu"):
+    for name in ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "silu", "swish", "tanh", "quick_gelu"):
         leaf = x.clone().requires_grad_()
         y = transformers.activations.ACT2FN[name](leaf)
         y.sum().backward()
@@ -150,6 +150,7 @@ GPT2_CASES = {
     "untied": dict(vocab_size=57, n_positions=25, n_embd=36, n_layer=2, n_head=4, tie_word_embeddings=False, n_inner=9),
     "one_layer": dict(vocab_size=89, n_positions=11, n_embd=42, n_layer=1, n_head=3, layer_norm_epsilon=1e-3),
     "one_head": dict(vocab_size=37, n_positions=12, n_embd=26, n_layer=2, n_head=1),
+    "relu2": dict(vocab_size=31, n_positions=10, n_embd=20, n_layer=2, n_head=2, activation_function="relu2"),
 }
 
 

@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn names_of_activations_never_change() {
         let names = Activation::NAMES.map(|(_, activation)| format!("{activation:?}"));
-        let expected = ["GeluTanh", "GeluTanh", "Gelu", "Relu", "Silu", "Silu", "Tanh", "QuickGelu"];
+        let expected = ["GeluTanh", "GeluTanh", "Gelu", "Relu", "Relu2", "Silu", "Silu", "Tanh", "QuickGelu"];
         assert_eq!(names, expected);
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{Gpt2Config, HeadKind};
 
-/// The role of a parameter. It decides the layout in checkpoints.
+/// The role of a [`Parameter`], which decides its layout in checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParameterKind {
     /// The token embedding or the weight of a head: a row for each token or label.

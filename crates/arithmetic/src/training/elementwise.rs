@@ -142,6 +142,8 @@ functions! {
     Silu: |v, x| simd::swish(v, x, 1.0), simd::swish_slope(v, x, 1.0);
     /// `x sigmoid(1.702 x)`, from the GELU paper (arXiv:1606.08415, section 2).
     QuickGelu: |v, x| simd::swish(v, x, 1.702), simd::swish_slope(v, x, 1.702);
+    /// `max(x, 0)²`.
+    Relu2: |v, x| { let y = v.max(v.splat(T::ZERO), x); v.mul(y, y) }, v.mul(v.splat(T::of(2.0)), v.max(v.splat(T::ZERO), x));
     /// The hyperbolic tangent.
     Tanh: |v, x| simd::tanh(v, x), simd::tanh_slope(v, x);
 }

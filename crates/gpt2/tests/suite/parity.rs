@@ -16,7 +16,7 @@ const LOGITS: f64 = 1e-4;
 const WEIGHTS: f64 = 1e-5;
 
 const CASES: &str = "gelu_new gelu gelu_pytorch_tanh relu silu tanh quick_gelu inverse_layer_scale unscaled upcast odd_head untied \
-                     one_layer one_head";
+                     one_layer one_head relu2";
 
 /// Keeps the attention weights of every block.
 #[derive(Default)]

@@ -33,6 +33,8 @@ pub enum Activation {
     Gelu,
     /// `max(x, 0)`.
     Relu,
+    /// `max(x, 0)²`.
+    Relu2,
     /// `x sigmoid(x)`: `silu` and `swish`.
     Silu,
     /// `tanh(x)`.
@@ -43,11 +45,12 @@ pub enum Activation {
 
 impl Activation {
     /// Every accepted name with its function, in the spelling of transformers.
-    pub const NAMES: [(&'static str, Self); 8] = [
+    pub const NAMES: [(&'static str, Self); 9] = [
         ("gelu_new", Self::GeluTanh),
         ("gelu_pytorch_tanh", Self::GeluTanh),
         ("gelu", Self::Gelu),
         ("relu", Self::Relu),
+        ("relu2", Self::Relu2),
         ("silu", Self::Silu),
         ("swish", Self::Silu),
         ("tanh", Self::Tanh),
@@ -85,6 +88,7 @@ impl Activation {
             Self::GeluTanh => ElementFunction::GeluTanh,
             Self::Gelu => ElementFunction::GeluErf,
             Self::Relu => ElementFunction::Relu,
+            Self::Relu2 => ElementFunction::Relu2,
             Self::Silu => ElementFunction::Silu,
             Self::Tanh => ElementFunction::Tanh,
             Self::QuickGelu => ElementFunction::QuickGelu,
@@ -96,6 +100,7 @@ impl Activation {
             Self::GeluTanh => x.gelu(),
             Self::Gelu => x.gelu_erf(),
             Self::Relu => x.relu(),
+            Self::Relu2 => x.relu()?.sqr(),
             Self::Silu => x.silu(),
             Self::Tanh => x.tanh(),
             Self::QuickGelu => x * candle_nn::ops::sigmoid(&(x * 1.702)?)?,
