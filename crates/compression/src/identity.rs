@@ -5,7 +5,7 @@
 //! to keep out who forges files; the checksums of what is restored decide.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_gpt2::{Activation, Gpt2LMHeadModel, QkvProjection};
+use candle_gpt2::{Gpt2LMHeadModel, QkvProjection};
 use candle_gpt2_kernels::{LayerNorm, Linear};
 use crc32fast::Hasher;
 use sha2::{Digest, Sha256};
@@ -125,7 +125,7 @@ impl Digester {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use candle_gpt2::Activation;
 
     /// Files of earlier versions hold digests with these names.
     #[test]
