@@ -34,8 +34,7 @@ pub(crate) fn local_path(
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let hub_model = model.to_str().and_then(HubName::of_model).filter(|_| !is_file_name(model));
-    let Some(hub_model) = hub_model.filter(|_| !is_checkpoint(model)) else {
+    let Some(hub_model) = hub_name(model).filter(|_| !is_checkpoint(model)) else {
         return Ok(model.to_owned());
     };
     if model.exists() {
@@ -49,14 +48,18 @@ pub(crate) fn local_path(
     client::fetch(&hub_model, options, reporter)
 }
 
+/// The name on the Hub that a path may also be, unless it can only be a file's.
+fn hub_name(path: &Path) -> Option<HubName> {
+    path.to_str().and_then(HubName::of_model).filter(|_| !is_file_name(path))
+}
+
 /// The local path of an adapter: its name if that exists or can only be a path, else the Hub's files in the cache.
 pub(crate) fn adapter_path(
     adapter: &Path,
     options: &HubOptions,
     reporter: &dyn Reporter,
 ) -> Result<PathBuf, HubError> {
-    let named = adapter.to_str().and_then(HubName::of_model).filter(|_| !is_file_name(adapter));
-    match named.filter(|_| !adapter.exists()) {
+    match hub_name(adapter).filter(|_| !adapter.exists()) {
         Some(named) => client::fetch_adapter(&named, options, reporter),
         None => Ok(adapter.to_owned()),
     }
