@@ -28,7 +28,7 @@ use crate::embeddings::Embeddings;
 use crate::parameters::Layers;
 use crate::steps::StepRecorder;
 use crate::watcher::Watcher;
-use crate::{Gpt2Cache, Gpt2Config, ModelError};
+use crate::{Gpt2Cache, Gpt2Config, HeadKind, ModelError};
 
 /// Axis of the tokens in a `(B, T, C)` tensor.
 const TOKEN_DIM: usize = 1;
@@ -266,7 +266,11 @@ impl Gpt2LMHeadModel {
         let transformer = Gpt2Model::load(config, vb.clone())?;
         let lm_head = match config.tie_word_embeddings {
             true => transformer.embeddings.wte.clone(),
-            false => Layers::outside_blocks(config, vb).linear("lm_head")?,
+            // Whatever head the configuration names: the class is asked for by its name.
+            false => {
+                let with_head = Gpt2Config { head: HeadKind::LanguageModel, ..config.clone() };
+                Layers::outside_blocks(&with_head, vb).linear("lm_head")?
+            }
         };
         let kv_dtype = lm_head.weight().kept_dtype().into();
         Ok(Self { transformer, lm_head, kv_dtype, step_recorder: None })

@@ -136,7 +136,7 @@ impl<'a> List<'a> {
         let init = match kind {
             ParameterKind::Norm => Init::Const(1.0),
             ParameterKind::Bias => Init::Const(0.0),
-            // So many layers add to the residual stream.
+            // Two layers of each block add to the residual stream.
             ParameterKind::Linear if name.ends_with("c_proj.weight") => {
                 Init::Randn { mean: 0.0, stdev: range / (2.0 * self.config.n_layer as f64).sqrt() }
             }

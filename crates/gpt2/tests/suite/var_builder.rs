@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_gpt2::{
     Activation, AttentionError, AttentionMask, ConfigError, FeedForward, Gpt2Config, Gpt2LMHeadModel,
-    Gpt2Model, KernelError, LayerNorm, Linear, LogitsFor, ModelError, MultiHeadAttention,
+    Gpt2Model, HeadKind, KernelError, LayerNorm, Linear, LogitsFor, ModelError, MultiHeadAttention,
     MultiHeadAttentionConfig, Pass, carried,
 };
 use candle_gpt2_testing::{Fixture, assert_close, assert_parity, fixture_path, pattern};
@@ -117,6 +117,17 @@ fn an_empty_var_map_begins_as_gpt2_does() -> Result<()> {
         assert!((mean - expected.0).abs() < 0.0015, "{name}: mean {mean}");
         assert!((deviation - expected.1).abs() < 0.001, "{name}: deviation {deviation}");
     }
+    Ok(())
+}
+
+/// A classifier's configuration has no output head in its list of parameters; the class that is loaded has one all the same.
+#[test]
+fn an_untied_output_head_loads_whatever_head_is_configured() -> Result<()> {
+    let id2label = ["ham", "spam"].map(str::to_owned).to_vec();
+    let head = HeadKind::SequenceClassification;
+    let config = Gpt2Config { head, id2label, tie_word_embeddings: false, ..sizes() };
+    let model = Gpt2LMHeadModel::load(&config, VarBuilder::zeros(DType::F32, &Device::Cpu))?;
+    assert_eq!((model.lm_head().out_features(), model.lm_head().in_features()), (61, 24));
     Ok(())
 }
 
